@@ -1,0 +1,209 @@
+"""Builders of what checks and planner see, for tests; healthy unless told otherwise.
+
+Each returns a complete value and takes keyword overrides by the name of the field, so a
+test states only what it is about::
+
+    view(workers=[worker(0, process=3 * 2**30)], layouts=[layout([10, 10], [0, 0])])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from clustertune.model import (
+    Goal,
+    Int64s,
+    Layout,
+    Member,
+    Profile,
+    Snapshot,
+    Thresholds,
+    View,
+    WorkerFacts,
+    WorkerSnapshot,
+)
+
+Homes = Sequence[int | Sequence[int]]
+"""For every piece the index of the worker that holds it; several for several copies,
+-1 or none where nobody does."""
+
+_GIB = 2**30
+_WORKLOAD = Profile(
+    name="generic", title="Any training library", memory_multiple={4: 2.0, 8: 2.0}
+)
+
+
+def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
+    """Build a worker: one thread, 4 GiB, Dask's own thresholds, nothing in memory.
+
+    Parameters
+    ----------
+    id
+        An ``int``, as of a ``LocalCluster``, gives the worker CPUs of its own; workers
+        with a ``str`` share theirs if they are on the same host.
+    **overrides
+        Fields of :class:`WorkerSnapshot`, and of the :class:`WorkerFacts` and
+        :class:`Thresholds` in it: ``pause=None`` or ``quotas=(("/slice", 2.0),)``.
+    """
+    number = id if isinstance(id, int) else 0
+    host = overrides.get("host", "127.0.0.1")
+    nthreads = overrides.get("nthreads", 1)
+    thresholds = Thresholds(target=0.6, spill=0.7, pause=0.8, terminate=0.95)
+    facts = WorkerFacts(
+        thresholds=replace(thresholds, **_take(overrides, Thresholds)),
+        affinity=frozenset(range(number * nthreads, (number + 1) * nthreads)),
+        quotas=(),
+        host_memory=64 * _GIB,
+        cpu_count=nthreads,
+    )
+    built = WorkerSnapshot(
+        id=id,
+        address=f"tcp://{host}/{id}",
+        host=host,
+        nanny=f"tcp://{host}/nanny-{id}",
+        nthreads=nthreads,
+        status="running",
+        memory_limit=4 * _GIB,
+        process=200 * 2**20,
+        managed=0,
+        spilled=0,
+        bandwidth=100e6,
+        facts=replace(facts, **_take(overrides, WorkerFacts)),
+    )
+    return replace(built, **overrides)
+
+
+def snapshot(workers: Sequence[WorkerSnapshot], **overrides: Any) -> Snapshot:
+    """Build the cluster at one moment."""
+    built = Snapshot(time=0.0, scheduler="tcp://127.0.0.1:8786", workers=tuple(workers))
+    return replace(built, **overrides)
+
+
+def member(
+    label: str,
+    rows: Sequence[int] | None,
+    homes: Homes | None,
+    row_bytes: int = 8,
+    **overrides: Any,
+) -> Member:
+    """Build a collection of float64 numbers.
+
+    Parameters
+    ----------
+    label
+        ``"X"``, ``"y"``, ``"eval_set[0].X"``, ...
+    rows
+        Rows of every piece; None where they are unknown. Give ``keys`` then.
+    homes
+        Who holds every piece; None where the data is not loaded.
+    row_bytes
+        Bytes of a row.
+    **overrides
+        Fields of :class:`Member`.
+    """
+    counts = None if rows is None else np.array(rows, dtype=np.int64)
+    n_pieces = len(rows or ()) if homes is None else len(homes)
+    nbytes = None if counts is None else counts * row_bytes
+    built = Member(
+        label=label,
+        kind="array",
+        keys=tuple((label, i) for i in range(n_pieces)),
+        loaded=homes is not None,
+        rows=counts,
+        nbytes=None if homes is None else nbytes,
+        holders=None if homes is None else _holders(homes),
+        columns=max(1, row_bytes // 8),
+        itemsize=8,
+        total_bytes=None if nbytes is None else int(nbytes.sum()),
+    )
+    return replace(built, **overrides)
+
+
+def layout(
+    rows: Sequence[int] | None,
+    homes: Homes | Mapping[str, Homes] | None,
+    members: Sequence[str] = ("X", "y"),
+    row_bytes: Mapping[str, int] | None = None,
+    label: str = "training data",
+    **overrides: Any,
+) -> Layout:
+    """Build aligned collections.
+
+    Parameters
+    ----------
+    rows
+        Rows of every piece, the same for all members.
+    homes
+        Who holds every piece, for all members or by the label of each; None where the
+        data is not loaded.
+    members
+        Labels.
+    row_bytes
+        Bytes of a row by label; 80 for the first member and 8 for others by default.
+    label
+        Of the layout: ``"training data"`` or ``"eval_set[0]"``.
+    **overrides
+        Fields of every :class:`Member`.
+    """
+    widths = {m: 80 if m == members[0] else 8 for m in members} | dict(row_bytes or {})
+    built = [
+        member(
+            m,
+            rows,
+            homes[m] if isinstance(homes, Mapping) else homes,
+            widths[m],
+            **overrides,
+        )
+        for m in members
+    ]
+    return Layout(label=label, members=tuple(built))
+
+
+def view(
+    workers: Sequence[WorkerSnapshot] = (),
+    layouts: Sequence[Layout] = (),
+    snapshots: Sequence[Snapshot] | None = None,
+    goal_workers: Collection[str | int] | None = None,
+    **overrides: Any,
+) -> View:
+    """Build what a check sees.
+
+    Parameters
+    ----------
+    workers
+        Of the one snapshot; two healthy ones by default.
+    layouts
+        The training data first, then eval sets.
+    snapshots
+        Oldest first, in place of ``workers``.
+    goal_workers
+        Ids of the workers that were asked for, ``Goal.workers``; None: all.
+    **overrides
+        Other fields of :class:`Goal`.
+    """
+    seen = snapshots or [snapshot(workers or (worker(0), worker(1)))]
+    wanted = None if goal_workers is None else frozenset(goal_workers)
+    goal = Goal(workload=_WORKLOAD, workers=wanted)
+    goal = replace(goal, **overrides)
+    return View(snapshots=tuple(seen), goal=goal, layouts=tuple(layouts))
+
+
+def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Take out of the overrides what are fields of this kind."""
+    names = {f.name for f in fields(kind)} & overrides.keys()
+    return {name: overrides.pop(name) for name in names}
+
+
+def _holders(homes: Homes) -> tuple[Int64s, Int64s]:
+    pairs = [
+        (piece, home)
+        for piece, held in enumerate(homes)
+        for home in ([held] if isinstance(held, int) else held)
+        if home >= 0
+    ]
+    pieces, workers = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(pieces, dtype=np.int64), np.array(workers, dtype=np.int64)

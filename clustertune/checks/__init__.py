@@ -1,0 +1,107 @@
+"""Checks: one condition a file, found in a view; this module runs them.
+
+A check is a module with a function ``find(view, *, settings...) -> findings`` and a
+docstring that is its page for users, with a paragraph that begins ``Remedy:``. The
+file's name is the check's name in configuration, output and documentation; the
+keyword-only arguments of ``find`` are its settings, under
+``clustertune.checks.<name>`` in Dask's configuration. ``ERROR``, where a check has it,
+is the error with which its critical findings stop :func:`clustertune.prepare`.
+
+Other packages add checks through the entry point group ``clustertune.checks``: the
+entry's name is the check's, its value the module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from clustertune.model import Finding, Severity, View
+
+
+@cache
+def available() -> Mapping[str, ModuleType]:
+    """Every check by name, in alphabetical order."""
+    own = {
+        info.name: importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
+    }
+    others = {e.name: e.load() for e in entry_points(group="clustertune.checks")}
+    return dict(sorted({**others, **own}.items()))
+
+
+def remedy(check: ModuleType) -> str:
+    """The paragraph of the check's page that begins with ``Remedy:``, on one line."""
+    page = inspect.getdoc(check) or ""
+    for paragraph in page.split("\n\n"):
+        if paragraph.startswith("Remedy:"):
+            return " ".join(paragraph.removeprefix("Remedy:").split())
+    return ""
+
+
+def settings_of(check: ModuleType) -> Mapping[str, Any]:
+    """The settings of a check with their defaults."""
+    parameters = inspect.signature(check.find).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def run(
+    view: View, settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Finding, ...]:
+    """Run every check; worst findings first.
+
+    Parameters
+    ----------
+    view
+        What the checks see.
+    settings
+        By name of check, its settings where they differ from the defaults.
+
+    Raises
+    ------
+    ValueError
+        A setting is for a check, or has a name, that does not exist.
+    """
+    settings = settings or {}
+    _refuse_unknown(settings)
+    found: list[Finding] = []
+    for name, check in available().items():
+        findings: Iterable[Finding] = check.find(view, **settings.get(name, {}))
+        text = remedy(check)
+        found += [replace(f, check=name, remedy=f.remedy or text) for f in findings]
+    return tuple(sorted(found, key=lambda f: -_order(f.severity)))
+
+
+def error_of(finding: Finding) -> type[Exception] | None:
+    """The error with which this finding stops ``prepare``, if it does."""
+    if finding.severity is not Severity.critical:
+        return None
+    error: type[Exception] | None = getattr(available()[finding.check], "ERROR", None)
+    return error
+
+
+def _order(severity: Severity) -> float:
+    """Unknown ranks between info and warning: it may hide either."""
+    return 1.5 if severity is Severity.unknown else float(severity)
+
+
+def _refuse_unknown(settings: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, values in settings.items():
+        if name not in available():
+            raise ValueError(
+                f"there is no check {name!r}; checks are {', '.join(available())}"
+            )
+        known = settings_of(available()[name])
+        for setting in values:
+            if setting not in known:
+                raise ValueError(
+                    f"the check {name!r} has no setting {setting!r}; "
+                    f"it has {', '.join(known) or 'none'}"
+                )

@@ -1,0 +1,90 @@
+"""Pieces that are too few, or too large, for every worker to have its share.
+
+A piece is on one worker as a whole. With fewer pieces than workers some worker has none
+and takes no part in the fit; with a few more, some have a piece more than others: 5
+equal pieces on 4 workers make one worker do the work of two, and the fit takes 1.6
+times as long as with an even cut. Four pieces a worker are a good number: XGBoost took
+as long for 32 as for 1.
+
+Eval sets may be smaller than that: they are scored, not trained on. Pieces whose rows
+are unknown, or differ between X and y, are the subject of ``differing_boundaries``.
+
+Remedy: cut the data into more pieces before it is loaded, arrays with
+``X = X.rechunk({0: rows})``, frames with ``X = X.repartition(npartitions=n)``, all of
+them alike; or train on fewer workers, named in ``workers=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clustertune.errors import AlignmentError
+from clustertune.evenness import attainable
+from clustertune.machines import expected_workers
+from clustertune.model import Finding, Layout, Member, Severity, View
+from clustertune.wording import plural, times_text, variable
+
+ERROR = AlignmentError
+_ROUNDING = 1e-9
+
+
+def find(view: View, *, pieces_per_worker: int = 4) -> Iterator[Finding]:
+    """Find that the pieces of the training data cannot be shared out evenly.
+
+    Parameters
+    ----------
+    view
+        What is seen.
+    pieces_per_worker
+        How many pieces for each worker the remedy cuts.
+    """
+    layout = view.layouts[0] if view.layouts else None
+    n_workers = expected_workers(view)
+    if layout is None or not layout.aligned or not n_workers:
+        return
+    n_pieces = int((layout.rows > 0).sum())
+    evidence: dict[str, float] = {"pieces": n_pieces, "workers": n_workers}
+    remedy = _remedy(layout, n_workers, pieces_per_worker)
+    text = f"{plural(n_pieces, 'piece')} of the {layout.label}"
+    if n_pieces < n_workers:
+        text += f" with rows for {n_workers:,} workers: "
+        text += f"{plural(n_workers - n_pieces, 'worker')} cannot take part"
+        yield _finding(Severity.critical, text, layout, evidence, remedy)
+        return
+    best = attainable(layout, view)
+    if best > 1 + view.goal.tolerance + _ROUNDING:
+        text += f", the largest {int(layout.rows.max()):,} rows: one of "
+        text += f"{plural(n_workers, 'worker')} has {times_text(best)} its share at "
+        text += "best, and each round of a fit takes that much longer"
+        yield _finding(Severity.info, text, layout, evidence | {"best": best}, remedy)
+
+
+def _finding(
+    severity: Severity,
+    message: str,
+    layout: Layout,
+    evidence: dict[str, float],
+    remedy: str,
+) -> Finding:
+    return Finding(
+        severity=severity,
+        message=message,
+        subject=tuple(m.label for m in layout.members),
+        evidence=evidence,
+        remedy=remedy,
+    )
+
+
+def _remedy(layout: Layout, n_workers: int, pieces_per_worker: int) -> str:
+    total = int(layout.rows.sum())
+    if total < n_workers:
+        return f"for {plural(total, 'row')} in all name fewer workers in workers="
+    n_pieces = n_workers * pieces_per_worker
+    return "; ".join(_cut(m, total, n_pieces) for m in layout.members)
+
+
+def _cut(member: Member, total: int, n_pieces: int) -> str:
+    name = variable(member.label)
+    if member.kind == "array":
+        return f"{name} = {name}.rechunk({{0: {max(1, total // n_pieces)}}})"
+    return f"{name} = {name}.repartition(npartitions={n_pieces})"

@@ -1,0 +1,60 @@
+"""What can go wrong that a user can mend.
+
+Misuse of an argument raises the builtin ``TypeError`` or ``ValueError``; what the
+cluster or the data make impossible raises one of these. Every text says what was
+found, what is allowed and what to do. An error raised by :func:`clustertune.prepare`
+carries the report of what was seen and done until then as ``report``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clustertune.report import Report
+
+
+class ClustertuneError(Exception):
+    """Base of all errors that clustertune raises about a cluster or its data."""
+
+    report: Report | None = None
+
+
+class NoWorkersError(ClustertuneError):
+    """The cluster has no worker that could hold or train on the data."""
+
+
+class ConnectionLostError(ClustertuneError):
+    """The client is closed, or its scheduler does not answer."""
+
+
+class AlignmentError(ClustertuneError):
+    """The pieces of X, y and their companions do not fit together or the workers."""
+
+
+class CapacityError(ClustertuneError):
+    """The data, or the fit, does not fit the memory that the workers have."""
+
+
+class VersionMismatchError(ClustertuneError):
+    """Scheduler or workers run software to which code must not be sent."""
+
+
+class LeaseHeldError(ClustertuneError):
+    """Another plan is being carried out on this cluster."""
+
+
+class ScaleError(ClustertuneError):
+    """The cluster cannot be scaled, or the workers asked for did not come."""
+
+
+class IncompleteError(ClustertuneError):
+    """Data could not be loaded, or was lost with a worker and cannot be recomputed."""
+
+
+class VerificationError(ClustertuneError):
+    """Looking again showed a state that must not be: rows missing or mispaired."""
+
+
+class TimedOutError(ClustertuneError, TimeoutError):
+    """The time that was given is over; the data is whole, where the report says."""

@@ -1,0 +1,130 @@
+"""What follows from a layout: who holds what, how even it is, which pairs are apart.
+
+Pure NumPy over :class:`~clustertune.model.Layout`; workers are indices into
+``Snapshot.workers``. A piece *counts* where a training library will take it: on the
+worker that holds most of its bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clustertune.model import Int64s, Layout, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """Bytes of each piece on each worker that holds some of it, in coordinate form."""
+
+    piece: Int64s
+    worker: Int64s
+    nbytes: Int64s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """What one worker holds of a layout."""
+
+    worker: str | int  # id
+    pieces: int
+    rows: int
+    nbytes: int
+    share: float  # its rows over those it should have; 0 where it should have none
+
+
+def piece_bytes(layout: Layout) -> Int64s:
+    """Bytes of every piece, all members together; the layout is loaded and aligned."""
+    total = np.zeros(layout.members[0].n_pieces, dtype=np.int64)
+    for member in layout.members:
+        if member.nbytes is not None:
+            total += member.nbytes
+    return total
+
+
+def held(layout: Layout, n_workers: int) -> Held:
+    """Sum over the members what each worker holds of each piece."""
+    codes, amounts = [], []
+    for member in layout.members:
+        if member.holders is None or member.nbytes is None:
+            continue
+        piece, worker = member.holders
+        codes.append(piece * n_workers + worker)
+        amounts.append(member.nbytes[piece])
+    if not codes:
+        empty = np.zeros(0, dtype=np.int64)
+        return Held(piece=empty, worker=empty, nbytes=empty)
+    code, index = np.unique(np.concatenate(codes), return_inverse=True)
+    nbytes = np.zeros(len(code), dtype=np.int64)
+    np.add.at(nbytes, index.reshape(-1), np.concatenate(amounts))
+    return Held(piece=code // n_workers, worker=code % n_workers, nbytes=nbytes)
+
+
+def copies(layout: Layout, n_workers: int) -> Int64s:
+    """For every piece, on how many workers anything of it lies."""
+    return np.bincount(
+        held(layout, n_workers).piece, minlength=layout.members[0].n_pieces
+    ).astype(np.int64)
+
+
+def homes(layout: Layout, n_workers: int) -> Int64s:
+    """For every piece the worker that holds most of it; -1 where nobody does."""
+    spread = held(layout, n_workers)
+    home = np.full(layout.members[0].n_pieces, -1, dtype=np.int64)
+    # the last write of a repeated index wins: sort so that it is the largest amount,
+    # and among equals the first worker
+    order = np.lexsort((-spread.worker, spread.nbytes))
+    home[spread.piece[order]] = spread.worker[order]
+    return home
+
+
+def apart(layout: Layout, n_workers: int) -> npt.NDArray[np.bool_]:
+    """For every piece, whether no single worker holds all members of it."""
+    codes = [
+        np.unique(member.holders[0] * n_workers + member.holders[1])
+        for member in layout.members
+        if member.holders is not None
+    ]
+    result = np.ones(layout.members[0].n_pieces, dtype=np.bool_)
+    if len(codes) == len(layout.members):
+        code, count = np.unique(np.concatenate(codes), return_counts=True)
+        result[code[count == len(codes)] // n_workers] = False
+    return result
+
+
+def weights(view: View) -> npt.NDArray[np.float64]:
+    """A worker's claim on rows: its threads if it may hold training data, else 0."""
+    return np.array(
+        [w.nthreads if view.eligible(w) else 0.0 for w in view.now.workers],
+        dtype=np.float64,
+    )
+
+
+def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
+    """What every worker holds of an aligned, loaded layout, beside what it should."""
+    n_workers = len(view.now.workers)
+    home = homes(layout, n_workers)
+    known = home >= 0
+    rows = np.bincount(home[known], layout.rows[known], minlength=n_workers)
+    nbytes = np.bincount(home[known], piece_bytes(layout)[known], minlength=n_workers)
+    pieces = np.bincount(home[known], minlength=n_workers)
+    claim = weights(view)
+    due = layout.rows.sum() * claim / max(claim.sum(), 1.0)
+    return tuple(
+        WorkerShare(
+            worker=w.id,
+            pieces=int(pieces[i]),
+            rows=int(rows[i]),
+            nbytes=int(nbytes[i]),
+            share=float(rows[i] / due[i]) if due[i] > 0 else 0.0,
+        )
+        for i, w in enumerate(view.now.workers)
+    )
+
+
+def imbalance(layout: Layout, view: View) -> float:
+    """Rows of the fullest worker over its share by threads; 1.0 is even."""
+    found = [s.share for s in shares(layout, view)]
+    return max(found, default=1.0) if layout.rows.sum() else 1.0

@@ -1,0 +1,385 @@
+"""What clustertune sees, says and does, as plain frozen data.
+
+Units, everywhere in the package: bytes, seconds, epoch seconds, rows, fractions from
+0 to 1. Sizes and durations as text (``"2 GiB"``, ``"30s"``) are converted where they
+enter. Nothing here imports Dask: monitor and executor translate, and everything in
+between (checks, planner, placement, report) is a pure function over these values.
+
+What is not known is :class:`Unknown` with the reason, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Key = str | int | float | tuple[Any, ...]
+"""A Dask key."""
+
+Int64s = npt.NDArray[np.int64]
+
+Notify = Callable[[str, "float | None"], None]
+"""Told of progress on long work: what is going on, and the fraction done or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A fact that could not be learned."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"unknown: {self.reason}"
+
+
+# --- what we see: the cluster -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Fractions of its memory limit at which a worker acts; None is switched off."""
+
+    target: float | None  # of managed memory: spills down to it
+    spill: float | None  # of process memory: spills until below target
+    pause: float | None  # of process memory: starts no more tasks
+    terminate: float | Unknown | None  # of process memory: its nanny kills it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What a worker knows of itself and its host; read once, not at each look."""
+
+    thresholds: Thresholds
+    affinity: frozenset[int]  # CPUs on which this process may run
+    quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs): each level that has a quota
+    host_memory: int  # bytes that this process could use at most: RAM or cgroup limit
+    cpu_count: int  # what Dask itself counts there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """One worker at one moment.
+
+    ``id`` survives a restart (its name, else its nanny's address), unlike ``address``.
+    """
+
+    id: str | int
+    address: str
+    host: str
+    nanny: str | None
+    nthreads: int
+    status: str  # Dask's: running, paused, closing_gracefully, ...
+    memory_limit: int  # bytes; 0: none is set
+    process: int  # bytes: resident memory of the worker process
+    managed: int  # bytes of Dask's keys in memory, by their own sizes
+    spilled: int  # bytes of Dask's keys on disk
+    bandwidth: float  # bytes per second that it measured in transfers between workers
+    executing: int = 0  # tasks running
+    processing: int = 0  # tasks sent there by the scheduler, running ones included
+    facts: WorkerFacts | Unknown
+
+    @property
+    def running(self) -> bool:
+        return self.status == "running"
+
+    @property
+    def unmanaged(self) -> int:
+        """Bytes of the process that are not Dask's keys."""
+        return max(0, self.process - self.managed)
+
+    @property
+    def thresholds(self) -> Thresholds | Unknown:
+        return self.facts if isinstance(self.facts, Unknown) else self.facts.thresholds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster at one moment."""
+
+    time: float  # epoch seconds
+    scheduler: str  # its address
+    workers: tuple[WorkerSnapshot, ...]
+    queued: int = 0  # tasks that wait on the scheduler
+    can_scale: str | None = None  # None: it can; else why this client cannot scale it
+
+    def worker(self, id: str | int) -> WorkerSnapshot | None:
+        return next((w for w in self.workers if w.id == id), None)
+
+
+# --- what we see: the data ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Member:
+    """One of the row-aligned collections of a layout: X, or y, or a weight.
+
+    Arrays have one entry per piece, in row order. ``rows`` is None as long as they are
+    unknown (data that is not loaded and does not say). ``nbytes`` and the holders are
+    None as long as the data is not in memory. ``holders`` is a pair of arrays
+    (piece index, worker index into ``Snapshot.workers``), one entry per copy.
+    """
+
+    label: str  # "X", "y", "sample_weight", "eval_set[0].X", ...
+    kind: str  # "array", "dataframe" or "series"
+    keys: tuple[Key, ...]
+    loaded: bool
+    rows: Int64s | None
+    nbytes: Int64s | None
+    holders: tuple[Int64s, Int64s] | None
+    columns: int | None  # columns of a row; None: unknown
+    column_blocks: int = 1  # 1: every piece has all columns
+    itemsize: int | None = None  # bytes of the widest number in a row; None: no number
+    total_bytes: int | None = None  # what the collection says of itself before loading
+
+    @property
+    def n_pieces(self) -> int:
+        return len(self.keys) // self.column_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """Pieces of one set of row-aligned collections: rows, bytes, holders."""
+
+    label: str  # "training data" or "eval_set[0]"
+    members: tuple[Member, ...]
+
+    @property
+    def loaded(self) -> bool:
+        return all(m.loaded for m in self.members)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every member is known to have the same rows in every piece."""
+        first = self.members[0].rows
+        return (
+            first is not None
+            and all(m.column_blocks == 1 for m in self.members)
+            and all(
+                m.rows is not None and np.array_equal(m.rows, first)
+                for m in self.members
+            )
+        )
+
+    @property
+    def rows(self) -> Int64s:
+        """Rows per piece, of a layout that is aligned."""
+        rows = self.members[0].rows
+        if rows is None or not self.aligned:
+            raise ValueError(f"{self.label} has no common row boundaries")
+        return rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all members, of a layout that is loaded."""
+        return sum(int(m.nbytes.sum()) for m in self.members if m.nbytes is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What one training library needs of the data's layout."""
+
+    name: str
+    title: str
+    #: peak memory of the fit on a worker, as a multiple of the bytes of its data
+    #: (the data included), by the item size of the numbers
+    memory_multiple: Mapping[int, float]
+    #: pieces per thread above which small pieces cost noticeable time
+    max_pieces_per_thread: int = 256
+    #: source of the figures
+    source: str = ""
+
+    def multiple(self, itemsize: int | None) -> float:
+        """The multiple for this item size; for one that is not listed, the largest."""
+        if itemsize is not None and itemsize in self.memory_multiple:
+            return self.memory_multiple[itemsize]
+        return max(self.memory_multiple.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What the user asked for, already checked and in plain units."""
+
+    workload: Profile
+    n_workers: int | None = None
+    workers: frozenset[str | int] | None = None  # ids; None: all
+    tolerance: float = 0.05  # rows of the fullest worker above its share
+    memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
+    strict: bool = False  # what the fit will lack in memory is an error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a check sees."""
+
+    snapshots: tuple[Snapshot, ...]  # oldest first; at least one
+    goal: Goal
+    layouts: tuple[Layout, ...] = ()  # the training data first, then eval sets
+
+    @property
+    def now(self) -> Snapshot:
+        return self.snapshots[-1]
+
+    def eligible(self, worker: WorkerSnapshot) -> bool:
+        """Whether this worker may hold training data: wanted, running, reachable."""
+        wanted = self.goal.workers is None or worker.id in self.goal.workers
+        return wanted and worker.running
+
+    @property
+    def eligible_workers(self) -> tuple[WorkerSnapshot, ...]:
+        return tuple(w for w in self.now.workers if self.eligible(w))
+
+
+# --- what we say --------------------------------------------------------------------
+
+
+class Severity(IntEnum):
+    """How bad a finding is; ``unknown`` is one that could not be decided."""
+
+    unknown = 0
+    info = 1
+    warning = 2
+    critical = 3
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One condition that a check found, on some subject.
+
+    A check gives severity, message and evidence; the name of the check and its remedy
+    are added by the engine, which knows them.
+    """
+
+    severity: Severity
+    message: str
+    subject: tuple[str | int, ...] = ()  # worker ids, or labels of collections
+    evidence: Mapping[str, Scalar] = field(default_factory=dict)
+    check: str = ""
+    remedy: str = ""
+
+
+# --- what we do ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a step is predicted to cost; None is not known beforehand."""
+
+    nbytes: int | None  # bytes that travel between workers
+    seconds: float | None
+    peak: int | None = None  # bytes by which one worker's memory rises at most
+    at_risk: str = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Move:
+    """Where the keys of one collection go; they keep their names."""
+
+    label: str
+    keys: tuple[Key, ...]
+    targets: Int64s  # per key: index into ``Moves.workers``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moves:
+    """A set of moves that belong together."""
+
+    workers: tuple[str, ...]  # addresses
+    ceilings: tuple[int, ...]  # bytes of process memory to fill at most; 0: any
+    moves: tuple[Move, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(len(m.keys) for m in self.moves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One action on named workers or pieces, with its price."""
+
+    action: str
+    summary: str  # what it does, in words
+    price: Price
+    gain: str = ""  # what it is good for, in words
+    args: object = None  # what the action itself needs to enact it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A step that a guard forbids, and why."""
+
+    step: Step
+    guard: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Ordered steps of one phase, and the refused ones."""
+
+    phase: str = ""
+    steps: tuple[Step, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    needs: tuple[str, ...] = ()  # what must be known before more can be planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What an action says after enacting a step."""
+
+    nbytes: int | None = None  # bytes that travelled
+    undone: str = ""  # what could not be done, and why; empty: all was done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a step."""
+
+    step: Step
+    status: str  # done, partly, skipped, failed, advised
+    seconds: float | None = None
+    nbytes: int | None = None
+    reason: str = ""
+
+
+# --- the door to a cluster ----------------------------------------------------------
+
+
+class Cluster(Protocol):
+    """The port: all that actions and the main loop need of a cluster.
+
+    There are two: the live one (:mod:`clustertune.live`) and the in-memory one
+    (:mod:`clustertune.testing`).
+    """
+
+    async def look(self, notify: Notify) -> View:
+        """See the cluster and the data as they are now."""
+
+    async def persist(self, notify: Notify) -> None:
+        """Load everything given that is not in memory yet, in one joint call."""
+
+    async def scale(self, n_workers: int, notify: Notify) -> None:
+        """Bring the cluster to ``n_workers`` and wait until they run."""
+
+    async def move(self, moves: Moves, notify: Notify) -> Result:
+        """Copy, confirm, drop: bring every key to its target and to it alone."""
+
+
+class Action(Protocol):
+    """The contract of a module in ``actions/``."""
+
+    def propose(self, findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
+        """Steps that would remedy the findings (pure)."""
+
+    async def enact(self, step: Step, cluster: Cluster, notify: Notify) -> Result:
+        """Carry one of them out."""
