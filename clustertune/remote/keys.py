@@ -1,0 +1,56 @@
+"""Keys of collections on their way to the scheduler, as ranges where they are ranges.
+
+A hundred thousand tuples take 50 ms of the scheduler's event loop to unpickle; the
+keys of one collection are almost always ``(name, 0), (name, 1), ...`` or
+``(name, 0, 0), (name, 1, 0), ...``, which is four values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Key = Any
+Run = tuple[Any, ...]
+
+
+def pack(keys: Sequence[Key]) -> list[Run]:
+    """Runs that :func:`unpack` turns into the same keys in the same order."""
+    runs: list[Run] = []
+    start = 0
+    while start < len(keys):
+        stop = _end_of_range(keys, start)
+        if stop - start > 1:
+            name, first, *tail = keys[start]
+            runs.append(("range", name, first, stop - start, tuple(tail)))
+        elif runs and runs[-1][0] == "list":
+            runs[-1][1].append(keys[start])
+        else:
+            runs.append(("list", [keys[start]]))
+        start = stop
+    return runs
+
+
+def unpack(runs: Sequence[Run]) -> Iterator[Key]:
+    """The keys of packed runs, one by one."""
+    for run in runs:
+        if run[0] == "list":
+            yield from run[1]
+        else:
+            _, name, first, count, tail = run
+            for i in range(first, first + count):
+                yield (name, i, *tail)
+
+
+def _end_of_range(keys: Sequence[Key], start: int) -> int:
+    """One past the last key that continues the range beginning at ``start``."""
+    head = keys[start]
+    stop = start + 1
+    # bool is an int, and True == 1: a key must come back as the very same value
+    if not (isinstance(head, tuple) and len(head) > 1 and type(head[1]) is int):
+        return stop
+    name, first, *rest = head
+    tail = tuple(rest)
+    while stop < len(keys) and keys[stop] == (name, first + stop - start, *tail):
+        stop += 1
+    return stop

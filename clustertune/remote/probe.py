@@ -1,0 +1,123 @@
+"""What a worker and its nanny know of themselves and their host.
+
+Facts are read where they hold: thresholds from the running memory manager and not
+from any configuration, CPUs from the affinity and from every level of the cgroup
+hierarchy, memory from the host and every cgroup level. Dask itself looks at the leaf
+cgroup only, and so misses a quota that is set on a parent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import psutil
+from dask.system import CPU_COUNT
+
+ROOT = "/sys/fs/cgroup"
+MEMBERSHIP = "/proc/self/cgroup"
+
+
+def worker_facts(dask_worker: Any) -> dict[str, Any]:
+    """Thresholds, CPUs and memory as they hold for this worker; plain types."""
+    manager = dask_worker.memory_manager
+    spills = hasattr(dask_worker.data, "memory")  # a SpillBuffer: else nothing spills
+    return {
+        "target": (manager.memory_target_fraction or None) if spills else None,
+        "spill": (manager.memory_spill_fraction or None) if spills else None,
+        "pause": manager.memory_pause_fraction or None,
+        "affinity": sorted(_affinity()),
+        "quotas": list(cpu_quotas()),
+        "host_memory": min(
+            [psutil.virtual_memory().total, *(m for _, m in memory_limits())]
+        ),
+        "cpu_count": CPU_COUNT,
+    }
+
+
+def nanny_facts(dask_worker: Any) -> float | None:
+    """The fraction of the limit at which this nanny kills its worker."""
+    return dask_worker.memory_manager.memory_terminate_fraction or None
+
+
+def row_counts(dask_worker: Any, keys: list[Any]) -> list[int]:
+    """Rows of each of these pieces; -1 where the piece is not in memory here.
+
+    A spilled piece is left on disk: reading it here would block the event loop.
+    """
+    data = getattr(dask_worker.data, "memory", dask_worker.data)
+    return [_rows(data[key]) if key in data else -1 for key in keys]
+
+
+def _rows(piece: Any) -> int:
+    shape = getattr(piece, "shape", None)
+    return int(shape[0] if shape else len(piece))
+
+
+def cpu_quotas() -> Iterator[tuple[str, float]]:
+    """(cgroup, CPUs) for every level at or above this process that has a quota."""
+    for name, folder in _levels("cpu"):
+        limit = _cpu_limit(folder)
+        if limit is not None:
+            yield name, limit
+
+
+def memory_limits() -> Iterator[tuple[str, int]]:
+    """(cgroup, bytes) for every level at or above this process that has a limit."""
+    for name, folder in _levels("memory"):
+        for file in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / file)
+            if text.isdigit():
+                yield name, int(text)
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _levels(controller: str) -> Iterator[tuple[str, Path]]:
+    """The cgroup of this process and its ancestors: name, unique per host, and folder.
+
+    Version 1 has a hierarchy for each controller, version 2 has one.
+    """
+    for line in _read(Path(MEMBERSHIP)).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = Path(ROOT, controllers) if controllers else Path(ROOT)
+        namespace = _namespace()
+        leaf = PurePosixPath(path)
+        for level in (leaf, *leaf.parents):
+            folder = mount / level.relative_to("/")
+            if folder.is_dir():
+                yield f"{namespace}:{level}", folder
+
+
+def _namespace() -> str:
+    """Two containers on a host may both call their cgroup ``/``."""
+    try:
+        return str(Path("/proc/self/ns/cgroup").readlink())
+    except OSError:
+        return ""
+
+
+def _cpu_limit(folder: Path) -> float | None:
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota = _read(folder / "cpu.cfs_quota_us")
+        period = _read(folder / "cpu.cfs_period_us")
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        return int(quota) / int(period)
+    return None
+
+
+def _read(file: Path) -> str:
+    """The text of a file of the kernel's; empty where it does not exist."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

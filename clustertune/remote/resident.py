@@ -1,0 +1,267 @@
+"""The resident: what of clustertune must outlive a client, in the scheduler.
+
+It keeps the lease (one plan at a time per cluster), carries out moves, answers where
+given keys lie, and keeps the last report. It holds plain data and decides nothing. It
+is reached through a handler of its own, so that after it is installed no more code
+travels: requests and answers are msgpack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Sequence
+from itertools import zip_longest
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from clustertune.remote.keys import unpack
+from clustertune.remote.move import ManagerHold, Placing, place
+
+logger = logging.getLogger("distributed.clustertune")
+
+NAME = "clustertune"
+PROTOCOL = 1
+FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
+YIELD = 2000  # keys between two yields to the event loop
+MOST_REPORT = 2**20  # bytes
+
+
+async def install(dask_scheduler: Any) -> dict[str, Any]:
+    """Put the resident into the scheduler unless the same or a newer one is there.
+
+    Returns
+    -------
+    dict
+        ``protocol`` of the resident that is there now, and ``busy``: who holds the
+        lease of an older one that could therefore not be replaced, or None.
+    """
+    present = dask_scheduler.plugins.get(NAME)
+    if present is not None and present.protocol >= PROTOCOL:
+        return {"protocol": present.protocol, "busy": None}
+    if present is not None:
+        holder = present.holder()
+        if holder is not None:
+            return {"protocol": present.protocol, "busy": holder}
+        await present.close()
+        dask_scheduler.remove_plugin(name=NAME)
+    Resident(dask_scheduler).attach()
+    return {"protocol": PROTOCOL, "busy": None}
+
+
+class Resident(SchedulerPlugin):
+    """A scheduler plugin with one handler, ``clustertune``."""
+
+    name = NAME
+    protocol = PROTOCOL
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+        self.lease: dict[str, Any] | None = None
+        self.jobs: dict[str, Job] = {}
+        self.hold = ManagerHold(scheduler)
+        self.report = ""
+
+    def attach(self) -> None:
+        self.scheduler.add_plugin(self, name=NAME)
+        self.scheduler.handlers[NAME] = self.handle
+
+    async def close(self) -> None:
+        """End what runs. Unregistering a plugin alone would leave its tasks running."""
+        for job in self.jobs.values():
+            job.task.cancel()
+        await asyncio.gather(
+            *(job.task for job in self.jobs.values()), return_exceptions=True
+        )
+        if self.scheduler.handlers.get(NAME) == self.handle:
+            del self.scheduler.handlers[NAME]
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """A plan whose client is gone lands what is in flight and stops."""
+        if self.lease is not None and self.lease["client"] == client:
+            self._end_lease()
+
+    async def handle(self, method: str, **arguments: Any) -> Any:
+        """Entry for all requests; ``method`` is one of ``METHODS``."""
+        if method not in METHODS:
+            raise ValueError(f"clustertune's resident does not know {method!r}")
+        result = getattr(self, method)(**arguments)
+        return await result if asyncio.iscoroutine(result) else result
+
+    # --- what is there ----------------------------------------------------------------
+
+    async def look(self, collections: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Memory and tasks of all workers, holders and bytes of the given keys.
+
+        Numbers come as bytes of int64 arrays. ``collections`` are packed keys. A key
+        that is not in memory has no holder. Keys may vanish between two yields.
+        """
+        workers = dict(self.scheduler.workers)
+        index = {ws: i for i, ws in enumerate(workers.values())}
+        memory = array("q")
+        for ws in workers.values():
+            state = ws.memory
+            memory.extend((state.process, state.managed, state.spilled))
+            memory.extend((len(ws.executing), len(ws.processing)))
+        found = [await self._holders(runs, index) for runs in collections]
+        return {
+            "workers": list(workers),
+            "memory": memory.tobytes(),
+            "queued": len(self.scheduler.queued) + len(self.scheduler.unrunnable),
+            "collections": found,
+        }
+
+    async def _holders(
+        self, runs: Sequence[Any], index: dict[Any, int]
+    ) -> dict[str, bytes]:
+        nbytes, pieces, holders = array("q"), array("q"), array("q")
+        tasks = self.scheduler.tasks
+        for i, key in enumerate(unpack(runs)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            ts = tasks.get(key)
+            here = () if ts is None or ts.state != "memory" else ts.who_has
+            nbytes.append(ts.nbytes if here else 0)
+            for ws in here:
+                if ws in index:
+                    pieces.append(i)
+                    holders.append(index[ws])
+        return {
+            "nbytes": nbytes.tobytes(),
+            "pieces": pieces.tobytes(),
+            "holders": holders.tobytes(),
+        }
+
+    # --- one plan at a time -----------------------------------------------------------
+
+    def holder(self) -> dict[str, Any] | None:
+        """Who holds the lease, unless that client is gone or frozen."""
+        if self.lease is None:
+            return None
+        client = self.scheduler.clients.get(self.lease["client"])
+        if client is None or time() - client.last_seen > FROZEN:
+            self._end_lease()
+        return self.lease
+
+    def acquire(self, owner: str, label: str) -> dict[str, Any]:
+        """Take the lease, or learn who holds it.
+
+        Returns
+        -------
+        dict
+            ``token`` where it was granted; else ``holder``: ``client``, ``label`` and
+            ``since`` (epoch seconds).
+        """
+        holder = self.holder()
+        if holder is not None:
+            return {"holder": {k: v for k, v in holder.items() if k != "token"}}
+        if any(not job.task.done() for job in self.jobs.values()):
+            landing = "a plan that has ended is landing its pieces"
+            return {"holder": {"client": "", "label": landing, "since": time()}}
+        self.jobs.clear()
+        token = uuid4().hex
+        self.lease = {"client": owner, "label": label, "since": time()}
+        self.lease["token"] = token
+        return {"token": token}
+
+    def release(self, token: str) -> None:
+        if self.lease is not None and self.lease["token"] == token:
+            self._end_lease()
+
+    def _end_lease(self) -> None:
+        self.lease = None
+        for job in self.jobs.values():
+            job.policy.stopped = True
+
+    # --- moves ------------------------------------------------------------------------
+
+    async def move(
+        self,
+        token: str,
+        workers: Sequence[str],
+        ceilings: Sequence[int],
+        moves: Sequence[tuple[Sequence[Any], bytes]],
+        deadline: float,
+    ) -> str:
+        """Begin to bring keys to their targets; returns the name of the job.
+
+        ``moves`` are packed keys, each with the targets as bytes of an int64 array of
+        indices into ``workers``. ``deadline`` is in seconds from now.
+        """
+        if self.lease is None or self.lease["token"] != token:
+            raise PermissionError("this plan no longer holds the cluster's lease")
+        pairs = [
+            zip(unpack(runs), array("q", targets), strict=True)
+            for runs, targets in moves
+        ]
+        wanted = []
+        # round robin over the collections: X_i and y_i travel one after the other
+        for row in zip_longest(*pairs):
+            wanted += [(key, workers[i]) for key, i in filter(None, row)]
+            if len(wanted) % YIELD < len(pairs):
+                await asyncio.sleep(0)
+        policy = Placing(wanted, dict(zip(workers, ceilings, strict=True)))
+        name = uuid4().hex
+        self.jobs[name] = Job(policy, self._carry_out(policy, deadline))
+        return name
+
+    async def _carry_out(self, policy: Placing, deadline: float) -> str:
+        """The job's task; answers with what went wrong as a whole, or nothing."""
+        work = place(self.scheduler, policy, self.hold)
+        try:
+            await asyncio.wait_for(work, deadline)
+        except asyncio.TimeoutError:
+            return f"the mover's deadline of {deadline:g} s passed"
+        except Exception as error:
+            logger.exception("clustertune's mover failed")
+            self.scheduler.log_event(NAME, {"action": "failed", "error": repr(error)})
+            return f"the mover failed: {error!r}"
+        return ""
+
+    def progress(self, job: str) -> dict[str, Any]:
+        """How far a job is: keys, bytes that travelled, what was given up and why."""
+        policy, task = self.jobs[job].policy, self.jobs[job].task
+        finished = task.done()
+        return {
+            "total": policy.total,
+            "done": policy.done,
+            "nbytes": policy.nbytes,
+            "left": dict(policy.left),
+            "waiting": len(policy.waiting),
+            "finished": finished,
+            "error": task.result() if finished and not task.cancelled() else "",
+        }
+
+    def stop(self, job: str) -> None:
+        """Start no more moves; what is in flight lands."""
+        if job in self.jobs:
+            self.jobs[job].policy.stopped = True
+
+    # --- the last report --------------------------------------------------------------
+
+    def keep(self, report: str) -> None:
+        """Keep a report (JSON) for whoever asks later."""
+        if len(report) > MOST_REPORT:
+            raise ValueError(f"a report of {len(report):,} characters is not kept")
+        self.report = report
+
+    def recall(self) -> str:
+        """The last report (JSON), or nothing."""
+        return self.report
+
+
+class Job:
+    """A move and the task that carries it out; the reference keeps the task alive."""
+
+    def __init__(self, policy: Placing, work: Any):
+        self.policy = policy
+        self.task = asyncio.ensure_future(work)
+
+
+METHODS = frozenset(
+    ("look", "acquire", "release", "move", "progress", "stop", "keep", "recall")
+)

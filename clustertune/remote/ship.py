@@ -1,0 +1,109 @@
+"""The one door through which code goes to other processes.
+
+A function is sent as cloudpickle bytes made while every module of
+``clustertune.remote`` is registered to be pickled by value, so that it runs where
+clustertune is not installed. Distributed compares exact module names, so registering
+the package would not do; and the wrapper pickles as a plain call of
+``cloudpickle.loads``, so that no class of ours is referenced. The registration is
+global to the user's process and would change how *their* objects are pickled:
+therefore it lasts for one ``dumps`` only, under a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import pkgutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+import clustertune.remote
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_lock = threading.Lock()
+
+
+class _Shipped:
+    """Pickles as the bytes of what it holds."""
+
+    def __init__(self, function: Callable[..., Any]):
+        with _by_value():
+            self.bytes = cloudpickle.dumps(function)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
+        return cloudpickle.loads, (self.bytes,)
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    path = clustertune.remote.__path__
+    names = [f"clustertune.remote.{info.name}" for info in pkgutil.iter_modules(path)]
+    with _lock:
+        modules = [importlib.import_module(name) for name in names]
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+async def on_scheduler(
+    client: Client, function: Callable[..., Any], **arguments: Any
+) -> Any:
+    """Run a function of ``clustertune.remote`` on the scheduler.
+
+    Arguments are plain types. The caller has asked the version guard before.
+    """
+    shipped: Any = _Shipped(function)
+    return await client.run_on_scheduler(shipped, **arguments)
+
+
+async def on_workers(
+    client: Client,
+    function: Callable[..., Any],
+    workers: list[str],
+    *,
+    timeout: float,
+    nanny: bool = False,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Run a function on workers, or on their nannies; an error is that worker's answer.
+
+    One call for all; only if somebody keeps the others waiting for ``timeout`` seconds,
+    one call for each, so that a worker that hangs hides no other's answer.
+
+    Returns
+    -------
+    dict
+        By address of worker what it answered, or the exception.
+    """
+    if not workers:
+        return {}
+    shipped = _Shipped(function)
+
+    async def call(some: list[str]) -> dict[str, Any]:
+        work = client.run(
+            shipped, workers=some, nanny=nanny, on_error="return", **arguments
+        )
+        try:
+            answers: dict[str, Any] = await asyncio.wait_for(work, timeout)
+        except asyncio.TimeoutError:
+            return dict.fromkeys(some, TimeoutError(f"no answer within {timeout:g} s"))
+        # the worker left, say: an answer like any other
+        except Exception as error:  # noqa: BLE001
+            return dict.fromkeys(some, error)
+        return answers
+
+    answers = await call(workers)
+    if len(workers) == 1 or not all(isinstance(a, Exception) for a in answers.values()):
+        return answers
+    each = await asyncio.gather(*(call([worker]) for worker in workers))
+    return {worker: answer for one in each for worker, answer in one.items()}

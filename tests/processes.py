@@ -1,0 +1,98 @@
+"""Clusters of processes started by hand, as an operator would, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+BLOCK = """
+import sys
+
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "clustertune":
+            raise ModuleNotFoundError("No module named 'clustertune' (blocked)")
+
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    """Wait for a condition and return it; fail when it does not come."""
+    end = monotonic() + seconds
+    while not (value := condition()):
+        assert monotonic() < end, "the condition did not come"
+        sleep(0.02)
+    return value
+
+
+@contextmanager
+def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is gone afterwards; whatever it printed is dropped."""
+    started = subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.send_signal(signal.SIGTERM)
+        try:
+            started.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+
+
+def blocking(folder: Path) -> Mapping[str, str]:
+    """An environment in which ``import clustertune`` fails."""
+    (folder / "sitecustomize.py").write_text(BLOCK)
+    return {"PYTHONPATH": str(folder)}
+
+
+@contextmanager
+def cluster(
+    folder: Path,
+    n_workers: int,
+    python: str = sys.executable,
+    **environment: str,
+) -> Iterator[str]:
+    """A ``dask scheduler`` and ``dask worker`` processes; yields the address."""
+    file = folder / "scheduler.json"
+    dask = (python, "-m", "dask")
+    with process(
+        *dask, "scheduler", "--host", "127.0.0.1", "--port", "0",
+        "--no-dashboard", "--scheduler-file", str(file), **environment,
+    ):  # fmt: skip
+        until(file.exists)
+        worker = (
+            *dask, "worker", "--scheduler-file", str(file), "--nworkers",
+            str(n_workers), "--nthreads", "1", "--memory-limit", "1GiB",
+            "--host", "127.0.0.1", "--no-dashboard",
+            "--local-directory", str(folder),
+        )  # fmt: skip
+        with process(*worker, **environment):
+            yield str(file)
+
+
+async def soon(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    """As :func:`until`, without stopping an event loop."""
+    end = monotonic() + seconds
+    while not (value := condition()):
+        assert monotonic() < end, "the condition did not come"
+        await asyncio.sleep(0.01)
+    return value

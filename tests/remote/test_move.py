@@ -1,0 +1,241 @@
+"""The mover: every key ends on its target alone, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Event, wait
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote import move
+from clustertune.remote.move import ManagerHold, Placing, place
+
+FOUR = [("127.0.0.1", 1)] * 4
+
+
+async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+    """Wait for a condition; fail when it does not come."""
+    end = monotonic() + seconds
+    while not condition():
+        assert monotonic() < end, "the condition did not come"
+        await asyncio.sleep(0.005)
+
+
+async def load(
+    c: Any, where: Iterable[str], n: int = 20, size: int = 1000
+) -> list[Any]:
+    """Persist n pieces on given workers, computed so that they can be recomputed."""
+    data = c.map(
+        np.full, range(1, n + 1), pure=False, fill_value=1, workers=list(where)
+    )
+    data = c.map(np.resize, data, new_shape=(size,), workers=list(where), pure=False)
+    await wait(data)
+    return data
+
+
+def holders(s: Any, futures: Iterable[Any]) -> list[set[str]]:
+    return [{ws.address for ws in s.tasks[f.key].who_has} for f in futures]
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_every_key_ends_on_its_target_alone(c, s, *workers):
+    """Keys go where they should, values and keys stay, the manager runs as before."""
+    data = await load(c, [workers[0].address])
+    values = await c.gather(data)
+    targets = [workers[i % 4].address for i in range(len(data))]
+    policy = Placing(zip([f.key for f in data], targets), {})
+    hold = ManagerHold(s)
+    await place(s, policy, hold)
+    assert holders(s, data) == [{t} for t in targets]
+    assert policy.done == policy.total == 20
+    assert not policy.left
+    assert policy.nbytes == 15 * s.tasks[data[0].key].nbytes
+    assert s.extensions["amm"].running
+    assert all(map(np.array_equal, values, await c.gather(data)))
+
+
+@gen_cluster(
+    client=True,
+    nthreads=FOUR,
+    config={"distributed.scheduler.active-memory-manager.start": False},
+)
+async def test_a_stopped_manager_stays_stopped(c, s, *workers):
+    """A memory manager that the user has stopped is not started by a move."""
+    data = await load(c, [workers[0].address], n=2)
+    policy = Placing([(data[0].key, workers[1].address)], {})
+    await place(s, policy, ManagerHold(s))
+    assert policy.done == 1
+    assert not s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_two_holds_end_with_the_last(c, s, *workers):
+    """Of two moves at once, the first to end does not set the manager loose."""
+    hold = ManagerHold(s)
+    hold.take()
+    hold.take()
+    hold.give_back()
+    assert not s.extensions["amm"].running
+    hold.give_back()
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
+    """Keys for a worker that pauses stay where they were, with the reason."""
+    data = await load(c, [workers[0].address])
+    workers[1].status = Status.paused
+    await until(lambda: len(s.running) == 3)
+    policy = Placing([(f.key, workers[1].address) for f in data], {})
+    await place(s, policy, ManagerHold(s))
+    assert policy.left == {f"{workers[1].address} is gone or paused": 20}
+    assert holders(s, data) == [{workers[0].address}] * 20
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_target_that_leaves(c, s, *workers):
+    """A target that is closed in mid-move loses nothing, and the move ends."""
+    data = await load(c, [workers[0].address], n=100, size=20_000)
+    policy = Placing([(f.key, workers[1].address) for f in data], {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(move, "MOST_KEYS", 2)
+        moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+        await until(lambda: policy.done > 0)
+        await workers[1].close()
+        await moving
+    assert policy.left
+    await wait(data)
+    assert all(f.status == "finished" for f in data)
+    assert all(v.sum() == 20_000 for v in await c.gather(data))
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_the_ceiling_of_a_target_holds(c, s, *workers):
+    """No more is sent to a worker than fits below its ceiling."""
+    data = await load(c, [workers[0].address], n=10, size=100_000)
+    one = s.tasks[data[0].key].nbytes
+    target = s.workers[workers[1].address]
+    ceiling = target.memory.process + 3 * one + one // 2
+    policy = Placing([(f.key, target.address) for f in data], {target.address: ceiling})
+    for _ in policy_steps(s, policy):
+        pass
+    assert len(policy.flying) == 3
+    assert len(policy.waiting) == 7
+
+
+def policy_steps(s: Any, policy: Placing) -> Iterable[Any]:
+    """One cycle of a policy, its suggestions taken."""
+    manager = move.ActiveMemoryManagerExtension(
+        s, policies={policy}, register=False, start=False
+    )
+    assert policy.manager is manager
+    return policy.run()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_not_too_much_is_in_flight(c, s, *workers):
+    """The bytes and keys in flight are bounded, whatever there is to move."""
+    data = await load(c, [workers[0].address], n=30, size=1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(move, "MOST_KEYS", 5)
+        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        list(policy_steps(s, policy))
+        assert len(policy.flying) == 5
+        patch.setattr(move, "MOST_KEYS", 100)
+        patch.setattr(move, "MOST_BYTES", 3 * s.tasks[data[0].key].nbytes)
+        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        list(policy_steps(s, policy))
+        assert len(policy.flying) == 3
+        await place(s, policy, ManagerHold(s))
+    assert policy.done == 30
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_key_that_is_released_in_mid_move(c, s, *workers):
+    """A key that its owner lets go is counted as gone; the others arrive."""
+    data = await load(c, [workers[0].address], n=50, size=20_000)
+    policy = Placing([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    for future in data[10:]:
+        future.release()
+    await moving
+    assert policy.done + sum(policy.left.values()) == 50
+    assert holders(s, data[:10]) == [{workers[1].address}] * 10
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_copy_in_use_is_not_dropped(c, s, *workers):
+    """While a task on the old holder uses a key, its copy there stays."""
+    data = await load(c, [workers[0].address], n=1)
+    event = Event()
+    await event.clear()
+
+    async def use(x: Any, event: Event) -> None:
+        await event.wait()
+
+    task = c.submit(use, data[0], event, workers=[workers[0].address])
+    await until(lambda: getattr(s.tasks.get(task.key), "state", "") == "processing")
+    policy = Placing([(data[0].key, workers[1].address)], {})
+    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    await until(lambda: holders(s, data)[0] == {w.address for w in workers[:2]})
+    await event.set()
+    await moving
+    assert policy.done == 1
+    assert holders(s, data) == [{workers[1].address}]
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
+    """A stopped move begins no more; every key is whole, most where they were."""
+    data = await load(c, [workers[0].address], n=100, size=10_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(move, "MOST_KEYS", 4)
+        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+        await until(lambda: policy.done > 0)
+        policy.stopped = True
+        await moving
+    assert not policy.flying
+    assert policy.waiting
+    assert all(len(places) == 1 for places in holders(s, data))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_epochs_let_the_manager_run(c, s, *workers):
+    """A long move lets the default manager run in between, and still arrives."""
+    data = await load(c, [workers[0].address], n=60, size=1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(move, "EPOCH", 0.05)
+        patch.setattr(move, "MOST_KEYS", 3)
+        runs = []
+        default = s.extensions["amm"]
+        run_once = default.run_once
+        patch.setattr(default, "run_once", lambda: runs.append(run_once()))
+        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        await place(s, policy, ManagerHold(s))
+    assert runs
+    assert policy.done == 60
+    assert holders(s, data) == [{workers[1].address}] * 60
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
+    """A move that is cancelled leaves the default manager running, the lock free."""
+    data = await load(c, [workers[0].address], n=50)
+    policy = Placing([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    await until(lambda: policy.flying)
+    moving.cancel()
+    with suppress(asyncio.CancelledError):
+        await moving
+    assert s.extensions["amm"].running
+    await asyncio.wait_for(c.rebalance(), 10)
+    assert all(f.status == "finished" for f in data)

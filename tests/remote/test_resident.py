@@ -1,0 +1,170 @@
+"""The resident: one lease, answers about given keys only, and a clean end."""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, wait
+from distributed.utils_test import gen_cluster
+
+from clustertune import monitor
+from clustertune.errors import LeaseHeldError, VersionMismatchError
+from clustertune.remote import keys, resident
+from clustertune.remote.resident import NAME, Resident, install
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_installed_once(c, s, a, b):
+    """A second client finds the resident of the first, and code travels no more."""
+    await monitor.open_door(c, [a.address, b.address])
+    first = s.plugins[NAME]
+    await monitor.open_door(c, [a.address, b.address])
+    assert s.plugins[NAME] is first
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_older_one_is_replaced(c, s, a, b):
+    """An older resident gives way, its handler and its tasks with it."""
+    old = Resident(s)
+    old.protocol = resident.PROTOCOL - 1
+    old.attach()
+    assert (await install(s))["protocol"] == resident.PROTOCOL
+    assert s.plugins[NAME] is not old
+    assert s.handlers[NAME].__self__ is s.plugins[NAME]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_older_one_at_work_is_left(c, s, a, b):
+    """An older resident that carries out a plan is not taken away under it."""
+    old = Resident(s)
+    old.protocol = resident.PROTOCOL - 1
+    old.attach()
+    old.acquire(c.id, "prepare")
+    with pytest.raises(LeaseHeldError, match="older clustertune"):
+        await monitor.open_door(c, [a.address])
+    assert s.plugins[NAME] is old
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
+    """A newer resident stays; the client is told to upgrade."""
+    new = Resident(s)
+    new.protocol = resident.PROTOCOL + 1
+    new.attach()
+    with pytest.raises(VersionMismatchError, match="upgrade clustertune here"):
+        await monitor.open_door(c, [a.address])
+    assert s.plugins[NAME] is new
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_look_answers_for_given_keys_only(c, s, a, b):
+    """Holders and bytes come in the order asked; unknown keys have no holder."""
+    await monitor.open_door(c, [a.address, b.address])
+    here = c.submit(np.ones, 10, workers=[a.address], key=("x", 0))
+    there = c.submit(np.ones, 20, workers=[b.address], key=("x", 1))
+    await wait([here, there])
+    packed = keys.pack([("x", 1), ("x", 0), ("x", 7)])
+    answer = await monitor.ask(c, "look", collections=[packed])
+    (found,) = answer["collections"]
+    read = {name: array.array("q", found[name]).tolist() for name in found}
+    order = answer["workers"]
+    assert read["pieces"] == [0, 1]
+    assert [order[i] for i in read["holders"]] == [b.address, a.address]
+    assert read["nbytes"] == [s.tasks["x", 1].nbytes, s.tasks["x", 0].nbytes, 0]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_unknown_requests_are_refused(c, s, a, b):
+    """Only the listed methods can be called through the handler."""
+    await monitor.open_door(c, [a.address, b.address])
+    with pytest.raises(ValueError, match="does not know"):
+        await monitor.ask(c, "attach")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_one_lease(c, s, a, b):
+    """A second plan learns who holds the lease; released, it can be taken."""
+    await monitor.open_door(c, [a.address, b.address])
+    first = await monitor.ask(c, "acquire", owner=c.id, label="one")
+    second = await monitor.ask(c, "acquire", owner=c.id, label="two")
+    assert second["holder"]["label"] == "one"
+    assert "token" not in second["holder"]
+    await monitor.ask(c, "release", token="somebody else's")
+    assert "holder" in await monitor.ask(c, "acquire", owner=c.id, label="two")
+    await monitor.ask(c, "release", token=first["token"])
+    assert "token" in await monitor.ask(c, "acquire", owner=c.id, label="two")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_lease_ends_with_its_client(c, s, a, b):
+    """A client that disconnects holds nothing any more."""
+    await monitor.open_door(c, [a.address, b.address])
+    other = await Client(s.address, asynchronous=True, set_as_default=False)
+    await monitor.ask(other, "acquire", owner=other.id, label="other")
+    await other.close()
+    await soon(lambda: s.plugins[NAME].lease is None)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
+    """A client that was not heard of for 15 s loses its lease to whoever asks."""
+    await monitor.open_door(c, [a.address, b.address])
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        await monitor.ask(other, "acquire", owner=other.id, label="frozen")
+        s.clients[other.id].last_seen -= resident.FROZEN - 1
+        assert "holder" in await monitor.ask(c, "acquire", owner=c.id, label="mine")
+        s.clients[other.id].last_seen -= 2
+        assert "token" in await monitor.ask(c, "acquire", owner=c.id, label="mine")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_move_needs_the_lease(c, s, a, b):
+    """Without the lease, or with one that has ended, nothing moves."""
+    await monitor.open_door(c, [a.address, b.address])
+    with pytest.raises(PermissionError, match="lease"):
+        await monitor.ask(
+            c, "move", token="", workers=[], ceilings=[], moves=[], deadline=1
+        )
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_deadline_of_a_move(c, s, a, b):
+    """A move that cannot end ends with its deadline, and gives the manager back."""
+    await monitor.open_door(c, [a.address, b.address])
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    token = (await monitor.ask(c, "acquire", owner=c.id, label="x"))["token"]
+    job = await monitor.ask(
+        c,
+        "move",
+        token=token,
+        workers=[b.address],
+        ceilings=[1],  # byte: there is never room
+        moves=[(keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())],
+        deadline=0.2,
+    )
+    state: dict[str, Any] = {}
+
+    await soon(lambda: s.plugins[NAME].jobs[job].task.done())
+    state = await monitor.ask(c, "progress", job=job)
+    assert "deadline" in state["error"]
+    assert state["done"] == 0
+    assert s.extensions["amm"].running
+    assert {w.address for w in s.tasks[future.key].who_has} == {a.address}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_report_is_kept(c, s, a, b):
+    """The last report is handed out to anybody; one that is too long is refused."""
+    await monitor.open_door(c, [a.address, b.address])
+    assert await monitor.ask(c, "recall") == ""
+    await monitor.ask(c, "keep", report='{"x": 1}')
+    assert await monitor.ask(c, "recall") == '{"x": 1}'
+    with pytest.raises(ValueError, match="not kept"):
+        await monitor.ask(c, "keep", report=" " * (resident.MOST_REPORT + 1))

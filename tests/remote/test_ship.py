@@ -1,0 +1,81 @@
+"""Code leaves this process as bytes that need no clustertune to be read."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote import probe, resident, ship
+from tests.processes import blocking
+
+
+def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
+    """The resident comes to life in a process that cannot import clustertune."""
+    file = tmp_path / "resident.pickle"
+    file.write_bytes(pickle.dumps(ship._Shipped(resident.install)))
+    code = (
+        "import pickle, sys\n"
+        f"install = pickle.loads(open({str(file)!r}, 'rb').read())\n"
+        "cls = install.__globals__['Resident']\n"
+        "try:\n    import clustertune\n"
+        "except ModuleNotFoundError:\n    print(cls.name, cls.protocol)\n"
+    )
+    environment = dict(blocking(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [resident.NAME, str(resident.PROTOCOL)]
+
+
+def test_the_users_own_pickling_is_not_changed() -> None:
+    """After sending, no module is registered to be pickled by value."""
+    ship._Shipped(probe.worker_facts)
+    assert not cloudpickle.list_registry_pickle_by_value()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_an_error_is_that_workers_answer(c, s, a, b):
+    """A worker on which the function fails hides no other's answer."""
+    a.memory_manager = None
+    answers = await ship.on_workers(
+        c, probe.worker_facts, [a.address, b.address], timeout=10
+    )
+    assert isinstance(answers[a.address], AttributeError)
+    assert answers[b.address]["pause"] == b.memory_manager.memory_pause_fraction
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_worker_that_hangs_hides_no_other(c, s, a, b):
+    """A worker that never answers is a time-out; the others' answers come."""
+    forever = asyncio.Event()
+
+    async def hang(**kwargs: object) -> None:
+        await forever.wait()
+
+    a.handlers["run"] = hang
+    answers = await ship.on_workers(
+        c, probe.worker_facts, [a.address, b.address], timeout=0.5
+    )
+    forever.set()
+    assert isinstance(answers[a.address], TimeoutError)
+    assert answers[b.address]["cpu_count"] >= 1
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_worker_that_is_gone(c, s, a):
+    """An address that no longer exists is answered by an error, not raised."""
+    answers = await ship.on_workers(
+        c, probe.worker_facts, ["tcp://127.0.0.1:1"], timeout=10
+    )
+    assert isinstance(answers["tcp://127.0.0.1:1"], Exception)
