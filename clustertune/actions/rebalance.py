@@ -1,0 +1,173 @@
+"""Put every piece where training can use it: rows even by threads, pairs together.
+
+Whole pieces move, fewest bytes first; keys keep their names, so the collections that
+the user holds see the same data in its new place. Each key is copied to its target,
+the copy is confirmed, and only then dropped elsewhere: nothing is at risk.
+
+Dask's own ``rebalance`` balances bytes of process memory: it moves nothing while
+workers are less than 30 % full, and it separates X from y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from clustertune import layouts
+from clustertune.memory import room
+from clustertune.model import (
+    Cluster,
+    Finding,
+    Int64s,
+    Layout,
+    Move,
+    Moves,
+    Notify,
+    Price,
+    Result,
+    Step,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.placement import Placement, place
+from clustertune.wording import bytes_text
+
+REMEDIES = frozenset(("empty_workers", "uneven_rows", "separated_pairs"))
+
+
+def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
+    """One step for each layout whose pieces do not lie as they should.
+
+    Raises
+    ------
+    CapacityError
+        The pieces do not fit below the lines at which workers spill.
+    """
+    if not any(f.check in REMEDIES for f in findings):
+        return
+    budget = room(view)
+    for layout in view.layouts:
+        if not (layout.loaded and layout.aligned):
+            continue
+        placement = _place(layout, view, budget)
+        budget = budget - np.bincount(
+            placement.target, layouts.piece_bytes(layout), minlength=len(budget)
+        )
+        if _concerns(layout, view, placement):
+            yield _step(layout, view, placement)
+
+
+def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Placement:
+    there = layouts.held(layout, len(view.now.workers))
+    return place(
+        layout.rows,
+        (there.piece, there.worker, there.nbytes),
+        layouts.weights(view),
+        nbytes=layouts.piece_bytes(layout),
+        budget=budget,
+        tolerance=view.goal.tolerance,
+    )
+
+
+def _concerns(layout: Layout, view: View, placement: Placement) -> bool:
+    """Whether anything must travel: a second copy of a piece in place is harmless."""
+    return placement.moved > 0 or bool(
+        (layouts.homes(layout, len(view.now.workers)) < 0).any()
+    )
+
+
+def _step(layout: Layout, view: View, placement: Placement) -> Step:
+    n_workers = len(view.now.workers)
+    before = layouts.imbalance(layout, view)
+    torn = int(layouts.apart(layout, n_workers).sum())
+    moves = Moves(
+        workers=tuple(w.address for w in view.now.workers),
+        ceilings=tuple(_ceiling(w) for w in view.now.workers),
+        moves=tuple(_moves(layout, placement.target)),
+    )
+    gain = f"the fullest worker holds {placement.imbalance:.2f} times its share of rows"
+    gain += f" instead of {before:.2f}"
+    if torn:
+        gain += f"; {torn} separated pairs together"
+    return Step(
+        action="rebalance",
+        summary=f"move {bytes_text(placement.moved)} of {layout.label} "
+        f"({moves.count} keys)",
+        price=Price(
+            nbytes=placement.moved,
+            seconds=_seconds(layout, view, placement.target),
+            peak=_peak(layout, view, placement.target),
+        ),
+        gain=gain,
+        args=moves,
+    )
+
+
+def _moves(layout: Layout, target: npt.NDArray[np.intp]) -> Iterator[Move]:
+    """The keys that are not on their target, or not on it alone."""
+    for member in layout.members:
+        if member.holders is None:
+            continue
+        piece, holder = member.holders
+        stray = np.ones(len(target), dtype=bool)
+        alone = np.bincount(piece, minlength=len(target)) == 1
+        stray[piece[(holder == target[piece]) & alone[piece]]] = False
+        which = np.flatnonzero(stray)
+        if len(which):
+            yield Move(
+                label=member.label,
+                keys=tuple(member.keys[i] for i in which),
+                targets=target[which].astype(np.int64),
+            )
+
+
+def _arriving(
+    layout: Layout, view: View, target: npt.NDArray[np.intp]
+) -> tuple[Int64s, Int64s]:
+    """Bytes that every worker receives, and that every worker sends."""
+    n_workers = len(view.now.workers)
+    total = layouts.piece_bytes(layout)
+    there = layouts.held(layout, n_workers)
+    present = np.zeros(len(target), dtype=np.int64)
+    stays = there.worker == target[there.piece]
+    present[there.piece[stays]] = there.nbytes[stays]
+    travels = total - present
+    home = layouts.homes(layout, n_workers)
+    known = home >= 0
+    into = np.bincount(target, travels, minlength=n_workers)
+    out = np.bincount(home[known], travels[known], minlength=n_workers)
+    return into.astype(np.int64), out.astype(np.int64)
+
+
+def _seconds(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> float | None:
+    """The busiest link, at the bandwidth that its worker has measured."""
+    into, out = _arriving(layout, view, target)
+    speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
+    if not speeds.all():
+        return None
+    return float((np.maximum(into, out) / speeds).max(initial=0.0))
+
+
+def _peak(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> int:
+    """Bytes by which a worker's memory rises at most.
+
+    What it receives may arrive before what it sends has left.
+    """
+    return int(_arriving(layout, view, target)[0].max(initial=0))
+
+
+def _ceiling(worker: WorkerSnapshot) -> int:
+    """Process memory at which the worker would pause; transfers stay below."""
+    thresholds = worker.thresholds
+    if isinstance(thresholds, Unknown) or thresholds.pause is None:
+        return 0
+    return int(thresholds.pause * worker.memory_limit)
+
+
+async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
+    """Move, as the resident carries it out."""
+    assert isinstance(step.args, Moves)
+    return await cluster.move(step.args, notify)

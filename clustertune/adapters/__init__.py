@@ -1,0 +1,52 @@
+"""How the cluster managers scale: one file each; this module finds the right one.
+
+An adapter has ``matches(cluster)``, ``obstacle(cluster, n_workers)`` (why it cannot
+have that many, or None), ``scale(cluster, n_workers)`` (asks, does not wait) and
+``state(cluster)`` (what the manager says of its workers, in words).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any, Protocol
+
+
+class Adapter(Protocol):
+    """The contract of a module here."""
+
+    def matches(self, cluster: Any) -> bool: ...
+    def obstacle(self, cluster: Any, n_workers: int) -> str | None: ...
+    async def scale(self, cluster: Any, n_workers: int) -> None: ...
+    def state(self, cluster: Any) -> str: ...
+
+
+@cache
+def available() -> tuple[Adapter, ...]:
+    """Every adapter."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)
+
+
+def find(cluster: Any) -> Adapter | None:
+    """The adapter for a cluster object, or None."""
+    return next((a for a in available() if a.matches(cluster)), None)
+
+
+def obstacle(cluster: Any, n_workers: int) -> str | None:
+    """Why this client cannot bring its cluster to so many workers; None: it can."""
+    if cluster is None:
+        return (
+            "this client has only the scheduler's address, no cluster object; where "
+            f"the cluster was made, type cluster.scale({n_workers}), then call prepare "
+            "without n_workers"
+        )
+    adapter = find(cluster)
+    if adapter is None:
+        return (
+            f"there is no adapter for {type(cluster).__name__}; type "
+            f"cluster.scale({n_workers}), wait for the workers, then call prepare "
+            "without n_workers"
+        )
+    return adapter.obstacle(cluster, n_workers)

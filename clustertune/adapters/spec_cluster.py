@@ -1,0 +1,43 @@
+"""Clusters that distributed runs from a specification: LocalCluster, SSHCluster, ..."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from distributed.deploy.spec import SpecCluster
+
+
+def matches(cluster: Any) -> bool:
+    """Whether it is a cluster of this kind."""
+    return isinstance(cluster, SpecCluster)
+
+
+def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
+    """Adaptive scaling goes back to its own target within seconds."""
+    adaptive = getattr(cluster, "_adaptive", None)
+    if adaptive is None or adaptive.minimum >= n_workers:
+        return None
+    most = max(n_workers, adaptive.maximum)
+    return (
+        f"the cluster is adaptive ({adaptive.minimum} to {adaptive.maximum} workers) "
+        "and would take them away again; type "
+        f"cluster.adapt(minimum={n_workers}, maximum={most})"
+        " and call prepare without n_workers once they are there"
+    )
+
+
+async def scale(cluster: SpecCluster, n_workers: int) -> None:
+    """Ask for so many workers."""
+    answer = cluster.scale(n_workers)
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def state(cluster: SpecCluster) -> str:
+    """What the cluster object knows of its workers."""
+    status = getattr(cluster.status, "name", cluster.status)
+    return (
+        f"{type(cluster).__name__} ({status}) has planned {len(cluster.plan)}, started "
+        f"{len(cluster.requested)} and seen {len(cluster.observed)} workers"
+    )

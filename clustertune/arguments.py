@@ -1,0 +1,55 @@
+"""Plain arguments: checked and converted, with errors that say what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from dask.utils import parse_timedelta
+
+
+def fraction(name: str, value: object, *, zero: bool = False) -> float:
+    """A number from 0 to 1; 0 itself only where ``zero`` allows it."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+        if 0 <= number <= 1 and (zero or number > 0):
+            return number
+    least = "from 0" if zero else "above 0 and"
+    raise ValueError(f"{name}={value!r} must be a number {least} up to 1, like 0.05")
+
+
+def count(name: str, value: object) -> int | None:
+    """A whole number of at least 1, or None."""
+    if value is None:
+        return None
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
+        return int(value)
+    raise ValueError(f"{name}={value!r} must be a whole number of at least 1, or None")
+
+
+def names(name: str, value: object) -> tuple[str | int, ...] | None:
+    """Names or addresses of workers in a list, or None."""
+    if value is None:
+        return None
+    listed = isinstance(value, Sequence | set | frozenset)
+    if listed and not isinstance(value, str | bytes):
+        found = tuple(value)
+        if found and all(type(v) in (str, int) for v in found):
+            return found
+    raise ValueError(
+        f"{name}={value!r} must be a list of names or addresses of workers, like "
+        f'{name}=["tcp://10.0.0.5:41234"], or None for all'
+    )
+
+
+def duration(name: str, value: Any) -> float:
+    """Seconds of a number or of text such as ``"10 minutes"``; more than none."""
+    text = f'{name}={value!r} must be a duration, like "10 minutes", "30s" or 90'
+    try:
+        seconds = float(parse_timedelta(value))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(text) from error
+    if not seconds > 0:
+        raise ValueError(text)
+    return seconds

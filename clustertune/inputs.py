@@ -1,0 +1,262 @@
+"""What the user gave: checked, named, and grouped by the rows that belong together.
+
+Everything that can be wrong with an argument is said here, before anything on the
+cluster changes. Dask's collections stop here: the rest of the package sees members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+from dask._task_spec import Alias
+from dask.core import flatten
+from distributed import Client, Future
+
+from clustertune.errors import ConnectionLostError
+from clustertune.model import Key, Member
+
+COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One collection that the user gave, under the name of its argument."""
+
+    label: str
+    collection: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Collections whose rows belong together."""
+
+    label: str
+    given: tuple[Given, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that was given to ``prepare``, and in which order it is handed back."""
+
+    groups: tuple[Group, ...]  # the training data first
+    eval_set: tuple[tuple[int, tuple[str, ...]], ...]  # group and labels, by eval set
+
+    def __iter__(self) -> Iterator[Given]:
+        for group in self.groups:
+            yield from group.given
+
+    def with_collections(self, collections: Sequence[Any]) -> Inputs:
+        """The same with other collections, in the order of iteration."""
+        rest = iter(collections)
+        groups = tuple(
+            replace(g, given=tuple(replace(x, collection=next(rest)) for x in g.given))
+            for g in self.groups
+        )
+        return replace(self, groups=groups)
+
+
+def gather(
+    X: Any,
+    y: Any,
+    others: Sequence[Any],
+    companions: dict[str, Any],
+    eval_set: Any,
+) -> Inputs:
+    """Check and group the arguments of ``prepare``.
+
+    Raises
+    ------
+    TypeError
+        Something is not a Dask Array, DataFrame or Series.
+    ValueError
+        A collection has no rows or columns, or ``eval_set`` is not a list of pairs.
+    """
+    named = [("X", X), ("y", y)]
+    named += [(f"others[{i}]", other) for i, other in enumerate(others)]
+    named += [(name, companions.get(name)) for name in COMPANIONS]
+    training = tuple(_given(n, c) for n, c in named if c is not None or n == "X")
+    if y is None and others:
+        raise TypeError("y is None but collections follow it; give y, or name them")
+    groups = [Group("training data", training)]
+    evals = [_eval_group(i, pair, groups) for i, pair in enumerate(_pairs(eval_set))]
+    return Inputs(tuple(groups), tuple(evals))
+
+
+def _pairs(eval_set: Any) -> Sequence[Any]:
+    if eval_set is None:
+        return ()
+    if not isinstance(eval_set, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in eval_set
+    ):
+        raise ValueError(
+            "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)]; "
+            f"it was {type(eval_set).__name__}"
+        )
+    return eval_set
+
+
+def _eval_group(
+    i: int, pair: Sequence[Any], groups: list[Group]
+) -> tuple[int, tuple[str, ...]]:
+    """Add the pair as a group of its own, unless it is one that is there already."""
+    given = tuple(
+        _given(f"eval_set[{i}].{n}", c) for n, c in zip("Xy", pair, strict=True)
+    )
+    for index, group in enumerate(groups):
+        labels = {_name(g.collection): g.label for g in group.given}
+        if all(_name(g.collection) in labels for g in given):
+            return index, tuple(labels[_name(g.collection)] for g in given)
+    groups.append(Group(f"eval_set[{i}]", given))
+    return len(groups) - 1, tuple(g.label for g in given)
+
+
+def _name(collection: Any) -> str:
+    """What two collections of the same data share."""
+    return str(collection.__dask_keys__()[0])
+
+
+def _given(label: str, collection: Any) -> Given:
+    if isinstance(collection, da.Array):
+        _refuse_empty_array(label, collection)
+    elif isinstance(collection, dd.DataFrame):
+        if len(collection.columns) == 0:
+            raise ValueError(f"{label} is a DataFrame without columns")
+    elif not isinstance(collection, dd.Series) or isinstance(collection, dd.Index):
+        raise TypeError(
+            f"{label} must be a Dask Array, DataFrame or Series; it was "
+            f"{type(collection).__module__}.{type(collection).__name__}. "
+            + _how_to_convert(label, collection)
+        )
+    return Given(label, collection)
+
+
+def _refuse_empty_array(label: str, array: da.Array) -> None:
+    if array.ndim == 0:
+        raise ValueError(f"{label} has no rows: it is a Dask Array without dimensions")
+    if 0 in array.shape:
+        raise ValueError(f"{label} is empty: its shape is {array.shape}")
+
+
+def _how_to_convert(label: str, value: Any) -> str:
+    name = label.rpartition(".")[2]
+    module = type(value).__module__.split(".")[0]
+    if isinstance(value, np.ndarray):
+        chunks = "(rows, -1)" if value.ndim > 1 else "rows"
+        return f"Make it one: {name} = dask.array.from_array({name}, chunks={chunks})"
+    if module == "pandas":
+        convert = f"dask.dataframe.from_pandas({name}, npartitions=n)"
+        return f"Make it one: {name} = {convert}"
+    if type(value).__name__ == "Bag":
+        return f"Make it one: {name} = {name}.to_dataframe()"
+    if type(value).__name__.startswith("Delayed"):
+        return (
+            f"Make it one: {name} = dask.dataframe.from_delayed(parts), or "
+            "dask.array.from_delayed(part, shape=..., dtype=...)"
+        )
+    return "Data that fits one process is trained faster there, without Dask"
+
+
+# --- what a collection says of itself -----------------------------------------------
+
+
+def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
+    """Keys and futures of the pieces, in the collection's own order.
+
+    The futures are None for a collection that is not persisted. A persisted DataFrame's
+    own keys are not those of its futures, but aliases of them.
+    """
+    keys = list(flatten(collection.__dask_keys__()))
+    if isinstance(collection, da.Array):
+        # a lazy array of 100,000 tasks is told by its first key
+        graph = collection.__dask_graph__()
+    else:
+        graph = dict(collection.__dask_graph__())
+    futures = []
+    for key in keys:
+        node = graph.get(key)
+        while isinstance(node, Alias):
+            node = graph.get(node.target)
+        if not isinstance(node, Future):
+            return keys, None
+        futures.append(node)
+    return [f.key for f in futures], futures
+
+
+def member(given: Given, keys: Sequence[Key], loaded: bool) -> Member:
+    """A member with what the collection knows of itself, nothing from the cluster."""
+    x = given.collection
+    common: dict[str, Any] = {
+        "label": given.label,
+        "keys": tuple(keys),
+        "loaded": loaded,
+        "nbytes": None,
+        "holders": None,
+    }
+    if isinstance(x, da.Array):
+        known = not any(math.isnan(n) for n in x.chunks[0])
+        return Member(
+            kind="array",
+            rows=np.array(x.chunks[0], dtype=np.int64) if known else None,
+            columns=_columns(x),
+            column_blocks=math.prod(x.numblocks[1:]),
+            itemsize=x.dtype.itemsize if x.dtype.kind in "biufc" else None,
+            total_bytes=None if math.isnan(x.nbytes) else int(x.nbytes),
+            **common,
+        )
+    frame = isinstance(x, dd.DataFrame)
+    dtypes = list(x.dtypes) if frame else [x.dtype]
+    sizes = [d.itemsize for d in dtypes if getattr(d, "kind", "O") in "biufc"]
+    return Member(
+        kind="dataframe" if frame else "series",
+        rows=None,
+        columns=len(x.columns) if frame else 1,
+        itemsize=max(sizes, default=None),
+        **common,
+    )
+
+
+def _columns(x: da.Array) -> int | None:
+    width = math.prod(x.shape[1:])
+    return None if math.isnan(width) else int(width)
+
+
+# --- the client ---------------------------------------------------------------------
+
+
+def check_client(client: Any, inputs: Inputs) -> None:
+    """Refuse what is no client, a client that is closed, and data of another cluster.
+
+    Raises
+    ------
+    TypeError, ConnectionLostError, ValueError
+        As the case may be.
+    """
+    if not isinstance(client, Client):
+        raise TypeError(
+            f"client must be a dask.distributed.Client; it was {type(client).__name__}"
+        )
+    if client.status != "running" or client.scheduler is None:
+        raise ConnectionLostError(
+            f"client is {client.status}, not connected; make a new one: Client(address)"
+        )
+    ours = client.scheduler.address
+    for given in inputs:
+        _, futures = pieces(given.collection)
+        owner = futures[0].client if futures else client
+        theirs = getattr(owner.scheduler, "address", None)
+        if theirs is None:
+            raise ValueError(
+                f"{given.label} was persisted by a client that is closed, and is gone "
+                "with it; load it again"
+            )
+        if theirs != ours:
+            raise ValueError(
+                f"{given.label} is persisted on the cluster {theirs}, but client is "
+                f"connected to {ours}; give the client of that cluster"
+            )

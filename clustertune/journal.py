@@ -1,0 +1,55 @@
+"""What a run has seen and done so far, and the report that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from clustertune import report
+from clustertune.model import Finding, Outcome, Plan, View
+from clustertune.report import Done, Report
+
+
+@dataclass
+class Journal:
+    """Written by the main loop, in order; readable at any moment."""
+
+    views: list[View] = field(default_factory=list)
+    findings: list[tuple[Finding, ...]] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def status(self, dry_run: bool) -> str:
+        """How a run that did not fail has ended."""
+        last = self.plans[-1]
+        if dry_run:
+            return "planned"
+        if last.steps or last.refused:
+            return "left"
+        return "done" if self.outcomes else "fine"
+
+    def report(self, status: str, seconds: float, error: str = "") -> Report:
+        """What was seen, done and left."""
+        views, found = self.views, self.findings
+        return Report(
+            status=status,
+            seconds=seconds,
+            error=error,
+            found=found[0] if found else (),
+            left=found[-1] if found else (),
+            before=_summaries(views[0]) if views else (),
+            after=_summaries(views[-1]) if views else (),
+            steps=tuple(self._steps(status)),
+            needs=self.plans[-1].needs if self.plans else (),
+        )
+
+    def _steps(self, status: str) -> Iterator[Done]:
+        yield from (report.carried_out(outcome) for outcome in self.outcomes)
+        if status == "planned":
+            yield from report.planned(self.plans[-1])
+        elif self.plans:
+            yield from report.refusals(self.plans[-1])
+
+
+def _summaries(view: View) -> tuple[report.LayoutSummary, ...]:
+    return tuple(report.summarize(layout, view) for layout in view.layouts)

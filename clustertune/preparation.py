@@ -1,0 +1,314 @@
+"""``prepare``: look, plan the first phase that has findings, act; look again.
+
+The loop itself (:func:`tune`) sees only the port, so that it runs against a live
+cluster and against one in memory alike. Around it: the arguments, the lease, the time
+limit, and the report, which is made whichever way the call ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import dask
+from distributed import Client
+
+from clustertune import (
+    arguments,
+    checks,
+    executor,
+    inputs,
+    monitor,
+    planner,
+    verification,
+    workloads,
+)
+from clustertune.errors import ClustertuneError, TimedOutError, VerificationError
+from clustertune.journal import Journal
+from clustertune.live import LiveCluster
+from clustertune.model import Cluster, Goal, Notify, Plan
+from clustertune.prepared import Again, Prepared
+from clustertune.progress import Progress
+from clustertune.report import Report, headlines
+from clustertune.wording import seconds_text
+
+ROUNDS = 6
+
+
+# --- the loop -------------------------------------------------------------------------
+
+
+async def tune(
+    cluster: Cluster,
+    journal: Journal,
+    *,
+    notify: Notify,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    clock: Callable[[], float] = monotonic,
+    dry_run: bool = False,
+) -> None:
+    """Bring a cluster and its data to where nothing is left to do, in a few rounds.
+
+    Raises
+    ------
+    AlignmentError, CapacityError
+        A critical finding that nothing here can remedy; before anything is moved.
+    """
+    for _ in range(ROUNDS):
+        plan = await _look_and_plan(cluster, journal, notify, settings)
+        if dry_run or not plan.steps:
+            return
+        await executor.execute(
+            plan,
+            journal.views[-1],
+            cluster,
+            notify=notify,
+            clock=clock,
+            record=journal.outcomes.append,
+        )
+    await _look_and_plan(cluster, journal, notify, settings)
+
+
+async def _look_and_plan(
+    cluster: Cluster,
+    journal: Journal,
+    notify: Notify,
+    settings: Mapping[str, Mapping[str, Any]] | None,
+) -> Plan:
+    view = await cluster.look(notify)
+    found = checks.run(view, settings)
+    journal.views.append(view)
+    journal.findings.append(found)
+    for finding in found:
+        error = checks.error_of(finding)
+        if error is not None:
+            raise error(f"{finding.message}. {finding.remedy}")
+    plan = planner.make_plan(found, view)
+    journal.plans.append(plan)
+    return plan
+
+
+# --- the public call ------------------------------------------------------------------
+
+
+def prepare(
+    client: Client,
+    X: Any,
+    y: Any = None,
+    *others: Any,
+    sample_weight: Any = None,
+    qid: Any = None,
+    base_margin: Any = None,
+    init_score: Any = None,
+    eval_set: Any = None,
+    estimator: object = None,
+    workload: str | None = None,
+    n_workers: int | None = None,
+    workers: Sequence[str | int] | None = None,
+    tolerance: float = 0.05,
+    memory_fraction: float = 0.7,
+    strict: bool = False,
+    dry_run: bool = False,
+    progress: bool | Callable[[str, float | None], None] | None = None,
+    timeout: str | float = "10 minutes",
+) -> Prepared:
+    """Get cluster and data ready for a fit: on all workers, rows even, pairs together.
+
+    Everything given is loaded in one joint call, unless it is persisted already. Then
+    whole pieces are moved so that every worker holds rows in proportion to its threads
+    and every X_i lies with its y_i and companions, moving as few bytes as that takes.
+    Keys keep their names: the names that you hold see the data in its new place too.
+    If everything is fine already, nothing moves.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    X, y, *others
+        Dask Arrays, DataFrames or Series whose rows belong together, lazy or persisted.
+    sample_weight, qid, base_margin, init_score
+        Companions of X, by the names that training libraries give them.
+    eval_set
+        A list of pairs ``(X_valid, y_valid)``; each is placed by itself.
+    estimator, workload
+        What will train: an estimator of a known library, or the name of a workload
+        (``"xgboost"``, ``"generic"``). It decides how much memory the fit will need.
+    n_workers
+        Bring the cluster to so many workers first, where the client's cluster object
+        can.
+    workers
+        Names or addresses: place on these workers only.
+    tolerance
+        By how much the fullest worker may exceed its share of rows, as a fraction.
+    memory_fraction
+        How much of a worker's memory limit the fit may fill, as a fraction.
+    strict
+        Raise if the fit will lack memory, instead of reporting it.
+    dry_run
+        Change nothing; the report says what would be done and what it would cost.
+    progress
+        None: to stderr in a terminal or notebook, else to the log ``clustertune``;
+        True or False: always or never to stderr; or a function ``(text, fraction)``.
+    timeout
+        Seconds, or a duration such as ``"10 minutes"``, for everything together.
+
+    Returns
+    -------
+    Prepared
+        It unpacks into what was given, in order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is not what it must be; nothing was changed.
+    AlignmentError
+        Pieces of X, y and companions have other rows, or are too few or too many.
+    CapacityError
+        The data does not fit below the lines at which workers spill.
+    ConnectionLostError, NoWorkersError, VersionMismatchError, ScaleError, \
+LeaseHeldError
+        The cluster cannot do what was asked; the text says why and what to do.
+    IncompleteError
+        Data was lost with a worker and cannot be computed again, or failed to load.
+    TimedOutError
+        The time was over. The data is whole; ``error.report`` says what was done.
+
+    Examples
+    --------
+    >>> X, y = clustertune.prepare(client, X, y)                # doctest: +SKIP
+    >>> model.fit(X, y)                                         # doctest: +SKIP
+    """
+    companions = {
+        "sample_weight": sample_weight,
+        "qid": qid,
+        "base_margin": base_margin,
+        "init_score": init_score,
+    }
+    given = inputs.gather(X, y, others, companions, eval_set)
+    inputs.check_client(client, given)
+    request = Request(
+        client=client,
+        given=given,
+        goal=Goal(
+            workload=workloads.choose(workload, estimator),
+            n_workers=arguments.count("n_workers", n_workers),
+            tolerance=arguments.fraction("tolerance", tolerance, zero=True),
+            memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
+            strict=strict,
+        ),
+        workers=arguments.names("workers", workers),
+        timeout=arguments.duration("timeout", timeout),
+        progress=progress,
+    )
+    prepared: Prepared = client.sync(_prepare, request, dry_run)
+    return prepared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A call of ``prepare``, its arguments checked as far as they can be alone."""
+
+    client: Client
+    given: inputs.Inputs
+    goal: Goal
+    workers: tuple[str | int, ...] | None
+    timeout: float
+    progress: bool | Notify | None
+
+
+async def _prepare(request: Request, dry_run: bool) -> Prepared:
+    progress, journal, start = Progress(request.progress), Journal(), monotonic()
+    cluster = _cluster(request, start)
+    try:
+        work = _work(request, cluster, journal, progress.notify, dry_run)
+        await asyncio.wait_for(work, request.timeout)
+        report = journal.report(journal.status(dry_run), monotonic() - start)
+    except BaseException as error:  # noqa: BLE001: it goes on, after the report
+        ours = _explain(error, cluster, request.timeout)
+        text = str(ours) or type(ours).__name__
+        report = journal.report("failed", monotonic() - start, text)
+        if isinstance(ours, ClustertuneError):
+            ours.report = report
+        await _conclude(cluster, report, progress, dry_run)
+        raise ours from (None if ours is error else error)
+    await _conclude(cluster, report, progress, dry_run)
+    again = Again(
+        client=request.client,
+        prepare=partial(_prepare, replace(request, given=cluster.given), False),
+        verify=partial(_verify, replace(request, given=cluster.given)),
+    )
+    return Prepared(cluster.given, journal, report, again)
+
+
+def _cluster(request: Request, start: float) -> LiveCluster:
+    def remaining() -> float:
+        return start + request.timeout - monotonic()
+
+    return LiveCluster(request.client, request.given, request.goal, remaining)
+
+
+async def _work(
+    request: Request,
+    cluster: LiveCluster,
+    journal: Journal,
+    notify: Notify,
+    dry_run: bool,
+) -> None:
+    await cluster.open(request.workers)
+    settings = dask.config.get("clustertune.checks", {})
+    if dry_run:
+        await tune(cluster, journal, notify=notify, settings=settings, dry_run=True)
+        return
+    async with cluster.lease("prepare", notify):
+        await tune(cluster, journal, notify=notify, settings=settings)
+
+
+def _explain(
+    error: BaseException, cluster: LiveCluster, timeout: float
+) -> BaseException:
+    """The time limit as an error of ours; every other one as it is."""
+    if isinstance(error, asyncio.TimeoutError) and cluster.remaining() <= 0:
+        return TimedOutError(
+            f"timeout={seconds_text(timeout)} is over; no data was lost, and what was "
+            "moved until then is where the report says; give a longer timeout"
+        )
+    return error
+
+
+async def _conclude(
+    cluster: LiveCluster, report: Report, progress: Progress, dry_run: bool
+) -> None:
+    progress.finish(headlines(report))
+    if not dry_run:
+        await cluster.keep(report.to_json())
+
+
+async def _verify(request: Request, journal: Journal) -> Report:
+    start = monotonic()
+    cluster, seen = _cluster(request, start), Journal()
+    await cluster.open(request.workers)
+    await tune(cluster, seen, notify=lambda *_: None, dry_run=True)
+    wrong = verification.problems(journal.views[-1], seen.views[-1])
+    status = "failed" if wrong else "fine"
+    report = seen.report(status, monotonic() - start, "; ".join(wrong))
+    if wrong:
+        error = VerificationError(f"looking again found: {'; '.join(wrong)}")
+        error.report = report
+        raise error
+    return report
+
+
+def last_report(client: Client) -> Any:
+    """The report of the last ``prepare`` on this client's cluster, whoever called it.
+
+    Returns
+    -------
+    Report or None
+        None if there was none since the scheduler started (to be awaited with an
+        asynchronous client).
+    """
+    return client.sync(monitor.last_report, client)

@@ -1,0 +1,122 @@
+"""What ``prepare`` hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from distributed import Client
+
+from clustertune.inputs import COMPANIONS, Inputs
+from clustertune.journal import Journal
+from clustertune.model import Layout, Plan
+from clustertune.report import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """What can be done again for the same data, as coroutines."""
+
+    client: Client
+    prepare: Callable[[], Awaitable[Prepared]]
+    verify: Callable[[Journal], Awaitable[Report]]
+
+
+class Prepared:
+    """The prepared collections and the report; unpacks into what was given, in order.
+
+    Attributes
+    ----------
+    X, y, others, sample_weight, qid, base_margin, init_score
+        The collections; None (``others``: empty) where none was given.
+    eval_set : list of pairs
+        As given, prepared.
+    before, after : Layout
+        Where the training data lay and where it lies.
+    plan : tuple of Plan
+        What was planned, a phase each; after a dry run what would be done first.
+    report : Report
+        Printable; ``to_json()``; shows itself in a notebook.
+
+    Examples
+    --------
+    >>> X, y, w = clustertune.prepare(client, X, y, sample_weight=w)  # doctest: +SKIP
+    """
+
+    def __init__(self, given: Inputs, journal: Journal, report: Report, again: Again):
+        by_label = {x.label: x.collection for x in given}
+        self._given = [x.collection for x in given.groups[0].given]
+        self._journal = journal
+        self._again = again
+        self.X: Any = by_label["X"]
+        self.y: Any = by_label.get("y")
+        self.others = tuple(c for k, c in by_label.items() if k.startswith("others["))
+        for name in COMPANIONS:
+            setattr(self, name, by_label.get(name))
+        self.eval_set = [
+            tuple(by_label[label] for label in labels) for _, labels in given.eval_set
+        ]
+        self.report = report
+
+    @property
+    def before(self) -> Layout:
+        return self._journal.views[0].layouts[0]
+
+    @property
+    def after(self) -> Layout:
+        return self._journal.views[-1].layouts[0]
+
+    @property
+    def plan(self) -> tuple[Plan, ...]:
+        return tuple(p for p in self._journal.plans if p.steps or p.refused)
+
+    def verify(self) -> Any:
+        """Look again whether every piece is where it was put, with rows and pair.
+
+        Returns
+        -------
+        Report
+            Of the cluster and the data as they are now (to be awaited with an
+            asynchronous client).
+
+        Raises
+        ------
+        VerificationError
+            Something is lost, mispaired or over its budget; the text says what.
+        """
+        return self._again.client.sync(self._again.verify, self._journal)
+
+    def apply(self) -> Any:
+        """Do what a dry run has planned: looks again, plans again, and acts.
+
+        Returns
+        -------
+        Prepared
+            As if ``prepare`` had been called without ``dry_run`` (to be awaited with
+            an asynchronous client).
+        """
+        return self._again.client.sync(self._again.prepare)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._given)
+
+    def __repr__(self) -> str:
+        names = ["X", "y"][: 1 + (self.y is not None)]
+        names += [n for n in COMPANIONS if getattr(self, n) is not None]
+        return f"<Prepared: {', '.join(names)}; {self.report.status}>"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(_UNPACK)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name!r}: {_UNPACK}")
+
+
+_UNPACK = (
+    "this is what clustertune.prepare returned, not an array or a frame; unpack it: "
+    "X, y = clustertune.prepare(client, X, y), or take its .X and .y"
+)

@@ -1,0 +1,343 @@
+"""What was seen, done and left, as text, as JSON, and as HTML for notebooks.
+
+A report is plain data: it can be kept by the scheduler and read by another process.
+Names and error texts in it come from a cluster and are untrusted: they are shown with
+control characters replaced, and escaped in HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from html import escape
+from typing import Any
+
+from tabulate import tabulate
+
+from clustertune import layouts
+from clustertune.layouts import WorkerShare
+from clustertune.model import Finding, Layout, Outcome, Plan, Severity, Step, View
+from clustertune.wording import bytes_text, names_text, printable, seconds_text
+
+SCHEMA_VERSION = 1
+MOST_WORKERS = 12  # shown one by one; of more, the fullest and the emptiest
+HEADLINE = "one_machine"  # said first: the honest other side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSummary:
+    """A layout in a few numbers."""
+
+    label: str
+    members: tuple[str, ...]
+    pieces: int
+    loaded: bool
+    rows: int | None  # None: not known, or not the same for all members
+    nbytes: int | None
+    separated: int | None  # pairs
+    imbalance: float | None  # rows of the fullest worker over its share
+    workers: tuple[WorkerShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """One step: what was predicted, what it took, what became of it."""
+
+    action: str
+    summary: str
+    gain: str
+    status: str  # planned, done, partly, skipped, failed, refused
+    predicted_bytes: int | None
+    predicted_seconds: float | None
+    at_risk: str
+    nbytes: int | None = None
+    seconds: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a call of clustertune saw, did and left.
+
+    Attributes
+    ----------
+    status
+        ``fine`` (nothing was wrong with the layout), ``done``, ``left`` (something that
+        was found could not be put right), ``planned`` (a dry run) or ``failed``.
+    seconds
+        What the whole call took.
+    found, left
+        Findings of the first look and of the last one.
+    before, after
+        The layouts as they were and as they are, training data first.
+    steps
+        What was done, or in a dry run would be, and what was refused.
+    needs
+        What a dry run would have to learn before it could plan further.
+    error
+        Why the call failed, if it did.
+    """
+
+    status: str
+    seconds: float
+    found: tuple[Finding, ...] = ()
+    left: tuple[Finding, ...] = ()
+    before: tuple[LayoutSummary, ...] = ()
+    after: tuple[LayoutSummary, ...] = ()
+    steps: tuple[Done, ...] = ()
+    needs: tuple[str, ...] = ()
+    error: str = ""
+
+    def __str__(self) -> str:
+        return "\n\n".join(_text(self))
+
+    def __repr__(self) -> str:
+        return f"<Report: {printable(headlines(self)[0])}>"
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+    def to_json(self) -> str:
+        """The report as JSON, with ``schema_version``."""
+        data = {"schema_version": SCHEMA_VERSION} | asdict(self)
+        return json.dumps(data, default=_plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            It is not a report, or of another schema version.
+        """
+        data = json.loads(text)
+        version = data.pop("schema_version", None)
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"schema version {version} of reports is not known here")
+        for name in ("found", "left"):
+            data[name] = tuple(_finding(f) for f in data[name])
+        for name in ("before", "after"):
+            data[name] = tuple(_summary(s) for s in data[name])
+        data["steps"] = tuple(Done(**_only(Done, s)) for s in data["steps"])
+        data["needs"] = tuple(data["needs"])
+        return cls(**_only(cls, data))
+
+
+# --- making one -----------------------------------------------------------------------
+
+
+def summarize(layout: Layout, view: View) -> LayoutSummary:
+    """A layout in a few numbers; what is not known stays None."""
+    n_workers = len(view.now.workers)
+    known = layout.loaded and layout.aligned
+    return LayoutSummary(
+        label=layout.label,
+        members=tuple(m.label for m in layout.members),
+        pieces=layout.members[0].n_pieces,
+        loaded=layout.loaded,
+        rows=int(layout.rows.sum()) if layout.aligned else None,
+        nbytes=layout.nbytes if layout.loaded else None,
+        separated=int(layouts.apart(layout, n_workers).sum()) if known else None,
+        imbalance=layouts.imbalance(layout, view) if known else None,
+        workers=layouts.shares(layout, view) if known else (),
+    )
+
+
+def planned(plan: Plan) -> Iterator[Done]:
+    """The steps of a plan that is not carried out, and the refused ones of any plan."""
+    yield from (_done(step, "planned") for step in plan.steps)
+    yield from refusals(plan)
+
+
+def refusals(plan: Plan) -> Iterator[Done]:
+    """The steps that a guard has refused."""
+    for r in plan.refused:
+        yield _done(r.step, "refused", reason=f"{r.reason} ({r.guard})")
+
+
+def carried_out(outcome: Outcome) -> Done:
+    """What became of a step."""
+    return _done(
+        outcome.step,
+        outcome.status,
+        nbytes=outcome.nbytes,
+        seconds=outcome.seconds,
+        reason=outcome.reason,
+    )
+
+
+def _done(step: Step, status: str, **what: Any) -> Done:
+    return Done(
+        action=step.action,
+        summary=step.summary,
+        gain=step.gain,
+        status=status,
+        predicted_bytes=step.price.nbytes,
+        predicted_seconds=step.price.seconds,
+        at_risk=step.price.at_risk,
+        **what,
+    )
+
+
+# --- text -----------------------------------------------------------------------------
+
+
+def headlines(report: Report) -> list[str]:
+    """At most six lines: the other side, wrong, done, cost, left."""
+    # of the last look, where there was more than one: scaling changes the answer
+    latest = report.left or report.found
+    lines = [f.message for f in latest if f.check == HEADLINE][:1]
+    wrong = [f for f in report.found if f.severity > Severity.info]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more findings)" if len(wrong) > 1 else ""
+        lines.append(f"wrong: {wrong[0].message}{more}")
+    acted = [s for s in report.steps if s.status in ("done", "partly", "planned")]
+    verb = "would do" if report.status == "planned" else "did"
+    if acted:
+        lines.append(f"{verb}: " + "; then ".join(s.summary for s in acted))
+    if acted and report.status != "planned":
+        moved = sum(s.nbytes or 0 for s in acted)
+        cost = f"cost: {seconds_text(report.seconds)}, {bytes_text(moved)} moved"
+        lines.append(cost)
+    if report.error:
+        lines.append(f"failed: {report.error}")
+    left = [f for f in report.left if f.severity > Severity.info]
+    if left and report.status not in ("planned", "failed"):
+        lines.append(f"left: {left[0].message}")
+    if not acted and not report.error and not wrong:
+        lines.append(f"nothing to do ({seconds_text(report.seconds)})")
+    return [printable(line) for line in lines[:6]]
+
+
+def _text(report: Report) -> Iterator[str]:
+    yield "\n".join(headlines(report))
+    for title, found in (("Found", report.found), ("Left", report.left)):
+        if found and (title == "Found" or found != report.found):
+            yield f"{title}\n{_table(_FINDINGS, _finding_rows(found))}"
+    if report.steps:
+        yield f"Steps\n{_table(_STEPS, _step_rows(report.steps))}"
+    for summary, title in _layout_tables(report):
+        yield f"{title}\n{_table(_SHARES, _share_rows(summary))}"
+    if report.needs:
+        yield "To plan further it needs\n" + "\n".join(map(printable, report.needs))
+
+
+_FINDINGS = ("severity", "check", "message", "remedy")
+_STEPS = ("status", "step", "predicted", "took", "gain", "reason")
+_SHARES = ("worker", "pieces", "rows", "bytes", "of its share")
+_WIDTHS = {_FINDINGS: (8, 16, 50, 44), _STEPS: (8, 40, 16, 16, 30, 30)}
+
+
+def _table(
+    header: tuple[str, ...], rows: Sequence[Sequence[str]], style: str = "simple"
+) -> str:
+    if style == "html":
+        return tabulate(rows, header, tablefmt="html", disable_numparse=True)
+    widths = list(_WIDTHS[header]) if header in _WIDTHS else None
+    return tabulate(rows, header, disable_numparse=True, maxcolwidths=widths)
+
+
+def _finding_rows(found: Sequence[Finding]) -> list[list[str]]:
+    return [
+        [str(f.severity), f.check, printable(f.message), printable(f.remedy)]
+        for f in found
+    ]
+
+
+def _step_rows(steps: Sequence[Done]) -> list[list[str]]:
+    return [
+        [
+            s.status,
+            printable(s.summary),
+            _cost(s.predicted_bytes, s.predicted_seconds),
+            _cost(s.nbytes, s.seconds),
+            printable(s.gain),
+            printable(s.reason),
+        ]
+        for s in steps
+    ]
+
+
+def _cost(nbytes: int | None, seconds: float | None) -> str:
+    known = [bytes_text(nbytes)] if nbytes is not None else []
+    known += [seconds_text(seconds)] if seconds is not None else []
+    return ", ".join(known) or "unknown"
+
+
+def _layout_tables(report: Report) -> Iterator[tuple[LayoutSummary, str]]:
+    for when, summaries in (("before", report.before), ("after", report.after)):
+        for s in summaries:
+            if s.workers:
+                yield s, f"{_describe(s)}, {when}"
+
+
+def _describe(s: LayoutSummary) -> str:
+    text = f"{s.label}: {s.pieces} pieces, {s.rows:,} rows, {bytes_text(s.nbytes or 0)}"
+    return printable(text + (f", {s.separated} pairs separated" if s.separated else ""))
+
+
+def _share_rows(summary: LayoutSummary) -> list[list[str]]:
+    ordered = sorted(summary.workers, key=lambda w: -w.share)
+    shown = list(summary.workers)
+    if len(ordered) > MOST_WORKERS:
+        shown = ordered[: MOST_WORKERS // 2] + ordered[-MOST_WORKERS // 2 :]
+    rows = [
+        [
+            names_text([w.worker]),
+            f"{w.pieces:,}",
+            f"{w.rows:,}",
+            bytes_text(w.nbytes),
+            f"{w.share:.2f}",
+        ]
+        for w in shown
+    ]
+    if len(ordered) > len(shown):
+        rows.insert(MOST_WORKERS // 2, [f"... {len(ordered) - len(shown)} more"])
+    return rows
+
+
+def to_html(report: Report) -> str:
+    """Tables for a notebook; everything is escaped."""
+    parts = [f"<p>{escape(line)}</p>" for line in headlines(report)]
+    tables = [
+        ("Found", _FINDINGS, _finding_rows(report.found)),
+        ("Left", _FINDINGS, _finding_rows(report.left)),
+        ("Steps", _STEPS, _step_rows(report.steps)),
+    ]
+    tables += [(t, _SHARES, _share_rows(s)) for s, t in _layout_tables(report)]
+    for title, header, rows in tables:
+        if rows:
+            body = _table(header, rows, "html")
+            parts.append(f"<details><summary>{escape(title)}</summary>{body}</details>")
+    return '<div class="clustertune">' + "".join(parts) + "</div>"
+
+
+# --- JSON -----------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):  # a NumPy number
+        return value.item()
+    raise TypeError(f"{type(value).__name__} in a report")
+
+
+def _only(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What this version of the class knows; a later one may have added fields."""
+    names = {f.name for f in fields(cls)}
+    return {k: v for k, v in data.items() if k in names}
+
+
+def _finding(data: Mapping[str, Any]) -> Finding:
+    known = _only(Finding, data)
+    known["severity"] = Severity(known["severity"])
+    known["subject"] = tuple(known["subject"])
+    return Finding(**known)
+
+
+def _summary(data: Mapping[str, Any]) -> LayoutSummary:
+    known = _only(LayoutSummary, data)
+    known["members"] = tuple(known["members"])
+    known["workers"] = tuple(WorkerShare(**w) for w in known["workers"])
+    return LayoutSummary(**known)

@@ -1,0 +1,216 @@
+"""What tests of clustertune, and of code that uses it, are written with. Public.
+
+Builders make what checks and planner see. :class:`MemoryCluster` is the in-memory port:
+the main loop runs against it as against a live cluster, and faults can be put in
+between. :func:`verify` tells whether nothing was lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from clustertune.builders import layout as layout
+from clustertune.builders import member as member
+from clustertune.builders import snapshot as snapshot
+from clustertune.builders import view as view
+from clustertune.builders import worker as worker
+from clustertune.errors import ScaleError
+from clustertune.model import (
+    Goal,
+    Int64s,
+    Layout,
+    Member,
+    Move,
+    Moves,
+    Notify,
+    Result,
+    Snapshot,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.verification import problems
+
+Homes = dict[str, list[set[str]]]
+"""By label of member, for every piece the addresses of its holders."""
+
+
+def verify(before: View, after: View) -> None:
+    """Assert that nothing was lost, mispaired, separated or put over its budget.
+
+    Raises
+    ------
+    AssertionError
+        With everything that is wrong.
+    """
+    wrong = problems(before, after)
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
+class MemoryCluster:
+    """A cluster in memory: effects are instant, unless a fault is put in between.
+
+    Parameters
+    ----------
+    start
+        Workers, goal and data to begin with. Members that are not loaded come to lie
+        as ``arrives`` says once they are persisted.
+    arrives
+        From the number of pieces and workers, the index of the worker on which each
+        piece is loaded; round robin by default.
+    most
+        How many workers it can be scaled to.
+    fault
+        Called with the cluster before each key is moved; may remove or pause workers.
+
+    Attributes
+    ----------
+    moved : int
+        Bytes that travelled so far.
+    calls : list of str
+        What was done to it, in order.
+    """
+
+    def __init__(
+        self,
+        start: View,
+        *,
+        arrives: Callable[[int, int], Int64s] = lambda n, w: np.arange(n) % w,
+        most: int = 16,
+        fault: Callable[[MemoryCluster], None] | None = None,
+    ):
+        self.workers = {w.address: w for w in start.now.workers}
+        self.layouts = start.layouts
+        self.goal: Goal = start.goal
+        self.arrives = arrives
+        self.most = most
+        self.fault = fault
+        self.moved = 0
+        self.calls: list[str] = []
+        self.homes: Homes = {
+            m.label: _homes(m, tuple(self.workers))
+            for x in start.layouts
+            for m in x.members
+        }
+
+    # --- faults -----------------------------------------------------------------------
+
+    def kill(self, address: str) -> None:
+        """The worker is gone; pieces that only it held are computed elsewhere again."""
+        del self.workers[address]
+        refuge = next(iter(self.workers))
+        for places in self.homes.values():
+            for holders in places:
+                if holders:
+                    holders.discard(address)
+                    if not holders:
+                        holders.add(refuge)
+
+    def pause(self, address: str) -> None:
+        self.workers[address] = replace(self.workers[address], status="paused")
+
+    # --- the port ---------------------------------------------------------------------
+
+    async def look(self, notify: Notify) -> View:
+        addresses = list(self.workers)
+        layouts = tuple(
+            replace(x, members=tuple(self._member(m, addresses) for m in x.members))
+            for x in self.layouts
+        )
+        workers = tuple(self._worker(w, layouts) for w in self.workers.values())
+        now = Snapshot(time=0.0, scheduler="memory://", workers=workers)
+        return View(snapshots=(now,), goal=self.goal, layouts=layouts)
+
+    async def persist(self, notify: Notify) -> None:
+        self.calls.append("persist")
+        addresses = list(self.workers)
+        for x in self.layouts:
+            for m in x.members:
+                if not m.loaded:
+                    target = self.arrives(m.n_pieces, len(addresses))
+                    self.homes[m.label] = [{addresses[i]} for i in target.tolist()]
+        self.layouts = tuple(
+            replace(x, members=tuple(_loaded(m) for m in x.members))
+            for x in self.layouts
+        )
+
+    async def scale(self, n_workers: int, notify: Notify) -> None:
+        self.calls.append(f"scale {n_workers}")
+        if n_workers > self.most:
+            raise ScaleError(f"asked for {n_workers} workers, {self.most} run")
+        for i in range(len(self.workers), n_workers):
+            new = worker(i)
+            self.workers[new.address] = new
+
+    async def move(self, moves: Moves, notify: Notify) -> Result:
+        self.calls.append(f"move {moves.count}")
+        before = self.moved
+        left = [
+            reason
+            for one in moves.moves
+            for i in range(len(one.keys))
+            if (reason := self._move(one, i, moves.workers))
+        ]
+        return Result(nbytes=self.moved - before, undone="; ".join(sorted(set(left))))
+
+    # --- inside -----------------------------------------------------------------------
+
+    def _move(self, move: Move, i: int, addresses: Sequence[str]) -> str:
+        """Copy, confirm, drop, for one key; why not, if not."""
+        if self.fault is not None:
+            self.fault(self)
+        target = addresses[int(move.targets[i])]
+        if target not in self.workers or not self.workers[target].running:
+            return f"{target} is gone or paused"
+        found = next(
+            m for x in self.layouts for m in x.members if m.label == move.label
+        )
+        position = found.keys.index(move.keys[i])
+        holders = self.homes[move.label][position]
+        if target not in holders and found.nbytes is not None:
+            self.moved += int(found.nbytes[position])
+        self.homes[move.label][position] = {target}
+        return ""
+
+    def _member(self, m: Member, addresses: Sequence[str]) -> Member:
+        if not m.loaded:
+            return m
+        index = {a: i for i, a in enumerate(addresses)}
+        pairs = [
+            (piece, index[a])
+            for piece, holders in enumerate(self.homes[m.label])
+            for a in sorted(holders)
+        ]
+        columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        return replace(m, holders=(columns[0], columns[1]))
+
+    def _worker(self, w: WorkerSnapshot, layouts: Iterable[Layout]) -> WorkerSnapshot:
+        """Its memory with what it holds now in place of what it held at the start."""
+        held = sum(
+            int(m.nbytes[i])
+            for x in layouts
+            for m in x.members
+            if m.loaded and m.nbytes is not None
+            for i, holders in enumerate(self.homes[m.label])
+            if w.address in holders
+        )
+        return replace(w, managed=held, process=w.unmanaged + held)
+
+
+def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
+    found: list[set[str]] = [set() for _ in m.keys]
+    if m.holders is not None:
+        for piece, holder in zip(*(x.tolist() for x in m.holders), strict=True):
+            found[piece].add(addresses[holder])
+    return found
+
+
+def _loaded(m: Member) -> Member:
+    """Loading tells the bytes of an unloaded member that knew its rows."""
+    if m.loaded:
+        return m
+    rows = np.zeros(len(m.keys), dtype=np.int64) if m.rows is None else m.rows
+    return replace(m, loaded=True, rows=rows, nbytes=rows * 8)

@@ -1,0 +1,75 @@
+"""Whether everything that must hold after clustertune has acted does hold (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from clustertune import layouts
+from clustertune.memory import room
+from clustertune.model import Layout, Member, View
+from clustertune.sizes import held_bytes
+
+
+def problems(before: View, after: View) -> tuple[str, ...]:
+    """What went wrong between two views of the same data; empty if nothing did.
+
+    Nothing is lost (every piece is there with the rows and bytes it had), no pair is
+    wrong (members share their row boundaries, as they did), none is apart that was
+    not, and no worker holds more than fits below its spill line unless it did before.
+    """
+    found: list[str] = []
+    for old, new in zip(before.layouts, after.layouts, strict=True):
+        found += _lost(old, new)
+        found += _mispaired(old, new, before, after)
+    return tuple(found + list(_over_budget(before, after)))
+
+
+def _lost(old: Layout, new: Layout) -> Iterator[str]:
+    for was, now in zip(old.members, new.members, strict=True):
+        if not now.loaded:
+            continue
+        there = np.zeros(len(now.keys), dtype=bool)
+        if now.holders is not None:
+            there[now.holders[0]] = True
+        if not there.all():
+            yield f"{int((~there).sum())} pieces of {now.label} are nowhere in memory"
+        if was.loaded and was.keys != now.keys:
+            yield f"{now.label} has other keys than before"
+        elif _differs(was, now):
+            yield f"pieces of {now.label} have other rows than before"
+
+
+def _differs(was: Member, now: Member) -> bool:
+    if was.rows is None or now.rows is None:
+        return False
+    return not np.array_equal(was.rows, now.rows)
+
+
+def _mispaired(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:
+    if old.aligned and not new.aligned:
+        yield f"{new.label}: row boundaries agreed before and do not now"
+    if not (new.loaded and new.aligned):
+        return
+    apart = int(layouts.apart(new, len(after.now.workers)).sum())
+    known = old.loaded and old.aligned
+    was = int(layouts.apart(old, len(before.now.workers)).sum()) if known else 0
+    if apart > was:
+        yield f"{new.label}: {apart} pairs are apart, {was} were before"
+
+
+def _over_budget(before: View, after: View) -> Iterator[str]:
+    if not all(x.loaded for x in after.layouts):
+        return
+    had = dict(
+        zip(
+            (w.id for w in before.now.workers),
+            held_bytes(before.layouts, len(before.now.workers)).tolist(),
+            strict=True,
+        )
+    )
+    has = held_bytes(after.layouts, len(after.now.workers))
+    for worker, most, n in zip(after.now.workers, room(after), has, strict=True):
+        if n > most and n > had.get(worker.id, 0):
+            yield f"worker {worker.id} holds {n:,} bytes, {int(most):,} fit"

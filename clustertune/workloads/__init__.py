@@ -1,0 +1,50 @@
+"""What each training library needs of the layout: one file each, a ``PROFILE``.
+
+``matches(estimator)`` says whether a workload is that estimator's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
+
+from clustertune.model import Profile
+
+
+@cache
+def available() -> Mapping[str, ModuleType]:
+    """Every workload by name."""
+    modules = [
+        importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
+    ]
+    return {m.PROFILE.name: m for m in sorted(modules, key=lambda m: m.PROFILE.name)}
+
+
+def choose(workload: str | None, estimator: object = None) -> Profile:
+    """The profile that the user named, else the estimator's, else ``generic``.
+
+    Raises
+    ------
+    ValueError
+        There is no workload of that name, or none for that estimator.
+    """
+    known = ", ".join(available())
+    if workload is not None:
+        if not isinstance(workload, str) or workload not in available():
+            raise ValueError(f"workload={workload!r} is not known; known are: {known}")
+        profile: Profile = available()[workload].PROFILE
+        return profile
+    if estimator is None:
+        return choose("generic")
+    for module in available().values():
+        if module.matches(estimator):
+            found: Profile = module.PROFILE
+            return found
+    raise ValueError(
+        f"estimator={type(estimator).__name__} is not one that clustertune knows; "
+        f"name the workload instead: workload= one of {known}"
+    )
