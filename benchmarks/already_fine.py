@@ -1,0 +1,57 @@
+"""``prepare`` on data that lies well already: nothing may move, and it must be quick.
+
+Run: ``python benchmarks/already_fine.py``. Four worker processes, X and y in 100
+pieces. Aim: median below 150 ms. Where the time goes is printed as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+from time import perf_counter
+
+import dask.array as da
+from distributed import Client, LocalCluster, wait
+from measure import interval, machine
+
+import clustertune
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--pieces", type=int, default=100)
+    chosen = parser.parse_args()
+    with (
+        LocalCluster(4, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        n = 1000 * chosen.pieces
+        X = da.random.random((n, 20), chunks=(1000, 20))
+        X, y = client.persist([X, X[:, 0] > 0.5])
+        wait([X, y])
+        start = perf_counter()
+        clustertune.prepare(client, X, y, progress=False)
+        first = perf_counter() - start
+        moved_before = incoming(client)
+        seconds = []
+        for _ in range(chosen.calls):
+            start = perf_counter()
+            prepared = clustertune.prepare(client, X, y, progress=False)
+            seconds.append(perf_counter() - start)
+            assert prepared.report.status == "fine"
+        moved = incoming(client) - moved_before
+    found = interval([s * 1000 for s in seconds])
+    print(f"4 workers, {chosen.pieces} pieces; {machine()}")
+    print(f"first call, which placed the data: {first * 1000:.0f} ms")
+    print(f"{chosen.calls} calls after it: {found} ms, {moved} transfers")
+    print(f"aim < 150 ms: {'met' if found.high < 150 and not moved else 'NOT met'}")
+
+
+def incoming(client: Client) -> int:
+    """Transfers that workers have received so far."""
+    counts = client.run(lambda dask_worker: dask_worker.state.transfer_incoming_count_total)
+    return sum(counts.values())
+
+
+if __name__ == "__main__":
+    main()

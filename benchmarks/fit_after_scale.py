@@ -1,0 +1,170 @@
+"""XGBoost after 1 -> 2 workers: as users do it, with rebalance, and with prepare.
+
+Beside them: data that lay evenly from the start, and one process without Dask.
+
+Run: ``python benchmarks/fit_after_scale.py [--rounds 8]``. Every variant has a cluster
+of its own; workers have trained once on a few rows before, so that no variant pays for
+imports. Aims: naive/prepared >= 1.75 and prepared/even <= 1.05.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import xgboost as xgb
+import xgboost.dask as dxgb
+from distributed import Client, LocalCluster, wait
+from measure import machine, ratios, run, show
+
+import clustertune
+
+VARIANTS = ("naive", "rebalance", "prepare", "even", "one_process")
+PARAMETERS = {"tree_method": "hist", "objective": "binary:logistic", "max_depth": 6}
+TREES = 100
+
+
+def blocks(n_rows: int, n_columns: int, n_pieces: int) -> tuple[da.Array, da.Array]:
+    """Numbers with a signal in them, made on the workers, the same in every variant."""
+    rng = da.random.default_rng(7)
+    rows = n_rows // n_pieces
+    X = rng.standard_normal(
+        (n_rows, n_columns), chunks=(rows, n_columns), dtype=np.float32
+    )
+    noise = rng.standard_normal(n_rows, chunks=rows)
+    y = (X[:, 0] + X[:, 1] * X[:, 2] + 0.5 * noise > 0).astype(np.float32)
+    return X, y
+
+
+def warm_up(client: Client) -> None:
+    """Import XGBoost on all workers; train on a piece of noise on each."""
+    addresses = list(client.scheduler_info()["workers"])
+    X = da.random.random((200 * len(addresses), 4), chunks=(200, 4))
+    y = (X[:, 0] > 0.5).astype("f4")
+    where = dict(enumerate(addresses))
+    X, y = _pin(client, X, y, lambda i: where[i])
+    dxgb.train(client, PARAMETERS, dxgb.DaskQuantileDMatrix(client, X, y), 2)
+
+
+def _pin(
+    client: Client, X: da.Array, y: da.Array, where: Callable[[int], str]
+) -> tuple[da.Array, da.Array]:
+    """Load piece i on the worker ``where(i)``."""
+    with dask.annotate(workers=lambda key: where(key[1]), allow_other_workers=False):
+        X, y = client.persist([X, y])
+    wait([X, y])
+    return X, y
+
+
+def fit(client: Client, X: da.Array, y: da.Array) -> dict[str, float]:
+    """Core train on a DaskQuantileDMatrix, as the scikit-learn classes do."""
+    start = perf_counter()
+    matrix = dxgb.DaskQuantileDMatrix(client, X, y)
+    dxgb.train(client, PARAMETERS, matrix, TREES)
+    return {"fit": perf_counter() - start}
+
+
+def variant(name: str, size: tuple[int, int, int]) -> dict[str, float]:
+    if name == "one_process":
+        return one_process(size)
+    n_workers = 2 if name == "even" else 1
+    with (
+        LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            dashboard_address=None,
+            memory_limit="6GiB",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        X, y = blocks(*size)
+        if name == "even":
+            two = list(client.scheduler_info()["workers"])
+            X, y = _pin(client, X, y, lambda i: two[i % 2])
+        else:
+            X, y = client.persist([X, y])
+            wait([X, y])
+            cluster.scale(2)
+            client.wait_for_workers(2)
+        warm_up(client)
+        return placed(name, client, X, y)
+
+
+def placed(name: str, client: Client, X: Any, y: Any) -> dict[str, float]:
+    start = perf_counter()
+    if name == "rebalance":
+        client.rebalance([X, y])
+    elif name == "prepare":
+        X, y = clustertune.prepare(client, X, y, workload="xgboost", progress=False)
+    seconds = perf_counter() - start
+    rows = rows_per_worker(client, X)
+    return fit(client, X, y) | {"before": seconds, "fullest": max(rows) / sum(rows)}
+
+
+def rows_per_worker(client: Client, X: da.Array) -> list[int]:
+    held: dict[str, int] = {}
+    for (_, i, _), holders in client.who_has(X).items():
+        held[holders[0]] = held.get(holders[0], 0) + X.chunks[0][i]
+    return list(held.values())
+
+
+def one_process(size: tuple[int, int, int]) -> dict[str, float]:
+    X, y = dask.compute(*blocks(*size), scheduler="threads")
+    warm = xgb.QuantileDMatrix(X[:200], y[:200], nthread=2)
+    xgb.train(PARAMETERS | {"nthread": 2}, warm, 2)
+    start = perf_counter()
+    matrix = xgb.QuantileDMatrix(X, y, nthread=2)
+    xgb.train(PARAMETERS | {"nthread": 2}, matrix, TREES)
+    return {"fit": perf_counter() - start}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--variant", choices=VARIANTS)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--columns", type=int, default=50)
+    parser.add_argument("--pieces", type=int, default=20)
+    chosen = parser.parse_args()
+    size = (chosen.rows, chosen.columns, chosen.pieces)
+    if chosen.variant:
+        print(json.dumps(variant(chosen.variant, size)))
+        return
+    print(f"{chosen.rows:,} x {chosen.columns} float32, {chosen.pieces} pieces, hist, "
+          f"{TREES} trees; {machine()}, xgboost {xgb.__version__}")  # fmt: skip
+    chosen_sizes = dict(zip(("rows", "columns", "pieces"), size, strict=True))
+    sizes = [f"--{k}={v}" for k, v in chosen_sizes.items()]
+    rounds = run(sys.argv[0], VARIANTS, chosen.rounds, *sizes)
+    for r in rounds:
+        r["prepare.total"] = r["prepare.before"] + r["prepare.fit"]
+    show(
+        rounds,
+        {f"{name}.fit": f"fit, {name} (s)" for name in VARIANTS}
+        | {"prepare.before": "prepare itself (s)"}
+        | {f"{n}.fullest": f"rows on the fullest, {n}" for n in VARIANTS[:4]},
+    )
+    wanted = ratios(rounds, "naive.fit", "prepare.fit")
+    even = ratios(rounds, "prepare.fit", "even.fit")
+    print(f"naive / prepared: {wanted}  aim >= 1.75: {_met(wanted.low >= 1.75)}")
+    print(f"prepared / even: {even}  aim <= 1.05: {_met(even.high <= 1.05)}")
+    for over, under in (
+        ("rebalance.fit", "naive.fit"),
+        ("prepare.total", "naive.fit"),
+        ("one_process.fit", "prepare.fit"),
+    ):
+        print(f"{over} / {under}: {ratios(rounds, over, under)}")
+
+
+def _met(good: bool) -> str:
+    return "met" if good else "NOT met"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""How the benchmarks measure: interleaved rounds, paired ratios, and a quiet machine.
+
+Each round runs every variant once, in an order that rotates, so that a machine that
+gets slower or faster meets all of them alike; only ratios within a round are compared.
+A round in which anything else used the machine is thrown away and run again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import psutil
+from tabulate import tabulate
+
+MOST_FOREIGN = 0.08  # share of all CPU time that others may have used in a round
+MOST_TRIES = 4  # of one round
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The median of some values and its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Median and distribution-free interval of at least 95 %, from order statistics.
+
+    With fewer than six values no such interval exists; then it is the whole range, and
+    its true confidence is lower.
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    outside = 0  # values left out at each end
+    while 2 * _at_most(outside, n) <= 0.05:
+        outside += 1
+    outside = max(0, outside - 1)
+    return Interval(median(ordered), ordered[outside], ordered[n - 1 - outside])
+
+
+def _at_most(k: int, n: int) -> float:
+    """Chance that at most k of n values lie below the median."""
+    return sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+
+
+def ratios(rounds: Sequence[Mapping[str, float]], over: str, under: str) -> Interval:
+    """The interval of the paired ratio of two figures."""
+    return interval([r[over] / r[under] for r in rounds])
+
+
+def run(
+    script: str, variants: Sequence[str], n_rounds: int, *arguments: str
+) -> list[dict[str, float]]:
+    """Run all variants in each round, each as a process of its own.
+
+    A variant is ``script --variant NAME arguments...``; its last line is a JSON object
+    of figures. They come back prefixed with the variant's name, with the ``idle`` and
+    ``foreign`` shares of the round's CPU time.
+    """
+    rounds: list[dict[str, float]] = []
+    while len(rounds) < n_rounds:
+        turn = len(rounds) % len(variants)
+        order = [*variants[turn:], *variants[:turn]]
+        for attempt in range(MOST_TRIES):
+            figures = _round(script, order, arguments)
+            quiet = figures["foreign"] <= MOST_FOREIGN
+            print(
+                f"round {len(rounds) + 1}: idle {figures['idle']:.0%}, others "
+                f"{figures['foreign']:.1%}"
+                + ("" if quiet else f", not quiet (try {attempt + 1})"),
+                flush=True,
+            )
+            if quiet:
+                break
+        rounds.append(figures)
+    return rounds
+
+
+def _round(
+    script: str, order: Sequence[str], arguments: Sequence[str]
+) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    start, busy = perf_counter(), _busy()
+    ours = _children()
+    for name in order:
+        command = [sys.executable, script, "--variant", name, *arguments]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        result = json.loads(done.stdout.strip().splitlines()[-1])
+        figures |= {f"{name}.{k}": v for k, v in result.items()}
+    total = (perf_counter() - start) * (os.cpu_count() or 1)
+    busy = _busy() - busy
+    figures["idle"] = max(0.0, 1 - busy / total)
+    figures["foreign"] = max(0.0, (busy - (_children() - ours)) / total)
+    return figures
+
+
+def _busy() -> float:
+    """CPU seconds used so far by anybody; what a neighbour of the machine stole too."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+
+
+def _children() -> float:
+    """CPU seconds of the children that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def show(rounds: Sequence[Mapping[str, float]], figures: Mapping[str, str]) -> None:
+    """Print median and interval of single figures, by name in the rounds."""
+    rows = [
+        [title, str(interval([r[name] for r in rounds]))]
+        for name, title in figures.items()
+    ]
+    print(tabulate(rows, headers=["figure", "median [95 %]"], disable_numparse=True))
+
+
+def machine() -> str:
+    """What was measured on, without names."""
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{os.cpu_count()} CPUs, {memory:.0f} GiB, Python {platform.python_version()}"
+    )

@@ -1,0 +1,100 @@
+"""Plain arguments come out in plain units, or an error says what is allowed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from clustertune import arguments
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.05, 0.05), (1, 1.0), (np.float32(0.5), 0.5), (np.int64(1), 1.0)],
+)
+def test_a_fraction(value: object, expected: float) -> None:
+    """Any real number up to 1 is taken, and comes out as a float."""
+    found = arguments.fraction("tolerance", value)
+    assert found == expected
+    assert type(found) is float
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.01, True, "0.05", None, float("nan"), 0.5j])
+def test_no_fraction(value: object) -> None:
+    """What is no number from 0 to 1 is refused, with name, value and what is allowed."""
+    with pytest.raises(ValueError, match=r"tolerance=.* must be a number from 0 up to"):
+        arguments.fraction("tolerance", value, zero=True)
+
+
+def test_zero_is_a_fraction_where_it_is_allowed() -> None:
+    """No tolerance can be meant, no memory cannot."""
+    assert arguments.fraction("tolerance", 0, zero=True) == 0
+    with pytest.raises(ValueError, match="memory_fraction=0 must be a number above 0"):
+        arguments.fraction("memory_fraction", 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, None), (1, 1), (np.int64(3), 3)]
+)
+def test_a_count(value: object, expected: int | None) -> None:
+    """Whole numbers from 1 on are taken, and None is left."""
+    found = arguments.count("n_workers", value)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "2", float("nan")])
+def test_no_count(value: object) -> None:
+    """What is no whole number of at least 1 is refused, with its name and value."""
+    with pytest.raises(ValueError, match=r"n_workers=.* must be a whole number"):
+        arguments.count("n_workers", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (["tcp://10.0.0.5:1"], ("tcp://10.0.0.5:1",)),
+        ((0, "big"), (0, "big")),
+        ({3}, (3,)),
+        (range(2), (0, 1)),
+    ],
+)
+def test_names(value: object, expected: tuple[object, ...] | None) -> None:
+    """Names and addresses of workers are taken from any list, in its order."""
+    assert arguments.names("workers", value) == expected
+
+
+@pytest.mark.parametrize("value", ["0", b"01", 0, [], [1.5], [True], [None], {"a": 1}])
+def test_no_names(value: object) -> None:
+    """A text is not taken for a list of its letters, nor anything else for names."""
+    with pytest.raises(ValueError, match=r"workers=.* must be a list of names"):
+        arguments.names("workers", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("10 minutes", 600.0),
+        ("30s", 30.0),
+        ("1.5h", 5400.0),
+        (90, 90.0),
+        (0.5, 0.5),
+        (timedelta(minutes=2), 120.0),
+    ],
+)
+def test_a_duration(value: object, expected: float) -> None:
+    """Numbers are seconds; text is what Dask understands."""
+    assert arguments.duration("timeout", value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "soon", "5 parsecs", "-3s", 0, -1, None, [], float("nan"), b"10s"],
+)
+def test_no_duration(value: object) -> None:
+    """What is no duration above 0 is refused, with its name, value and an example."""
+    with pytest.raises(ValueError, match=r'timeout=.* must be a duration, like "10 mi'):
+        arguments.duration("timeout", value)

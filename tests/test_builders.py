@@ -1,0 +1,61 @@
+"""The builders that tests of clustertune and of its users are written with."""
+
+import numpy as np
+
+from clustertune import checks, layouts
+from clustertune.model import Severity, Unknown
+from clustertune.testing import layout, member, snapshot, view, worker
+
+
+def test_what_is_built_is_healthy():
+    """Checks find nothing wrong in what the builders make without overrides."""
+    even = layout([1000] * 8, [0, 1] * 4)
+    found = checks.run(view(layouts=[even]))
+    assert {f.check for f in found if f.severity is not Severity.info} == set()
+
+
+def test_overrides_reach_facts_and_thresholds():
+    """A field is overridden by its name wherever in the worker it is."""
+    built = worker("a", nthreads=3, pause=None, quotas=(("/x", 1.5),), process=7)
+    assert (built.id, built.nthreads, built.process) == ("a", 3, 7)
+    assert built.thresholds.pause is None
+    assert built.thresholds.spill == 0.7
+    assert built.facts.quotas == (("/x", 1.5),)
+    assert worker(facts=Unknown("gone")).facts == Unknown("gone")
+
+
+def test_workers_have_cpus_and_addresses_of_their_own():
+    """Numbered workers of one host do not share their CPUs."""
+    a, b = worker(0, nthreads=2), worker(1, nthreads=2)
+    assert not a.facts.affinity & b.facts.affinity
+    assert a.address != b.address
+
+
+def test_holders_say_where_every_copy_is():
+    """A home is one worker, several for copies, or -1 for a piece that is lost."""
+    built = member("X", [5, 5, 5], [1, [0, 1], -1])
+    pieces, workers = built.holders
+    np.testing.assert_array_equal(pieces, [0, 1, 1])
+    np.testing.assert_array_equal(workers, [1, 0, 1])
+
+
+def test_data_without_homes_is_not_loaded():
+    """Such data has neither bytes nor holders, but can tell its size."""
+    built = member("X", [5, 5], None, row_bytes=16)
+    assert (built.loaded, built.nbytes, built.holders) == (False, None, None)
+    assert (built.n_pieces, built.total_bytes, built.columns) == (2, 160, 2)
+
+
+def test_members_can_lie_on_different_workers():
+    """Homes by label separate X from y."""
+    torn = layout([5, 5], {"X": [0, 0], "y": [0, 1]})
+    assert torn.aligned
+    np.testing.assert_array_equal(layouts.apart(torn, 2), [False, True])
+
+
+def test_a_view_takes_snapshots_and_the_goals_fields():
+    """The last snapshot is now, and the goal is set by keyword."""
+    old, new = snapshot([worker(0)]), snapshot([], time=5.0)
+    built = view(snapshots=[old, new], tolerance=0.2, n_workers=3)
+    assert built.now is new
+    assert (built.goal.tolerance, built.goal.n_workers) == (0.2, 3)

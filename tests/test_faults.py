@@ -1,0 +1,236 @@
+"""What must survive: workers killed, clients killed, frozen or interrupted, in mid-plan.
+
+After each fault every row is there or computed again, what was held off is as it was,
+and the lease is free.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of, wait
+
+import clustertune
+from clustertune.remote import move
+from tests.processes import cluster, process, until
+
+
+def slowly(dask_scheduler: Any) -> None:
+    """Make the mover of a scheduler slow: two keys in flight, so that there is time."""
+    from types import FunctionType
+
+    place = type(dask_scheduler.plugins["clustertune"])._carry_out.__globals__["place"]
+    assert isinstance(place, FunctionType)
+    policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["Placing"]
+    policy._launch.__globals__["MOST_KEYS"] = 2
+
+
+def state(dask_scheduler: Any) -> dict[str, Any]:
+    """What must be as before: the memory manager, the lease, the jobs."""
+    resident = dask_scheduler.plugins["clustertune"]
+    return {
+        "manager": dask_scheduler.extensions["amm"].running,
+        "holds": resident.hold.holders,
+        "lease": resident.holder() is not None,
+        "jobs": [job.policy.done for job in resident.jobs.values()],
+        "ended": all(job.task.done() for job in resident.jobs.values()),
+    }
+
+
+def settled(client: Client) -> None:
+    """Wait until nothing is held any more, and the manager runs as before."""
+    wanted = {"manager": True, "holds": 0, "lease": False, "ended": True}
+    until(lambda: wanted.items() <= client.run_on_scheduler(state).items())
+
+
+def moving(client: Client) -> bool:
+    jobs = client.run_on_scheduler(state)["jobs"]
+    return bool(jobs) and jobs[-1] > 2
+
+
+@pytest.fixture
+def uneven(local_cluster: Any) -> Any:
+    """Three workers; X and y in 200 pieces on the first, computed so that they can be
+    computed again anywhere; a mover that is slow enough to be hit."""
+    cluster, client = local_cluster(3)
+    first = next(iter(client.scheduler_info()["workers"]))
+    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
+    client.run_on_scheduler(slowly)
+    X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
+    y = X[:, 0] * 2
+    X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
+    wait([X, y])
+    return cluster, client, first, X, y
+
+
+def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
+    """Every row is there, with its own label."""
+    x, t = client.gather(client.compute([X, y]))
+    again = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
+    assert np.array_equal(x, again.compute(scheduler="sync"))
+    assert np.array_equal(t, x[:, 0] * 2)
+
+
+class Preparing(threading.Thread):
+    """``prepare`` beside the test."""
+
+    def __init__(self, client: Client, *collections: Any):
+        super().__init__()
+        self.arguments = client, *collections
+        self.result: Any = None
+
+    def run(self) -> None:
+        try:
+            self.result = clustertune.prepare(*self.arguments)
+        except Exception as error:
+            self.result = error
+
+
+@pytest.mark.parametrize("victim", ["source", "target"])
+def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
+    """Whichever worker dies, prepare ends with every row on the workers that are left,
+    paired and even."""
+    cluster, client, first, X, y = uneven
+    preparing = Preparing(client, X, y)
+    preparing.start()
+    until(lambda: moving(client))
+    pids = client.run(os.getpid)
+    target = first if victim == "source" else next(w for w in pids if w != first)
+    os.kill(pids[target], signal.SIGKILL)
+    preparing.join(90)
+    assert isinstance(preparing.result, clustertune.Prepared), preparing.result
+    assert preparing.result.report.status in ("done", "left")
+    assert_whole(client, X, y)
+    settled(client)
+
+
+def test_interrupted_in_mid_move(uneven: Any) -> None:
+    """^C stops the move; every row is there, nothing is held."""
+    _, client, _, X, y = uneven
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: moving(client))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        clustertune.prepare(client, X, y)
+    thread.join()
+    settled(client)
+    assert_whole(client, X, y)
+
+
+def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
+    """A time limit stops the move; every row is there, nothing is held."""
+    _, client, _, X, y = uneven
+    with pytest.raises(clustertune.errors.TimedOutError) as caught:
+        clustertune.prepare(client, X, y, timeout="700 ms")
+    assert caught.value.report.steps[-1].status == "failed"
+    settled(client)
+    assert_whole(client, X, y)
+
+
+def test_a_paused_target_is_planned_around(uneven: Any) -> None:
+    """A worker that pauses in mid-move gets no more; the others share its part."""
+    _, client, first, X, y = uneven
+
+    def pause(dask_worker: Any) -> None:
+        from distributed.core import Status
+
+        dask_worker.memory_manager.memory_pause_fraction = 1e-9
+        dask_worker.status = Status.paused
+
+    preparing = Preparing(client, X, y)
+    preparing.start()
+    until(lambda: moving(client))
+    victim = next(w for w in client.scheduler_info()["workers"] if w != first)
+    client.run(pause, workers=[victim])
+    preparing.join(90)
+    assert isinstance(preparing.result, clustertune.Prepared), preparing.result
+    by_rows = {w.worker: w.rows for w in preparing.result.report.after[0].workers}
+    assert min(by_rows.values()) == 0
+    assert max(by_rows.values()) <= 1.05 * 10_000
+    assert_whole(client, X, y)
+    settled(client)
+
+
+SCRIPT = """
+import os, signal, sys
+import dask.array as da
+from distributed import Client, wait
+import clustertune
+from tests.test_faults import moving, slowly
+from tests.processes import until
+import threading
+
+client = Client(scheduler_file=sys.argv[1])
+client.wait_for_workers(2)
+first = next(iter(client.scheduler_info()["workers"]))
+clustertune.prepare(client, da.ones((20, 1), chunks=1))
+client.run_on_scheduler(slowly)
+X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
+X, y = client.persist([X, X[:, 0] * 2], workers=[first], allow_other_workers=True)
+wait([X, y])
+client.publish_dataset(X=X, y=y)
+
+def die():
+    until(lambda: moving(client))
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+
+threading.Thread(target=die, daemon=True).start()
+clustertune.prepare(client, X, y)
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_the_client_is_killed_or_frozen_in_mid_move(tmp_path: Path, how: str) -> None:
+    """Published data survives its client, whole; the lease is free within 15 s or so,
+    and the next prepare finishes what the first began."""
+    root = str(Path(__file__).parents[1])
+    with (
+        cluster(tmp_path, 2, PYTHONPATH=root) as file,
+        process(sys.executable, "-c", SCRIPT, file, how, PYTHONPATH=root) as dying,
+        Client(scheduler_file=file, set_as_default=False) as client,
+    ):
+        try:
+            until(lambda: _gone(dying.pid), 60)
+            settled_or_frozen = client.run_on_scheduler(state)
+            assert settled_or_frozen["jobs"]
+            settled(client)
+            X, y = client.get_dataset("X"), client.get_dataset("y")
+            assert len(futures_of(X)) == 200
+            assert_whole(client, X, y)
+            p = clustertune.prepare(client, X, y)
+            assert p.report.after[0].imbalance <= 1.05
+            assert p.report.after[0].separated == 0
+            assert_whole(client, X, y)
+        finally:
+            if dying.poll() is None:
+                os.killpg(dying.pid, signal.SIGKILL)
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended or is stopped."""
+    import psutil
+
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return True
+    return status in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+
+
+def test_the_mover_is_what_the_tests_make_slow() -> None:
+    """The bound that ``slowly`` lowers is the one that the mover uses."""
+    assert "MOST_KEYS" in move.Placing._launch.__globals__
