@@ -79,7 +79,7 @@ def variant(name: str, size: tuple[int, int, int]) -> dict[str, float]:
         LocalCluster(
             n_workers=n_workers,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address=":0",
             memory_limit="6GiB",
         ) as cluster,
         Client(cluster) as client,

@@ -28,7 +28,7 @@ def count(name: str, value: object) -> int | None:
     raise ValueError(f"{name}={value!r} must be a whole number of at least 1, or None")
 
 
-def names(name: str, value: object) -> tuple[str | int, ...] | None:
+def names(name: str, value: Any) -> tuple[str | int, ...] | None:
     """Names or addresses of workers in a list, or None."""
     if value is None:
         return None

@@ -37,7 +37,8 @@ _format = click.option(
 )  # fmt: skip
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+# Dask lists a command under the command's own name: `dask tune`
+@click.group("tune", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """Get a Dask cluster ready for machine-learning training, and keep it so.

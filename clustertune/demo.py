@@ -18,6 +18,7 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.system import CPU_COUNT
@@ -153,6 +154,7 @@ def _check_arguments(parquet: str | None, label: str | None, workers: int) -> No
 def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Client]]:
     """A cluster with one worker, and room in memory for so many; it leaves nothing."""
     with (
+        dask.config.set({"temporary-directory": folder}),
         LocalCluster(
             n_workers=1,
             threads_per_worker=1,
@@ -160,7 +162,6 @@ def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Cl
             memory_limit=MEMORY_LIMIT // workers,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
-            local_directory=folder,
             silence_logs=logging.ERROR,
         ) as cluster,
         Client(cluster) as client,

@@ -109,7 +109,7 @@ def _eval_group(
         _given(f"eval_set[{i}].{n}", c) for n, c in zip("Xy", pair, strict=True)
     )
     for index, group in enumerate(groups):
-        labels = {_name(g.collection): g.label for g in group.given}
+        labels = {_name(g.collection): g.label for g in reversed(group.given)}
         if all(_name(g.collection) in labels for g in given):
             return index, tuple(labels[_name(g.collection)] for g in given)
     groups.append(Group(f"eval_set[{i}]", given))

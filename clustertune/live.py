@@ -71,6 +71,7 @@ class LiveCluster:
         self.remaining = remaining
         self.token = ""
         self.opened = False
+        self.opened = False
 
     # --- begin ------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ class LiveCluster:
 
     async def _quietly(self, method: str, **arguments: Any) -> None:
         """A request that tidies up: where the scheduler is gone, so is the mess."""
-        if self.client.status != "running":
+        if self.client.status != "running" or not self.opened:
             return
         try:
             await asyncio.wait_for(
@@ -178,16 +179,20 @@ class LiveCluster:
             for g in self.given.groups
         ]
         futures = [f for _, g in groups for _, _, fs in g for f in fs or ()]
-        await self._settle(futures, notify)
         members = [
             inputs.member(x, names, fs is not None)
             for _, g in groups
             for x, names, fs in g
         ]
-        snapshot, members_now = await monitor.look(self.client, members)
-        return View(
-            snapshots=(snapshot,), goal=self.goal, layouts=self._layouts(members_now)
-        )
+        await self._settle(futures, notify)
+        snapshot, found = await monitor.look(self.client, members)
+        while any(_is_missing_pieces(m) for m in found):
+            # a worker died between the two: what it held is being computed again
+            await asyncio.sleep(POLL)
+            await self._settle(futures, notify)
+            snapshot, found = await monitor.look(self.client, members)
+        layouts = self._layouts(found)
+        return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts)
 
     def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
         rest = iter(members)
@@ -199,7 +204,8 @@ class LiveCluster:
     async def _settle(self, futures: list[Any], notify: Notify) -> None:
         """Wait until every piece is in memory; raise what went wrong with one."""
         pending = futures
-        while pending := [f for f in pending if f.status == "pending"]:
+        # "lost" is what a client calls a key whose worker died until it is there again
+        while pending := [f for f in pending if f.status in ("pending", "lost")]:
             done = 1 - len(pending) / len(futures)
             notify(f"loading {len(futures)} pieces", done)
             self._refuse_lost()
@@ -310,6 +316,13 @@ class LiveCluster:
         """Leave the report with the scheduler, for whoever asks later."""
         if self.opened:
             await self._quietly("keep", report=report)
+
+
+def _is_missing_pieces(member: Member) -> bool:
+    """Whether a loaded member has a piece that nobody holds."""
+    if not member.loaded or member.holders is None:
+        return False
+    return len(np.unique(member.holders[0])) < len(member.keys)
 
 
 def _ids(

@@ -279,21 +279,22 @@ def _first_holders(member: Member) -> list[tuple[Key, int]]:
 async def _ask_rows(client: Client, address: str, wanted: list[Key]) -> dict[Key, int]:
     """Rows of pieces on one worker.
 
-    Of spilled ones through tasks: Dask knows how to bring those back.
+    Through tasks where they are spilled (Dask knows how to bring those back) and where
+    the worker did not answer: a task that is a library's function ships no code.
     """
-    answers = await ship.on_workers(
-        client, probe.row_counts, [address], timeout=PATIENCE, keys=wanted
-    )
-    counts = answers.get(address)
-    if not isinstance(counts, list):
-        return {}
-    found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
-    spilled = [k for k in wanted if k not in found]
-    return found | await _rows_by_task(client, spilled)
+    found: dict[Key, int] = {}
+    if address in known(client).approved:
+        answers = await ship.on_workers(
+            client, probe.row_counts, [address], timeout=PATIENCE, keys=wanted
+        )
+        if isinstance(counts := answers.get(address), list):
+            found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
+    rest = [k for k in wanted if k not in found]
+    return found | await _rows_by_task(client, rest)
 
 
-async def _rows_by_task(client: Client, spilled: Sequence[Key]) -> dict[Key, int]:
-    ours = [key for key in spilled if key in client.futures]
+async def _rows_by_task(client: Client, wanted: Sequence[Key]) -> dict[Key, int]:
+    ours = [key for key in wanted if key in client.futures]
     lengths = [
         client.submit(np.shape, Future(key, client=client), pure=False) for key in ours
     ]

@@ -60,7 +60,7 @@ async def tune(
     """
     for _ in range(ROUNDS):
         plan = await _look_and_plan(cluster, journal, notify, settings)
-        if dry_run or not plan.steps:
+        if dry_run or not plan.steps or _stuck(journal):
             return
         await executor.execute(
             plan,
@@ -71,6 +71,13 @@ async def tune(
             record=journal.outcomes.append,
         )
     await _look_and_plan(cluster, journal, notify, settings)
+
+
+def _stuck(journal: Journal) -> bool:
+    """Whether the last two steps, of one kind, were in vain."""
+    last = journal.outcomes[-2:]
+    vain = [o.status in ("partly", "skipped") and not o.nbytes for o in last]
+    return len(last) == 2 and all(vain) and last[0].step.action == last[1].step.action
 
 
 async def _look_and_plan(

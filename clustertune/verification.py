@@ -15,7 +15,7 @@ from clustertune.sizes import held_bytes
 def problems(before: View, after: View) -> tuple[str, ...]:
     """What went wrong between two views of the same data; empty if nothing did.
 
-    Nothing is lost (every piece is there with the rows and bytes it had), no pair is
+    Nothing is lost (every piece is there with the rows it had), no pair is
     wrong (members share their row boundaries, as they did), none is apart that was
     not, and no worker holds more than fits below its spill line unless it did before.
     """
@@ -29,6 +29,8 @@ def problems(before: View, after: View) -> tuple[str, ...]:
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
     for was, now in zip(old.members, new.members, strict=True):
         if not now.loaded:
+            if was.loaded:
+                yield f"{now.label} was in memory and is not now"
             continue
         there = np.zeros(len(now.keys), dtype=bool)
         if now.holders is not None:

@@ -20,7 +20,8 @@ def local_cluster() -> Iterator[Callable[..., tuple[LocalCluster, Client]]]:
         settings = {
             "threads_per_worker": 1,
             "processes": True,
-            "dashboard_address": None,
+            # port 8787 may be taken, and distributed then leaks a socket
+            "dashboard_address": "127.0.0.1:0",
             "memory_limit": "2GiB",
         }
         cluster = LocalCluster(n_workers=n_workers, **(settings | options))

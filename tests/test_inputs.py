@@ -62,7 +62,7 @@ def test_an_eval_set_is_a_group_of_its_own() -> None:
 
 def test_the_training_data_as_eval_set_is_no_second_group() -> None:
     """Data given twice is placed once; two places for one key would never be at rest."""
-    given = gather(X, Y, Y, eval_set=[(X, Y), (X[:50], Y[:50]), (X[:50], Y[:50])])
+    given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50]), (X[:50], Y[:50])])
     assert [label for label, _ in labels(given)] == ["training data", "eval_set[1]"]
     assert given.eval_set == (
         (0, ("X", "y")),
@@ -144,13 +144,14 @@ async def test_pieces_of_persisted_collections(c, s, a):
     """Keys are those of the futures, in row order, for arrays, frames and series."""
     array = da.arange(400, chunks=40).reshape(100, 4)
     values = await c.compute(array)
-    given = c.persist([array, FRAME, FRAME["a"], array.rechunk((25, 2))])
+    given = c.persist([array, array.rechunk((25, 2))])
+    given += c.persist([FRAME, FRAME["a"]])
     await wait(given)
     expected = [
         [values[i : i + 10] for i in range(0, 100, 10)],
+        [values[i : i + 25, j : j + 2] for i in range(0, 100, 25) for j in (0, 2)],
         [PANDAS[i : i + 20] for i in range(0, 100, 20)],
         [PANDAS["a"][i : i + 20] for i in range(0, 100, 20)],
-        [values[i : i + 25, j : j + 2] for i in range(0, 100, 25) for j in (0, 2)],
     ]
     for collection, parts in zip(given, expected, strict=True):
         keys, futures = inputs.pieces(collection)
@@ -176,7 +177,7 @@ async def test_aliases_are_followed(c, s, a):
 @gen_cluster(client=True, nthreads=ONE)
 async def test_what_is_derived_is_not_persisted(c, s, a):
     """A collection that is computed from a persisted one has yet to be loaded."""
-    array, frame = c.persist([X, FRAME])
+    array, frame = c.persist(X), c.persist(FRAME)
     await wait([array, frame])
     derived = [array + 1, array[:, :2], frame[["a"]], frame["a"], frame.a + 1]
     assert loaded(array, frame) == [True, True]
@@ -301,7 +302,7 @@ async def test_data_of_another_cluster(c, s, a):
     """Persisted data of another cluster is named, with both addresses."""
     from distributed import LocalCluster
 
-    options = {"n_workers": 1, "processes": False, "dashboard_address": None}
+    options = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
     async with (
         LocalCluster(asynchronous=True, **options) as cluster,
         Client(cluster, asynchronous=True, set_as_default=False) as other,
@@ -326,17 +327,13 @@ async def test_data_of_another_cluster(c, s, a):
         ("workers", ["nobody"], r"workers: there is no nobody .* are 0"),
     ],
 )
-def test_other_arguments(argument: str, value: Any, text: str) -> None:
+@gen_cluster(client=True, nthreads=ONE)
+async def test_other_arguments(c, s, a, argument, value, text):
     """Each argument is checked by name before anything on the cluster changes."""
-
-    @gen_cluster(client=True, nthreads=ONE, worker_kwargs={"name": 0})
-    async def check(c, s, a):
-        with pytest.raises(ValueError, match=text):
-            await c.sync(clustertune.prepare, c, X, Y, **{argument: value})
-        assert not s.tasks
-        assert "clustertune" not in s.plugins
-
-    check()
+    with pytest.raises(ValueError, match=text):
+        await clustertune.prepare(c, X, Y, **{argument: value})
+    assert not s.tasks
+    assert "clustertune" not in s.plugins
 
 
 @gen_cluster(client=True, nthreads=ONE)

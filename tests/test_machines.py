@@ -82,6 +82,14 @@ def test_the_tightest_limit_is_found_among_overlapping_affinities():
     assert (tightest.threads, tightest.cpus) == (4, 3)
 
 
+def test_workers_pinned_to_the_same_cpus_compete_beside_a_free_one():
+    """The CPUs of a third worker do not help the two that may not use them."""
+    pair = [worker(i, nthreads=2, affinity=frozenset({0, 1})) for i in (0, 1)]
+    free = worker(2, nthreads=1, affinity=frozenset(range(8)))
+    tightest = host_cpus((*pair, free)).tightest
+    assert (tightest.workers, tightest.cpus) == (tuple(pair), 2)
+
+
 def test_cgroups_that_cross_are_survived():
     """Quotas that cannot be nested, as of names that clash, still give a number."""
     a = worker(0, quotas=(("/x", 1.0), ("/y", 1.0)))

@@ -21,6 +21,7 @@ from clustertune.wording import (
         (0, "0 B"),
         (1023, "1023 B"),
         (1024, "1.0 KiB"),
+        (1023.9 * 1024, "1023.9 KiB"),
         (2**20 - 1, "1.0 MiB"),
         (3.25 * 2**30, "3.2 GiB"),
         (2000 * 2**60, "2000.0 EiB"),
@@ -39,7 +40,11 @@ def test_bytes_have_binary_prefixes(n, text):
         (0.254, "0.25 s"),
         (9.96, "10 s"),
         (12.4, "12 s"),
+        (99, "99 s"),
+        (100, "2 min"),
         (180, "3 min"),
+        (5940, "99 min"),
+        (5975, "1.66 h"),
         (9000, "2.5 h"),
     ],
 )
@@ -93,7 +98,8 @@ def test_names_from_the_cluster_cannot_act_on_a_terminal(name):
     """Control characters in a worker's name are shown as their codes."""
     shown = names_text([name])
     assert shown.isprintable()
-    assert shown.startswith("a\\") and shown.endswith("b")
+    assert shown.startswith("a\\")
+    assert shown.endswith("b")
 
 
 def test_long_names_are_cut():

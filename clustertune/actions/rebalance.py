@@ -35,6 +35,10 @@ from clustertune.model import (
 from clustertune.placement import Placement, place
 from clustertune.wording import bytes_text
 
+# A layout that is wrong is brought well within the tolerance: at its very edge the next
+# small change would make it wrong again, and the fullest worker decides when a fit ends.
+AIM = 0.2  # of the tolerance
+OVERHEAD = 0.1  # seconds that any move takes: cycles of the mover, and questions to it
 REMEDIES = frozenset(("empty_workers", "uneven_rows", "separated_pairs"))
 
 
@@ -53,22 +57,25 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         if not (layout.loaded and layout.aligned):
             continue
         placement = _place(layout, view, budget)
-        budget = budget - np.bincount(
-            placement.target, layouts.piece_bytes(layout), minlength=len(budget)
-        )
+        taken = layouts.piece_bytes(layout)
+        used = np.bincount(placement.target, taken, minlength=len(budget))
+        budget = np.maximum(0.0, budget - used)
         if _concerns(layout, view, placement):
             yield _step(layout, view, placement)
 
 
 def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Placement:
     there = layouts.held(layout, len(view.now.workers))
+    tolerance = view.goal.tolerance
+    # all of it on workers that may not train is an imbalance of 0, and not even
+    even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
     return place(
         layout.rows,
         (there.piece, there.worker, there.nbytes),
         layouts.weights(view),
         nbytes=layouts.piece_bytes(layout),
         budget=budget,
-        tolerance=view.goal.tolerance,
+        tolerance=tolerance if even else AIM * tolerance,
     )
 
 
@@ -80,18 +87,11 @@ def _concerns(layout: Layout, view: View, placement: Placement) -> bool:
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
-    n_workers = len(view.now.workers)
-    before = layouts.imbalance(layout, view)
-    torn = int(layouts.apart(layout, n_workers).sum())
     moves = Moves(
         workers=tuple(w.address for w in view.now.workers),
         ceilings=tuple(_ceiling(w) for w in view.now.workers),
         moves=tuple(_moves(layout, placement.target)),
     )
-    gain = f"the fullest worker holds {placement.imbalance:.2f} times its share of rows"
-    gain += f" instead of {before:.2f}"
-    if torn:
-        gain += f"; {torn} separated pairs together"
     return Step(
         action="rebalance",
         summary=f"move {bytes_text(placement.moved)} of {layout.label} "
@@ -101,9 +101,25 @@ def _step(layout: Layout, view: View, placement: Placement) -> Step:
             seconds=_seconds(layout, view, placement.target),
             peak=_peak(layout, view, placement.target),
         ),
-        gain=gain,
+        gain=_gain(layout, view, placement),
         args=moves,
     )
+
+
+def _gain(layout: Layout, view: View, placement: Placement) -> str:
+    """What the move is good for, in words."""
+    before = layouts.shares(layout, view)
+    idle = sum(
+        s.rows
+        for s, w in zip(before, view.now.workers, strict=True)
+        if not view.eligible(w)
+    )
+    fullest = max(s.share for s in before)
+    text = f"the fullest worker holds {placement.imbalance:.2f} times its share of rows"
+    text += f" instead of {fullest:.2f}" if fullest else ""
+    text += f"; {idle:,} rows leave workers that may not train" if idle else ""
+    torn = int(layouts.apart(layout, len(view.now.workers)).sum())
+    return text + (f"; {torn:,} separated pairs together" if torn else "")
 
 
 def _moves(layout: Layout, target: npt.NDArray[np.intp]) -> Iterator[Move]:
@@ -148,7 +164,7 @@ def _seconds(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> float 
     speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
     if not speeds.all():
         return None
-    return float((np.maximum(into, out) / speeds).max(initial=0.0))
+    return OVERHEAD + float((np.maximum(into, out) / speeds).max(initial=0.0))
 
 
 def _peak(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> int:

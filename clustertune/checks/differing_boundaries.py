@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from clustertune.errors import AlignmentError
 from clustertune.model import Finding, Int64s, Layout, Member, Severity, View
 from clustertune.wording import names_text, plural, variable
@@ -41,14 +43,12 @@ def find(view: View) -> Iterator[Finding]:
 
 def _compare(a: Member, rows: Int64s, b: Member, others: Int64s) -> Iterator[Finding]:
     """Compare piece by piece and in total."""
+    if np.array_equal(rows, others):
+        return
     total, total_b = int(rows.sum()), int(others.sum())
     cut, cut_b = rows.tolist(), others.tolist()
     longest = max(len(cut), len(cut_b))
-    piece = next(
-        (i for i in range(longest) if cut[i : i + 1] != cut_b[i : i + 1]), None
-    )
-    if piece is None:
-        return
+    piece = next(i for i in range(longest) if cut[i : i + 1] != cut_b[i : i + 1])
     same = f"{a.label} and {b.label} have {total:,} rows each, cut at other places"
     differ = f"{a.label} has {plural(total, 'row')}, {b.label} has {total_b:,}"
     first = [f"{c[piece]:,} rows" if piece < len(c) else "none" for c in (cut, cut_b)]

@@ -72,7 +72,8 @@ def test_every_check_has_a_page_and_a_test(name):
     """The page begins with a sentence, has more to say, and ends with a remedy."""
     module = checks.available()[name]
     summary, *rest = module.__doc__.split("\n\n")
-    assert summary.endswith(".") and "\n" not in summary
+    assert summary.endswith(".")
+    assert "\n" not in summary
     assert len(rest) >= 2
     assert len(checks.remedy(module)) > 20
     assert (Path(__file__).parent / f"test_{name}.py").exists()
@@ -126,7 +127,8 @@ def test_what_checks_import_is_pure_too(module):
 def test_no_check_fails_at_the_extremes(seen):
     """Whatever is seen, every finding has a message and the check's name."""
     for finding in checks.run(seen):
-        assert finding.message and finding.check in NAMES
+        assert finding.message
+        assert finding.check in NAMES
 
 
 def test_a_finding_gets_name_and_remedy_of_its_check(monkeypatch):

@@ -41,6 +41,12 @@ def test_separated_pieces_are_counted_with_what_must_travel():
     assert finding.evidence == {"apart": 2, "pieces": 4, "bytes": 160}
 
 
+def test_a_piece_of_one_row_counts():
+    """Only pieces without rows are of no concern."""
+    (finding,) = find(view(layouts=[layout([1], {"X": [0], "y": [1]})]))
+    assert finding.evidence == {"apart": 1, "pieces": 1, "bytes": 8}
+
+
 def test_every_member_counts():
     """A weight on a third worker separates a piece whose X and y are together."""
     members = ["X", "y", "sample_weight"]

@@ -13,6 +13,7 @@ from clustertune.testing import layout, snapshot, view, worker
     [
         pytest.param([], id="no data"),
         pytest.param([layout([10, 10], [0, 0])], id="a piece each, wherever it is"),
+        pytest.param([layout([1, 1], [0, 0])], id="a row each"),
         pytest.param([layout([10, 10], None)], id="a piece each, not loaded"),
         pytest.param([layout([10] * 41, [0] * 41)], id="uneven within the tolerance"),
         pytest.param([layout(None, [0])], id="rows unknown"),
@@ -105,4 +106,5 @@ def test_pieces_that_cannot_be_even_are_information():
 def test_a_larger_tolerance_accepts_them():
     """What the goal allows is not mentioned."""
     data = [layout([10] * 3, [0, 0, 1])]
-    assert list(find(view(layouts=data, tolerance=0.4))) == []
+    assert list(find(view(layouts=data, tolerance=1 / 3))) == []
+    assert len(list(find(view(layouts=data, tolerance=0.33)))) == 1

@@ -1,0 +1,104 @@
+"""Training libraries take the rows where prepare has put them, with real fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from distributed import get_worker, wait
+
+import clustertune
+
+ROWS, PIECES = 9000, 9
+
+
+def rows_seen(client: Any) -> dict[str, set[int]]:
+    """By address of worker, the numbers of rows that its objective was given."""
+    seen: dict[str, set[int]] = {}
+    for _, event in client.get_events("rows"):
+        seen.setdefault(event["worker"], set()).add(event["rows"])
+    return seen
+
+
+def data(kind: str) -> tuple[Any, Any]:
+    X = da.random.default_rng(3).random((ROWS, 5), chunks=(ROWS // PIECES, 5))
+    y = (X[:, 0] > 0.5).astype("f4")
+    if kind == "array":
+        return X, y
+    frame = dd.from_dask_array(X, columns=list("abcde"))
+    return frame, dd.from_dask_array(y, columns="y")
+
+
+def received(client: Any) -> int:
+    counts = client.run(
+        lambda dask_worker: sum(
+            log["total"] for log in dask_worker.transfer_incoming_log
+        )
+    )
+    return sum(counts.values())
+
+
+@pytest.fixture
+def uneven(local_cluster: Any, request: Any) -> Any:
+    _, client = local_cluster(3)
+    first = next(iter(client.scheduler_info()["workers"]))
+    X, y = data(request.param)
+    X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
+    wait([X, y])
+    return client, X, y
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uneven", ["array", "dataframe"], indirect=True)
+def test_xgboost_trains_where_the_rows_are(uneven: Any) -> None:
+    """XGBoost sees an even third of the rows on each of three workers, and next to
+    nothing travels during the fit."""
+    import xgboost.dask as dxgb
+
+    def objective(score: Any, matrix: Any) -> tuple[Any, Any]:
+        get_worker().log_event(
+            "rows", {"worker": get_worker().address, "rows": int(matrix.num_row())}
+        )
+        p = 1 / (1 + np.exp(-score))
+        return p - matrix.get_label(), p * (1 - p)
+
+    client, X, y = uneven
+    X, y = clustertune.prepare(client, X, y, workload="xgboost")
+    before = received(client)
+    matrix = dxgb.DaskQuantileDMatrix(client, X, y)
+    dxgb.train(client, {"tree_method": "hist"}, matrix, 3, obj=objective)
+    seen = rows_seen(client)
+    assert len(seen) == 3
+    assert set().union(*seen.values()) == {ROWS // 3}
+    assert received(client) - before < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uneven", ["array", "dataframe"], indirect=True)
+@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
+def test_lightgbm_trains_where_the_rows_are(uneven: Any) -> None:
+    """LightGBM sees an even third of the rows on each of three workers, and next to
+    nothing travels during the fit."""
+    import lightgbm as lgb
+
+    def objective(label: Any, score: Any) -> tuple[Any, Any]:
+        get_worker().log_event(
+            "rows", {"worker": get_worker().address, "rows": len(label)}
+        )
+        p = 1 / (1 + np.exp(-score))
+        return p - label, p * (1 - p)
+
+    client, X, y = uneven
+    X, y = clustertune.prepare(client, X, y)
+    before = received(client)
+    model = lgb.DaskLGBMRegressor(
+        client=client, objective=objective, n_estimators=3, verbose=-1
+    )
+    model.fit(X, y)
+    seen = rows_seen(client)
+    assert len(seen) == 3
+    assert set().union(*seen.values()) == {ROWS // 3}
+    assert received(client) - before < 10_000

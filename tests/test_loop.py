@@ -1,0 +1,433 @@
+"""The main loop against a cluster in memory: it ends where nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustertune import layouts, planner
+from clustertune.errors import AlignmentError, CapacityError, ScaleError
+from clustertune.journal import Journal
+from clustertune.model import Layout, Moves, Notify, Result, View
+from clustertune.preparation import ROUNDS, tune
+from clustertune.testing import MemoryCluster, layout, verify, view, worker
+
+ROWS = [10] * 12
+
+
+def workers(n: int, **overrides: Any) -> list[Any]:
+    return [worker(i, **overrides) for i in range(n)]
+
+
+def address(i: int) -> str:
+    return worker(i).address
+
+
+def all_on(index: int) -> Callable[[int, int], Any]:
+    return lambda n_pieces, _: np.full(n_pieces, index)
+
+
+def run(cluster: MemoryCluster, journal: Journal | None = None, **how: Any) -> Journal:
+    """Tune; every look is verified against the one before, whatever happened."""
+    journal = Journal() if journal is None else journal
+    clock = count(0, 1).__next__
+    asyncio.run(tune(cluster, journal, notify=lambda *_: None, clock=clock, **how))
+    return journal
+
+
+def now(cluster: MemoryCluster) -> View:
+    return asyncio.run(cluster.look(lambda *_: None))
+
+
+def spread(cluster: MemoryCluster, label: str = "X") -> list[int]:
+    """Pieces of a member on every worker."""
+    places = cluster.homes[label]
+    return [sum(a in holders for holders in places) for a in cluster.workers]
+
+
+# --- nothing to do ----------------------------------------------------------------
+
+
+def test_data_that_lies_well_is_left_alone() -> None:
+    """Within the tolerance nothing is done: one look, one empty plan."""
+    cluster = MemoryCluster(view(workers(3), [layout(ROWS, [0, 1, 2] * 4)]))
+    journal = run(cluster)
+    assert cluster.calls == []
+    assert len(journal.views) == 1
+    assert journal.status(dry_run=False) == "fine"
+
+
+def test_within_the_tolerance_nothing_moves() -> None:
+    """A worker with 10 % more than its share is left alone if that is tolerated."""
+    data = layout([11, 9, 10, 10], [0, 1, 0, 1])
+    cluster = MemoryCluster(view(workers(2), [data], tolerance=0.1))
+    assert run(cluster).outcomes == []
+    strict = MemoryCluster(view(workers(2), [data], tolerance=0.01))
+    assert [o.status for o in run(strict).outcomes] == ["done"]
+    assert spread(strict) == [2, 2]
+
+
+def test_a_surplus_copy_does_no_harm() -> None:
+    """Pieces with a second copy elsewhere are in place and are not touched."""
+    data = layout(ROWS, [[0, 1], 1] * 6)
+    cluster = MemoryCluster(view(workers(2), [data]))
+    run(cluster)
+    assert cluster.calls == []
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    """The same code plans, and nothing is called on the cluster."""
+    for data in (layout(ROWS, [0] * 12), layout(ROWS, None)):
+        cluster = MemoryCluster(view(workers(2), [data]))
+        before = now(cluster)
+        journal = run(cluster, dry_run=True)
+        verify(before, now(cluster))
+        assert cluster.calls == []
+        assert journal.outcomes == []
+        assert len(journal.plans[-1].steps) == 1
+        assert journal.status(dry_run=True) == "planned"
+
+
+# --- one phase after the other ----------------------------------------------------
+
+
+def test_new_workers_get_their_share() -> None:
+    """After 1 -> 2 workers, half of the pieces move, X_i with y_i."""
+    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0] * 12)]))
+    journal = run(cluster)
+    assert cluster.calls == ["move 12"]
+    assert spread(cluster) == [6, 6]
+    assert cluster.homes["X"] == cluster.homes["y"]
+    assert cluster.moved == journal.plans[0].steps[0].price.nbytes == 6 * 10 * 88
+    assert journal.status(dry_run=False) == "done"
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_lazy_data_is_loaded_then_placed() -> None:
+    """Everything is persisted in one call, then its pieces are placed."""
+    start = view(workers(2), [layout(ROWS, None, members=("X", "y", "w"))])
+    cluster = MemoryCluster(start, arrives=all_on(1))
+    journal = run(cluster)
+    assert cluster.calls == ["persist", "move 18"]
+    assert [p.phase for p in journal.plans] == ["persist", "place", ""]
+    assert spread(cluster) == spread(cluster, "w") == [6, 6]
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_lazy_data_that_comes_to_lie_well_is_only_loaded() -> None:
+    """If Dask puts the pieces where they belong, nothing moves."""
+    cluster = MemoryCluster(view(workers(3), [layout(ROWS, None)]))
+    run(cluster)
+    assert cluster.calls == ["persist"]
+
+
+def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
+    """X is in memory and y is not: y is loaded, and then follows its X."""
+    data = layout(ROWS, [0, 1] * 6)
+    lazy = layout(ROWS, None).members[1]
+    data = replace(data, members=(data.members[0], lazy))
+    cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
+    run(cluster)
+    assert cluster.calls == ["persist", "move 6"]
+    assert cluster.homes["X"] == cluster.homes["y"]
+    assert spread(cluster) == [6, 6]
+
+
+def test_scale_then_load_then_place() -> None:
+    """The workers that are asked for come first, and get their share in the end."""
+    start = view(workers(1), [layout(ROWS, None)], n_workers=3)
+    cluster = MemoryCluster(start, arrives=all_on(0))
+    journal = run(cluster)
+    assert cluster.calls == ["scale 3", "persist", "move 16"]
+    assert spread(cluster) == [4, 4, 4]
+    assert [p.phase for p in journal.plans] == ["scale", "persist", "place", ""]
+    assert journal.findings[-1] == journal.findings[-1]
+    assert "missing_workers" not in {f.check for f in journal.findings[-1]}
+
+
+def test_only_the_workers_that_are_asked_for() -> None:
+    """Pieces leave the workers that are not to train."""
+    start = view(workers(3), [layout(ROWS, [0, 1, 2] * 4)])
+    start = replace(start, goal=replace(start.goal, workers=frozenset((1, 2))))
+    cluster = MemoryCluster(start)
+    run(cluster)
+    assert spread(cluster) == [0, 6, 6]
+
+
+def test_threads_are_what_counts() -> None:
+    """A worker with twice the threads gets twice the rows."""
+    start = view([worker(0, nthreads=2), worker(1)], [layout(ROWS, [1] * 12)])
+    cluster = MemoryCluster(start)
+    run(cluster)
+    assert spread(cluster) == [8, 4]
+
+
+def test_eval_sets_are_placed_too() -> None:
+    """Pairs of an eval set that are apart come together on their own."""
+    valid = layout(
+        [5, 5], {"Xv": [0, 1], "yv": [1, 0]}, ("Xv", "yv"), label="eval_set[0]"
+    )
+    data = layout(ROWS, [0, 1] * 6)
+    cluster = MemoryCluster(view(workers(2), [data, valid]))
+    journal = run(cluster)
+    assert cluster.homes["Xv"] == cluster.homes["yv"]
+    assert spread(cluster) == [6, 6]
+    assert [o.status for o in journal.outcomes] == ["done"]
+
+
+# --- trouble ----------------------------------------------------------------------
+
+
+class Once:
+    """A fault that happens once, after so many keys."""
+
+    def __init__(self, after: int, what: Callable[[MemoryCluster], None]):
+        self.keys = count()
+        self.after = after
+        self.what = what
+
+    def __call__(self, cluster: MemoryCluster) -> None:
+        if next(self.keys) == self.after:
+            self.what(cluster)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 11, 15])
+def test_a_target_that_pauses_in_mid_move(after: int) -> None:
+    """What it has got by then goes elsewhere, and so does what was meant for it."""
+    start = view(workers(3), [layout(ROWS, [0] * 12)])
+    pause = Once(after, lambda c: c.pause(address(2)))
+    cluster = MemoryCluster(start, fault=pause)
+    journal = run(cluster)
+    assert spread(cluster) == spread(cluster, "y") == [6, 6, 0]
+    assert [o.status for o in journal.outcomes] == ["partly", "done"]
+    assert journal.status(dry_run=False) == "done"
+    verify(journal.views[0], journal.views[-1])
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 11, 15])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_is_killed_in_mid_move(after: int, victim: int) -> None:
+    """Source or target: the rest of the cluster ends up even, and nothing is lost."""
+    start = view(workers(3), [layout(ROWS, [0] * 12)])
+    kill = Once(after, lambda c: c.kill(address(victim)))
+    cluster = MemoryCluster(start, fault=kill)
+    journal = run(cluster)
+    assert spread(cluster) == spread(cluster, "y") == [6, 6]
+    assert cluster.homes["X"] == cluster.homes["y"]
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_a_paused_worker_that_holds_data() -> None:
+    """Its pieces go to the workers that run; it is still named as paused."""
+    start = view([*workers(2), worker(2, status="paused")], [layout(ROWS, [2] * 12)])
+    cluster = MemoryCluster(start)
+    journal = run(cluster)
+    assert spread(cluster) == [6, 6, 0]
+    left = {f.check for f in journal.findings[-1]}
+    assert "paused_workers" in left
+    assert "uneven_rows" not in left
+
+
+class Stubborn(MemoryCluster):
+    """A cluster on which moves have no effect."""
+
+    async def move(self, moves: Moves, notify: Notify) -> Result:
+        self.calls.append(f"move {moves.count}")
+        return Result(nbytes=0, undone="the network is gone")
+
+
+def test_at_most_so_many_rounds() -> None:
+    """What cannot be put right is tried a few times, then said."""
+    cluster = Stubborn(view(workers(2), [layout(ROWS, [0] * 12)]))
+    journal = run(cluster)
+    assert cluster.calls == ["move 12"] * ROUNDS
+    assert ROUNDS == 6
+    assert len(journal.views) == len(journal.plans) == ROUNDS + 1
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert report.status == "left"
+    assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
+    assert {s.status for s in report.steps} == {"partly"}
+
+
+def test_what_is_refused_is_left() -> None:
+    """A plan of which every step is refused ends the loop, and is in the report."""
+    data = layout(ROWS, {"X": [0] * 12, "y": [0] * 11 + [-1]})
+    cluster = MemoryCluster(view(workers(2), [data]))
+    journal = run(cluster)
+    assert cluster.calls == []
+    assert len(journal.views) == 1
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert (report.status, report.steps[0].status) == ("left", "refused")
+    assert "1 pieces of y are not there" in report.steps[0].reason
+
+
+def test_boundaries_that_differ_stop_it_before_anything_is_done() -> None:
+    """X and y of other rows are an error with the remedy; the findings are kept."""
+    data = layout([10, 10], [0, 0])
+    other = layout([5, 15], [0, 0]).members[1]
+    data = replace(data, members=(data.members[0], other))
+    cluster, journal = MemoryCluster(view(workers(2), [data])), Journal()
+    with pytest.raises(AlignmentError, match=r"20 rows each.* y = y.rechunk\("):
+        run(cluster, journal)
+    assert cluster.calls == []
+    assert "differing_boundaries" in {f.check for f in journal.findings[0]}
+    assert journal.plans == []
+
+
+def test_boundaries_that_turn_out_to_differ() -> None:
+    """What is known only once it is loaded stops it then, before anything moves."""
+    data = layout([10, 10], None, rows=None)
+    data = replace(
+        data,
+        members=(
+            replace(data.members[0], keys=("a", "b")),
+            replace(data.members[1], keys=("c",)),
+        ),
+    )
+    cluster = MemoryCluster(view(workers(2), [data]))
+    with pytest.raises(AlignmentError):
+        run(cluster)
+    assert cluster.calls == ["persist"]
+
+
+def test_what_does_not_fit_stops_it() -> None:
+    """Data that would spill wherever it lay is an error, and stays where it is."""
+    tiny = workers(2, memory_limit=5000, process=0)
+    cluster = MemoryCluster(view(tiny, [layout(ROWS, [0] * 12)]))
+    before = now(cluster)
+    with pytest.raises(CapacityError):
+        run(cluster)
+    assert cluster.calls == []
+    verify(before, now(cluster))
+
+
+def test_workers_that_do_not_come() -> None:
+    """A cluster that cannot be scaled so far ends it with its own error."""
+    start = view(workers(1), [layout(ROWS, [0] * 12)], n_workers=3)
+    cluster, journal = MemoryCluster(start, most=2), Journal()
+    with pytest.raises(ScaleError, match="asked for 3 workers"):
+        run(cluster, journal)
+    assert [o.status for o in journal.outcomes] == ["failed"]
+    assert spread(cluster) == [12]
+
+
+def test_settings_of_checks() -> None:
+    """Settings reach the checks, and wrong ones are refused before anything is done."""
+    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
+    found = run(cluster, settings={"large_pieces": {"fraction": 1e-9}}).findings[0]
+    assert "large_pieces" in {f.check for f in found}
+    with pytest.raises(ValueError, match="large_pieces"):
+        run(cluster, settings={"large_pieces": {"fractoin": 1.0}})
+
+
+# --- whatever the layout ----------------------------------------------------------
+
+
+@st.composite
+def starts(draw: Any) -> View:
+    """Workers, some paused, and data that is torn, copied or not loaded."""
+    n_workers = draw(st.integers(1, 5))
+    status = st.sampled_from(["running", "running", "running", "paused"])
+    some = [
+        worker(i, nthreads=draw(st.integers(1, 3)), status=draw(status))
+        for i in range(n_workers)
+    ]
+    some[0] = replace(some[0], status="running")
+    rows = draw(st.lists(st.integers(0, 40), min_size=n_workers, max_size=14))
+    data = [_data(draw, rows, n_workers, ("X", "y", "w"), "training data")]
+    if draw(st.booleans()):
+        rows = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+        data.append(_data(draw, rows, n_workers, ("Xv", "yv"), "eval_set[0]"))
+    tolerance = draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+    return view(some, data, tolerance=tolerance)
+
+
+def _data(
+    draw: Any, rows: list[int], n_workers: int, labels: tuple[str, ...], name: str
+) -> Layout:
+    if draw(st.integers(0, 4)) == 0:
+        return layout(rows, None, labels, label=name)
+    index = st.integers(0, n_workers - 1)
+    holders = st.one_of(
+        index.map(lambda i: [i]),
+        st.lists(index, min_size=1, max_size=3, unique=True),
+    )
+    exactly = st.lists(holders, min_size=len(rows), max_size=len(rows))
+    if draw(st.booleans()):
+        return layout(rows, draw(exactly), labels, label=name)
+    return layout(rows, {x: draw(exactly) for x in labels}, labels, label=name)
+
+
+@given(starts())
+@settings(deadline=None)
+def test_whatever_the_layout(start: View) -> None:
+    """Nothing is lost or worse, pairs are together, rows as even as the report says."""
+    cluster, journal = MemoryCluster(start), Journal()
+    try:
+        run(cluster, journal)
+    except AlignmentError:
+        assert not [c for c in cluster.calls if c != "persist"]
+        assert int((start.layouts[0].rows > 0).sum()) < len(start.eligible_workers)
+        return
+    before, after = journal.views[0], journal.views[-1]
+    verify(before, after)
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert report.status in ("fine", "done")
+    _says_what_is_there(report.after, cluster)
+    running = {w.id for w in after.eligible_workers}
+    for summary in report.after:
+        assert summary.separated == 0
+        assert {w.worker for w in summary.workers if w.rows} <= running
+    _is_no_worse(before, after)
+
+
+def _says_what_is_there(summaries: Any, cluster: MemoryCluster) -> None:
+    """Rows by worker in the report are those of the cluster, counted by hand."""
+    for summary, data in zip(summaries, cluster.layouts, strict=True):
+        for share, place in zip(summary.workers, cluster.workers, strict=True):
+            whole = [
+                all(place in cluster.homes[m.label][i] for m in data.members)
+                for i in range(len(data.rows))
+            ]
+            alone = [
+                all(len(cluster.homes[m.label][i]) == 1 for m in data.members)
+                for i in range(len(data.rows))
+            ]
+            least = sum(data.rows[np.array(whole) & np.array(alone)])
+            assert least <= share.rows <= sum(data.rows[np.array(whole)])
+        assert sum(w.rows for w in summary.workers) == summary.rows
+
+
+def _is_no_worse(before: View, after: View) -> None:
+    """Rows were as even before only if they could not be moved, or need not be."""
+    data = before.layouts[0]
+    even = layouts.imbalance(after.layouts[0], after)
+    if not data.loaded or even <= 1 + before.goal.tolerance + 1e-9:
+        return
+    eligible = {w.id for w in before.eligible_workers}
+    idle = [s.worker for s in layouts.shares(data, before) if s.rows]
+    if eligible.issuperset(idle):
+        assert even <= layouts.imbalance(data, before) + 1e-9
+
+
+@given(starts())
+@settings(deadline=None)
+def test_what_is_done_is_done(start: View) -> None:
+    """A second call finds nothing to do."""
+    cluster = MemoryCluster(start)
+    try:
+        run(cluster)
+    except AlignmentError:
+        return
+    calls = list(cluster.calls)
+    again = run(cluster)
+    assert cluster.calls == calls
+    assert again.plans == [planner.Plan()]
