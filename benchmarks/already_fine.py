@@ -49,7 +49,9 @@ def main() -> None:
 
 def incoming(client: Client) -> int:
     """Transfers that workers have received so far."""
-    counts = client.run(lambda dask_worker: dask_worker.state.transfer_incoming_count_total)
+    counts = client.run(
+        lambda dask_worker: dask_worker.state.transfer_incoming_count_total
+    )
     return sum(counts.values())
 
 

@@ -8,9 +8,11 @@ Exit codes: 0 clean or done, 1 what was asked for will not work or was not found
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -51,7 +53,10 @@ def main() -> None:
 @main.command()
 @click.option("--parquet", type=click.Path(), help="A Parquet file or folder to use.")
 @click.option("--label", help="The column of it that is to be predicted.")
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(2), default=2, show_default=True, help="How many "
+    "workers the cluster is scaled to."
+)  # fmt: skip
 def demo(parquet: str | None, label: str | None, workers: int) -> None:
     """Train before and after `prepare`, on a cluster of this machine's own."""
     from clustertune import demo as code  # needs the extra "demo"
@@ -81,7 +86,8 @@ def report(address: str | None, scheduler_file: str | None, form: str) -> None:
     """The report of the last `prepare` on this cluster."""
     found = _run(address, scheduler_file, monitor.last_report)
     if found is None:
-        click.echo("nothing was prepared on this cluster since its scheduler started")
+        text = "nothing was prepared on this cluster since its scheduler started"
+        click.echo(f"clustertune: {text}", err=True)
         sys.exit(1)
     click.echo(_render(found, form))
 
@@ -113,19 +119,26 @@ async def _connected(
     scheduler_file: str | None,
     work: Callable[[Client], Awaitable[T]],
 ) -> T:
-    where = (
-        {"scheduler_file": scheduler_file} if scheduler_file else {"address": target}
-    )
     try:
-        client = await Client(
-            **where, asynchronous=True, timeout=CONNECT, set_as_default=False
-        )
+        where = _address_in(scheduler_file) if scheduler_file else target
+        client = Client(where, asynchronous=True, timeout=CONNECT, set_as_default=False)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _unreached(scheduler_file or target, error) from error
+    try:
+        await client
     except (OSError, asyncio.TimeoutError, ValueError) as error:
-        raise errors.ConnectionLostError(
-            f"no scheduler answers at {scheduler_file or target}: {error}"
-        ) from error
+        await client.close()
+        raise _unreached(scheduler_file or target, error) from error
     async with client:
         return await work(client)
+
+
+def _address_in(scheduler_file: str) -> str:
+    return str(json.loads(Path(scheduler_file).read_text())["address"])
+
+
+def _unreached(where: str | None, error: Exception) -> errors.ConnectionLostError:
+    return errors.ConnectionLostError(f"no scheduler answers at {where}: {error!r}")
 
 
 @contextmanager

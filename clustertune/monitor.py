@@ -100,12 +100,24 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
 
 
 async def last_report(client: Client) -> Report | None:
-    """The report that the resident keeps."""
+    """The report that the resident keeps.
+
+    Raises
+    ------
+    VersionMismatchError
+        Another release wrote it, and it cannot be read here.
+    """
     scheduler: Any = client.scheduler
     identity = await scheduler.identity(n_workers=0)
     await open_door(client, list(identity["workers"]))
     text = await ask(client, "recall")
-    return Report.from_json(text) if text else None
+    try:
+        return Report.from_json(text) if text else None
+    except ValueError as error:
+        raise VersionMismatchError(
+            f"the last report on this scheduler cannot be read here: {error}; use the "
+            "release of clustertune that wrote it"
+        ) from error
 
 
 async def look(

@@ -4,17 +4,15 @@ A piece is one row range of all row-aligned collections, so X and y stay paired
 whatever is decided here. Budgets come before row balance, row balance before bytes.
 
 Pieces stay where most of their bytes lie, biggest first, while that worker's share
-lasts; the others go where most room is. Then a few pieces at a time, those that moved
-or weigh on the fullest worker, are placed anew by branch and bound. The best placement
-is NP-hard to find: with few pieces this is it, with many it is near the lower bound.
+lasts; the others go where most room is. Then a few pieces at a time, some that moved
+or lie on the fullest worker, are put in the best of all ways. Few pieces on few workers
+are so placed at once: nothing better exists. With more, the result is near the bound.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -25,16 +23,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array: TypeAlias = npt.NDArray[Any]
-    Bound: TypeAlias = tuple[float, int, int]  # strain, idle workers, bytes moved
 
-SMALL = 12  # pieces: so few are placed by one search over all of them
-LARGE = 20_000  # pieces: above, the first placement is near the bound, and time is not
-TOGETHER = 9  # pieces placed anew at a time
-PATIENCE = 200  # fruitless tries in a row until a placement counts as good
-ALL_NODES, TRY_NODES, NODES = 20_000, 300, 10_000  # of search trees, 10 us each
-OVER = 1e6  # strain of a worker filled to its budget; above: it does not fit
+ALL = 2_000_000  # all ways of all pieces are tried if their loads are so few numbers
+WAYS, TRIES = 4_096, 800  # else so many ways for a few pieces, and so often
+PATIENCE = 200  # fruitless tries in a row after which a placement counts as good
+LARGE = 20_000  # pieces: with more, the first placement is near the bound already
+OVER = 1e6  # strain of a worker filled to its budget; above, it does not fit
 EXACT = 1 + 1e-12  # what rounding may add to a ratio
-TINY = 1e-300  # stands for a share or a budget of 0, to divide by
+TINY = 1e-9  # instead of a share or a budget of 0, to divide by
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,7 +54,7 @@ class _Problem:
     holder: Array  # (holdings,) worker, most bytes first within a piece
     held: Array  # (holdings,) bytes
     start: Array  # (pieces + 1,) where the holdings of each piece begin
-    home: Array  # (pieces,) worker with most of its bytes; -1: none has any
+    home: Array  # (pieces,) worker with most of its bytes, -1: none has any
     most: Array  # (pieces,) bytes there
     share: Array  # (workers,) rows
     budget: Array  # (workers,) bytes, inf: no bound
@@ -80,8 +76,8 @@ def place(
     rows, nbytes : (pieces,) int
         Rows and bytes of each piece, all its collections together; may be 0.
     held : three (holdings,) int
-        Piece, worker, bytes of that piece on that worker. Replicas are several
-        entries; entries with the same piece and worker add up.
+        Piece, worker, bytes of that piece on that worker; replicas are more entries,
+        entries with the same piece and worker add up.
     weights : (workers,) float
         A worker's share of the rows is proportional to it. 0: nothing may stay there.
     budget : (workers,) float, optional
@@ -98,63 +94,59 @@ def place(
     """
     given = [np.asarray(values) for values in (rows, nbytes, *held)]
     weight = np.asarray(weights, np.float64)
-    room = np.full(weight.shape, np.inf) if budget is None else np.asarray(budget)
-    _check(given, weight, room, tolerance)
-    problem = _problem(given, weight, room.astype(np.float64))
+    bound = np.full(weight.shape, np.inf) if budget is None else np.asarray(budget)
+    _check(given, weight, bound, tolerance)
+    problem = _problem(given, weight, bound)
     target, limit = _solve(problem, (1 + tolerance) * EXACT)
-    strain = float(_strain(problem, target).max())
-    if strain > OVER:
+    return _placement(problem, target, limit, weight)
+
+
+def _placement(
+    problem: _Problem, target: Array, limit: float, weight: Array
+) -> Placement:
+    nbytes, budget = problem.nbytes, problem.budget
+    imbalance = max(1.0, _worst(problem, target))
+    if imbalance > OVER:
         raise CapacityError(
-            f"No way was found to fit {target.size} pieces, {sum(given[1]):,} bytes, "
-            f"the largest {max(given[1]):,}, into the budgets of {weight.size} workers: "
-            f"{problem.budget.sum():,.0f} bytes, the largest {problem.budget.max():,.0f}"
+            f"No way was found to fit {nbytes.sum():,} bytes, the largest piece "
+            f"{nbytes.max():,}, into budgets of {budget.sum():,.0f} bytes in all, the "
+            f"largest {budget.max():,.0f}."
         )
+    workers = np.flatnonzero(weight)[target]
     return Placement(
-        target=np.flatnonzero(weight)[target],
-        moved=int((problem.nbytes - _kept(problem, target)).sum()),
-        rows=np.bincount(np.flatnonzero(weight)[target], problem.rows, weight.size),
-        imbalance=round(max(1.0, strain), 9),
+        target=workers,
+        moved=int((nbytes - _kept(problem, target)).sum()),
+        rows=np.bincount(workers, problem.rows, weight.size).astype(np.int64),
+        imbalance=round(imbalance, 9),
         limit=round(limit, 9),
     )
 
 
-def _check(given: list[Array], weight: Array, budget: Array, tolerance: float) -> None:
+def _check(given: list[Array], weight: Array, bound: Array, tolerance: float) -> None:
     rows, nbytes, piece, worker, held = given
-    for name, array in zip(("rows", "nbytes", *["held"] * 3), given, strict=True):
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ValueError(f"{name} must be 1-D integers, not {array.dtype}")
-        if (array < 0).any():
-            raise ValueError(f"{name} must not be negative")
+    for values in given:
+        if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+            raise ValueError("rows, nbytes and held must be 1-D arrays of integers")
+        if (values < 0).any():
+            raise ValueError("rows, nbytes and held must not be negative")
     if rows.size != nbytes.size or not piece.size == worker.size == held.size:
-        raise ValueError(f"lengths differ: {[array.size for array in given]}")
+        raise ValueError(f"lengths differ: {[values.size for values in given]}")
     if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
         raise ValueError("weights must be finite, none below 0 and one above")
-    if budget.shape != weight.shape or not (budget >= 0).all() or not tolerance >= 0:
-        raise ValueError("budget (one a worker) and tolerance must not be negative")
+    if bound.shape != weight.shape or not (bound >= 0).all():
+        raise ValueError(f"budget must be {weight.size} numbers, none below 0")
+    if not 0 <= tolerance < np.inf:
+        raise ValueError(f"tolerance must be 0 or more, not {tolerance}")
     if (piece >= rows.size).any() or (worker >= weight.size).any():
         raise ValueError(f"held goes beyond {rows.size} pieces, {weight.size} workers")
 
 
-def _problem(given: list[Array], weight: Array, budget: Array) -> _Problem:
-    rows, nbytes, piece, worker, held = (array.astype(np.int64) for array in given)
-    pairs, entry = np.unique(piece * weight.size + worker, return_inverse=True)
-    held = np.bincount(entry, held, pairs.size).astype(np.int64)
-    piece, worker = np.divmod(pairs, weight.size)
-    if (held > nbytes[piece]).any():
-        raise ValueError("held: a worker has more bytes of a piece than the piece")
-    useful = np.flatnonzero((weight[worker] > 0) & (held > 0))
-    order = useful[np.lexsort((-held[useful], piece[useful]))]
-    piece, holder, held = (
-        piece[order],
-        (np.cumsum(weight > 0) - 1)[worker[order]],
-        held[order],
-    )
+def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
+    rows, nbytes = (values.astype(np.int64) for values in given[:2])
+    piece, holder, held = _holdings(given, weight)
     start = np.searchsorted(piece, np.arange(rows.size + 1))
-    first, any_ = start[:-1], np.diff(start) > 0
-    home, most = np.full(rows.size, -1), np.zeros(rows.size, np.int64)
-    home[any_], most[any_] = holder[first[any_]], held[first[any_]]
-    eligible, total, volume = weight > 0, float(rows.sum()), nbytes.sum()
-    cap = budget * total / volume if volume else np.full(weight.size, np.inf)
+    some, first = np.diff(start) > 0, start[:-1]
+    budget = np.maximum(bound[weight > 0].astype(np.float64), TINY)
     return _Problem(
         rows=rows,
         nbytes=nbytes,
@@ -162,24 +154,39 @@ def _problem(given: list[Array], weight: Array, budget: Array) -> _Problem:
         holder=holder,
         held=held,
         start=start,
-        home=home,
-        most=most,
-        share=np.maximum(_shares(weight[eligible], cap[eligible], total), TINY),
-        budget=np.maximum(budget[eligible], TINY),
+        home=np.where(some, np.append(holder, 0)[first], -1),
+        most=np.where(some, np.append(held, 0)[first], 0),
+        share=_shares(weight[weight > 0], budget, rows.sum(), nbytes.sum()),
+        budget=budget,
     )
 
 
-def _shares(weight: Array, most: Array, left: float) -> Array:
-    """Rows in proportion to `weight`; what is above `most` goes to the others."""
+def _holdings(given: list[Array], weight: Array) -> tuple[Array, Array, Array]:
+    """Pieces, workers and bytes in order: same pairs added, no other workers."""
+    nbytes, piece, worker, held = (values.astype(np.int64) for values in given[1:])
+    pairs, entry = np.unique(piece * weight.size + worker, return_inverse=True)
+    held = np.bincount(entry, held, pairs.size).astype(np.int64)
+    piece, worker = np.divmod(pairs, weight.size)
+    if (held > nbytes[piece]).any():
+        raise ValueError("held: a worker holds more of a piece than its nbytes")
+    useful = np.flatnonzero((weight[worker] > 0) & (held > 0))
+    order = useful[np.lexsort((-held[useful], piece[useful]))]
+    return piece[order], (np.cumsum(weight > 0) - 1)[worker[order]], held[order]
+
+
+def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
+    """Rows in proportion to `weight`; what a budget cannot hold goes to the others."""
     share, below = np.zeros(weight.size), np.ones(weight.size, bool)
+    bound = rows and nbytes  # inf * 0 is no number
+    most = budget * rows / nbytes if bound else np.full(weight.size, np.inf)
     while below.any():
-        fair = left * weight / weight[below].sum()
-        full = below & (fair >= most)
+        fair = rows * weight / weight[below].sum()
+        full = below & (fair > most)
         if not full.any():
             share[below] = fair[below]
             break
-        share[full], left, below = most[full], left - most[full].sum(), below & ~full
-    return share
+        share[full], rows, below = most[full], rows - most[full].sum(), below & ~full
+    return np.maximum(share, TINY)
 
 
 def _kept(problem: _Problem, target: Array) -> Array:
@@ -190,228 +197,218 @@ def _kept(problem: _Problem, target: Array) -> Array:
     return kept
 
 
-def _strain(problem: _Problem, target: Array) -> Array:
-    """(workers,) rows / share, and what no such ratio reaches if above the budget."""
-    load = np.bincount(target, problem.rows, problem.share.size)
-    used = np.bincount(target, problem.nbytes, problem.share.size)
-    over = np.where(used > problem.budget, OVER * used / problem.budget, 0.0)
-    return np.maximum(over, load / problem.share)
+def _loads(problem: _Problem, target: Array) -> tuple[Array, Array]:
+    """(workers,) rows and bytes."""
+    size = problem.share.size
+    load, used = (np.bincount(target, n, size) for n in (problem.rows, problem.nbytes))
+    return load, used
+
+
+def _strain(load: Array, used: Array, share: Array, budget: Array) -> Array:
+    """Rows / share, and what no such ratio reaches where the budget is exceeded."""
+    return np.maximum(load / share, np.where(used > budget, OVER * used / budget, 0.0))
+
+
+def _worst(problem: _Problem, target: Array) -> float:
+    loads = _loads(problem, target)
+    return float(_strain(*loads, problem.share, problem.budget).max())
 
 
 def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
     """Return the targets, and the imbalance that they were allowed."""
+    size, workers = problem.rows.size, problem.share.size
+    numbers = (size + 1) * np.log(max(workers, 2))
+    # The biggest piece has to be somewhere.
     floor = max(floor, problem.rows.max(initial=0) / problem.share.max() * EXACT)
-    target = _occupy(problem, _first(problem, floor), floor)
-    if target.size <= SMALL:
-        pieces = np.lexsort((-problem.nbytes, -problem.rows))
-        search = _Search(problem, target, floor, pieces, np.arange(problem.share.size))
-        target[pieces] = search.run(ALL_NODES)
-        if search.nodes > 0:  # nothing is left to try
-            return target, max(floor, float(_strain(problem, target).max()))
-    if target.size <= LARGE:
-        target = _polish(problem, target, floor)
-    limit = max(floor, float(_strain(problem, target).max()) * EXACT)
-    if floor < limit and target.size <= LARGE:
-        target = _polish(problem, target, limit)
-    return target, limit
+    target = _first(problem, floor)
+    _occupy(problem, target, floor)
+    settled = (_kept(problem, target) == problem.most).all()
+    if settled and _worst(problem, target) <= floor:
+        return target, floor
+    if size and numbers <= np.log(ALL):
+        _replace(problem, target, floor, np.arange(size), np.arange(workers))
+    elif size <= LARGE:
+        _polish(problem, target, floor)
+        if _worst(problem, target) > floor:
+            _polish(problem, target, _worst(problem, target) * EXACT)
+    return target, max(floor, _worst(problem, target))
 
 
 def _first(problem: _Problem, limit: float) -> Array:
-    """Return the best balanced of: stay where room is; all anew; all stay."""
+    """Return the best balanced of: stay where room is; all stay; all anew."""
     stay = _fill(problem, limit, stay=True)
-    if _strain(problem, stay).max() <= limit:
+    if _worst(problem, stay) <= limit:
         return stay
     home = np.where(problem.home < 0, stay, problem.home)
     every = (stay, home, _fill(problem, limit, stay=False))
-    return min(every, key=lambda target: float(_strain(problem, target).max()))
+    return min(every, key=lambda target: _worst(problem, target))
 
 
 def _fill(problem: _Problem, limit: float, *, stay: bool) -> Array:
-    """Biggest pieces first: those at home stay if they fit, the rest go where room is."""
-    rows, nbytes = problem.rows.tolist(), problem.nbytes.tolist()
-    room, space = (limit * problem.share).tolist(), problem.budget.tolist()
+    """Biggest first: pieces stay with a holder if they fit, the rest find room."""
+    filling = _Filling(problem, limit)
     waiting = np.lexsort((-problem.nbytes, -problem.rows)).tolist()
-    target = [-1] * len(rows)
-    start, holder = problem.start.tolist(), problem.holder.tolist()
-    # First only the workers with most of a piece, then any that has some of it.
-    best = problem.held == problem.held[problem.start[problem.piece]]
-    ends = problem.start[:-1] + np.bincount(problem.piece, best, len(rows)).astype(int)
-    for end in (ends.tolist(), start[1:]) if stay else ():
-        leaving = []
-        for piece in waiting:
-            count, size = rows[piece], nbytes[piece]
+    if stay:
+        # First only the workers with most of a piece are asked, then any with some.
+        equal = problem.piece[problem.held == problem.most[problem.piece]]
+        end = problem.start[:-1] + np.bincount(equal, minlength=len(waiting))
+        waiting = filling.keep(waiting, problem, end)
+        waiting = filling.keep(waiting, problem, problem.start[1:])
+    filling.send(waiting)
+    return np.array(filling.target, np.intp)
+
+
+class _Filling:
+    """Pieces put on workers one after the other, and the room that is left."""
+
+    def __init__(self, problem: _Problem, limit: float) -> None:
+        self.rows: list[int] = problem.rows.tolist()
+        self.nbytes: list[int] = problem.nbytes.tolist()
+        self.room: list[float] = (limit * problem.share).tolist()  # rows
+        self.space: list[float] = problem.budget.tolist()  # bytes
+        self.rate: float = sum(self.rows) / (sum(self.nbytes) or 1) or 1.0
+        self.target = [-1] * len(self.rows)
+
+    def put(self, piece: int, worker: int) -> None:
+        self.target[piece] = worker
+        self.room[worker] -= self.rows[piece]
+        self.space[worker] -= self.nbytes[piece]
+
+    def left(self, worker: int) -> float:
+        return min(self.room[worker], self.rate * self.space[worker])
+
+    def keep(self, pieces: list[int], problem: _Problem, ends: Array) -> list[int]:
+        """Put pieces on holders with room, return those for which there is none."""
+        start, end = problem.start.tolist(), ends.tolist()
+        holder = problem.holder.tolist()
+        room, space, leaving = self.room, self.space, []
+        for piece in pieces:
+            rows, nbytes = self.rows[piece], self.nbytes[piece]
             near = holder[start[piece] : end[piece]]
-            fits = [w for w in near if count <= room[w] and size <= space[w]]
-            if not fits:
+            fits = [w for w in near if rows <= room[w] and nbytes <= space[w]]
+            if fits:
+                self.put(piece, max(fits, key=room.__getitem__))
+            else:
                 leaving.append(piece)
-                continue
-            worker = max(fits, key=room.__getitem__) if len(fits) > 1 else fits[0]
-            target[piece] = worker
-            room[worker] -= count
-            space[worker] -= size
-        waiting = leaving
-    rate = sum(rows) / (sum(nbytes) or 1)
-    heap = [(-min(room[w], space[w] * rate), w) for w in range(len(room))]
-    heapq.heapify(heap)
-    for piece in waiting:
-        full = []
-        while len(heap) > 1 and nbytes[piece] > space[heap[0][1]]:
-            full.append(heapq.heappop(heap))
-        target[piece] = worker = heap[0][1]
-        room[worker] -= rows[piece]
-        space[worker] -= nbytes[piece]
-        heapq.heapreplace(heap, (-min(room[worker], space[worker] * rate), worker))
-        for entry in full:
-            heapq.heappush(heap, entry)
-    return np.array(target, np.intp)
+        return leaving
+
+    def send(self, pieces: list[int]) -> None:
+        """Put each where most room is, be it bounded by rows or by bytes."""
+        heap = [(-self.left(worker), worker) for worker in range(len(self.room))]
+        heapq.heapify(heap)
+        for piece in pieces:
+            full = []
+            while len(heap) > 1 and self.nbytes[piece] > self.space[heap[0][1]]:
+                full.append(heapq.heappop(heap))
+            worker = heap[0][1]
+            self.put(piece, worker)
+            heapq.heapreplace(heap, (-self.left(worker), worker))
+            for entry in full:
+                heapq.heappush(heap, entry)
 
 
-def _occupy(problem: _Problem, target: Array, limit: float) -> Array:
+def _occupy(problem: _Problem, target: Array, limit: float) -> None:
     """Give idle workers a piece each, the cheapest of those that have several."""
-    real = problem.rows > 0
+    real, kept = problem.rows > 0, _kept(problem, target)
     busy = np.bincount(target[real], minlength=problem.share.size)
-    kept = _kept(problem, target)
     for worker in np.flatnonzero((busy == 0) & (problem.share > TINY)):
-        room = problem.budget[worker] - problem.nbytes[target == worker].sum()
-        fits = real & (busy[target] > 1) & (problem.nbytes <= room)
+        space = problem.budget[worker] - problem.nbytes[target == worker].sum()
+        fits = real & (busy[target] > 1) & (problem.nbytes <= space)
         fits &= problem.rows <= limit * problem.share[worker]
         if fits.any():
-            piece = np.where(fits, kept, np.inf).argmin()
+            price, copy = kept.copy(), problem.holder == worker
+            price[problem.piece[copy]] -= problem.held[copy]
+            piece = np.where(fits, price, np.inf).argmin()
             busy[target[piece]] -= 1
             busy[worker] += 1
             target[piece] = worker
-    return target
 
 
-class _Search:
-    """Branch and bound: some pieces placed anew on some workers, the others stay."""
-
-    def __init__(
-        self, problem: _Problem, target: Array, floor: float, pieces: Array, on: Array
-    ) -> None:
-        kept = np.zeros((pieces.size, problem.share.size), np.int64)
-        for row, piece in zip(kept, pieces, strict=True):
-            span = slice(problem.start[piece], problem.start[piece + 1])
-            row[problem.holder[span]] = problem.held[span]
-        cost = (problem.nbytes[pieces, None] - kept)[:, on]
-        share, budget = problem.share[on], problem.budget[on]
-        rows, nbytes = problem.rows[pieces], problem.nbytes[pieces]
-        size, now = problem.share.size, np.searchsorted(on, target[pieces])
-        load = np.bincount(target, problem.rows, size)[on]
-        used = np.bincount(target, problem.nbytes, size)[on]
-        moved = int(cost[np.arange(pieces.size), now].sum())
-        strain = max(floor, _strain(problem, target)[on].max())
-        self.best: Bound = (strain, int(((load == 0) & (share > TINY)).sum()), moved)
-        self.found = now.tolist()
-        self.load = (load - np.bincount(now, rows, on.size)).tolist()
-        self.used = (used - np.bincount(now, nbytes, on.size)).tolist()
-        self.cost, self.rows, self.nbytes = (
-            cost.tolist(),
-            rows.tolist(),
-            nbytes.tolist(),
-        )
-        self.share, self.budget, self.floor = share.tolist(), budget.tolist(), floor
-        # What the pieces still to come cost at least, and how many idle workers they fill.
-        self.rest = [*np.cumsum(cost.min(1)[::-1])[::-1].tolist(), 0]
-        self.fill = [*np.cumsum((rows > 0)[::-1])[::-1].tolist(), 0]
-        # Two workers that nothing tells apart need not both be tried.
-        looks = [tuple(look) for look in np.vstack([cost, share, budget]).T.tolist()]
-        self.twin = [looks.index(look) for look in looks]
-        self.chosen = [0] * pieces.size
-        self.on = on
-
-    def run(self, nodes: int) -> Array:
-        self.nodes = nodes
-        idle = sum(
-            not load and share > TINY
-            for load, share in zip(self.load, self.share, strict=True)
-        )
-        self.descend(0, (self.floor, idle, 0))
-        return self.on[self.found]
-
-    def descend(self, depth: int, so_far: Bound) -> None:
-        self.nodes -= 1
-        if depth == len(self.rows):
-            self.best, self.found = so_far, self.chosen.copy()
-            return
-        rows, nbytes = self.rows[depth], self.nbytes[depth]
-        for bound, worker in self.choices(depth, so_far):
-            if bound >= self.best or self.nodes <= 0:
-                return
-            strain, _, moved = bound
-            idle = so_far[1] - (rows > 0 == self.load[worker])
-            self.load[worker] += rows
-            self.used[worker] += nbytes
-            self.chosen[depth] = worker
-            self.descend(depth + 1, (strain, idle, moved - self.rest[depth + 1]))
-            self.load[worker] -= rows
-            self.used[worker] -= nbytes
-
-    def choices(self, depth: int, so_far: Bound) -> list[tuple[Bound, int]]:
-        """Workers for the piece at `depth`, most promising first, with what they bound."""
-        strain, idle, moved = so_far
-        rows, nbytes = self.rows[depth], self.nbytes[depth]
-        rest, fill = self.rest[depth + 1], self.fill[depth + 1]
-        found, seen = [], set()
-        for worker, cost in enumerate(self.cost[depth]):
-            load, used = self.load[worker] + rows, self.used[worker] + nbytes
-            over = used > self.budget[worker]
-            ratio = (
-                OVER * used / self.budget[worker] if over else load / self.share[worker]
-            )
-            gain = rows > 0 and load == rows
-            bound = (
-                max(strain, ratio),
-                max(0, idle - gain - fill),
-                moved + cost + rest,
-            )
-            look = (self.twin[worker], load, used)
-            if bound < self.best and look not in seen:
-                seen.add(look)
-                found.append((bound, worker))
-        return sorted(found)
-
-
-def _polish(problem: _Problem, target: Array, floor: float) -> Array:
-    """Place a few pieces anew, again and again, and keep what is better."""
+def _polish(problem: _Problem, target: Array, floor: float) -> None:
+    """Put a few pieces in the best way, again and again."""
     generator = np.random.default_rng(0)  # same input, same output
-    nodes, tries = NODES, PATIENCE
-    target = target.copy()
-    while nodes > 0 and tries > 0:
+    patience = PATIENCE
+    for _ in range(TRIES):
         pieces, workers = _neighbours(problem, target, floor, generator)
-        if not pieces.size:
+        if not pieces.size or not patience:
             break
-        search = _Search(problem, target, floor, pieces, workers)
-        before = search.best
-        target[pieces] = search.run(TRY_NODES)
-        tries = PATIENCE if search.best < before else tries - 1
-        nodes -= TRY_NODES - search.nodes
-    return target
+        better = _replace(problem, target, floor, pieces, workers)
+        patience = PATIENCE if better else patience - 1
 
 
 def _neighbours(
     problem: _Problem, target: Array, floor: float, generator: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Pick pieces worth placing anew together, biggest first, and workers for them."""
-    strain = _strain(problem, target)
+    """Pick pieces worth placing anew together, and the workers to place them on."""
+    load, used = _loads(problem, target)
+    strain = _strain(load, used, problem.share, problem.budget)
     away = _kept(problem, target) < problem.most
-    fullest = target == strain.argmax()
-    seeds = np.flatnonzero(fullest if strain.max() > floor else away)
+    seeds = np.flatnonzero(target == strain.argmax() if strain.max() > floor else away)
     if not seeds.size:
         return seeds, seeds
     seed = generator.choice(seeds)
     home = problem.home[seed]
     # Who could take the seed, and who could take something from the seed's home.
-    load = np.bincount(target, problem.rows, strain.size) + problem.rows[seed]
-    there = np.flatnonzero(target == home)
-    other = generator.choice(there) if there.size else seed
+    roomy = ((load + problem.rows[seed]) / problem.share).argmin()
+    other = generator.choice([*np.flatnonzero(target == home), seed])
     holders = problem.holder[problem.start[other] : problem.start[other + 1]]
     third = generator.choice([*holders, generator.integers(strain.size)])
-    chosen = {home, target[seed], (load / problem.share).argmin(), third} - {-1}
-    near = np.isin(target, [*chosen]) | (away & np.isin(problem.home, [*chosen]))
+    on = {home, target[seed], roomy, third} - {-1}
+    near = np.isin(target, [*on]) | (away & np.isin(problem.home, [*on]))
     near[seed] = False
     others = np.flatnonzero(near)
-    urgency = generator.random(others.size) + 0.3 * away[others]
-    pieces = np.append(others[np.argsort(-urgency)[: TOGETHER - 1]], seed)
-    pieces = pieces[np.lexsort((-problem.nbytes[pieces], -problem.rows[pieces]))]
-    return pieces, np.union1d([*chosen], target[pieces])
+    # Rather those that lie in the wrong place, or could lie in another at no cost.
+    loose = (away | (np.diff(problem.start) > 1))[others]
+    order = (generator.random(others.size) - 0.3 * loose).argsort()
+    return _few(target, [seed, *others[order]], on)
+
+
+def _few(target: Array, pieces: list[Any], on: set[Any]) -> tuple[Array, Array]:
+    """Keep of `pieces`, with where they are, as many as have no more than WAYS."""
+    count = 1
+    while count < len(pieces):
+        more = on | {target[pieces[count]]}
+        if max(len(more), 2) ** (count + 1) > WAYS:
+            break
+        on, count = more, count + 1
+    return np.array(pieces[:count]), np.array(sorted(on))
+
+
+def _replace(
+    problem: _Problem, target: Array, floor: float, pieces: Array, on: Array
+) -> bool:
+    """Put `pieces` on the workers `on` in the best way; say whether it is better."""
+    load, used, kept = _ways(problem, target, pieces, on)
+    share, budget = problem.share[on, None], problem.budget[on, None]
+    full = _strain(load, used, share, budget).max(0)
+    strain = np.maximum(full, floor)
+    idle = ((load == 0) & (share > TINY)).sum(0)
+    shape = (on.size,) * pieces.size
+    now = np.ravel_multi_index(tuple(np.searchsorted(on, target[pieces])), shape)
+    best = np.flatnonzero(strain == strain.min())
+    best = best[idle[best] == idle[best].min()]
+    best = best[kept[best] == kept[best].max()]
+    way = best[full[best].argmin()]
+    # A way as good as the present one is taken too: it may bring others in reach.
+    target[pieces] = on[np.array(np.unravel_index(way, shape))]
+    new, old = ((strain[at], idle[at], -kept[at]) for at in (way, now))
+    return bool(new < old)
+
+
+def _ways(
+    problem: _Problem, target: Array, pieces: Array, on: Array
+) -> tuple[Array, Array, Array]:
+    """(on, ways) rows and bytes, and (ways,) bytes kept, for every way of placing."""
+    others = np.delete(np.arange(target.size), pieces)
+    load, used = (
+        np.bincount(target[others], values[others], problem.share.size)[on, None]
+        for values in (problem.rows, problem.nbytes)
+    )
+    kept, unit = np.zeros(1), np.eye(on.size)[:, None]
+    for piece in pieces:  # every way so far becomes as many as there are workers
+        span = slice(problem.start[piece], problem.start[piece + 1])
+        there = problem.holder[span, None] == on
+        load = (load[:, :, None] + problem.rows[piece] * unit).reshape(on.size, -1)
+        used = (used[:, :, None] + problem.nbytes[piece] * unit).reshape(on.size, -1)
+        kept = (kept[:, None] + problem.held[span] @ there).ravel()
+    return load, used, kept

@@ -41,8 +41,8 @@ def make_plan(
 
     Raises
     ------
-    CapacityError
-        What a phase needs does not fit the workers' memory.
+    CapacityError, NoWorkersError
+        What a phase needs does not fit the workers' memory, or no worker runs.
     """
     known = actions.available() if available is None else available
     for phase, name in PHASES:

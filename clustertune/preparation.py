@@ -30,13 +30,14 @@ from clustertune import (
 from clustertune.errors import ClustertuneError, TimedOutError, VerificationError
 from clustertune.journal import Journal
 from clustertune.live import LiveCluster
-from clustertune.model import Cluster, Goal, Notify, Plan
+from clustertune.model import Cluster, Goal, Notify, Outcome, Plan
 from clustertune.prepared import Again, Prepared
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.wording import seconds_text
 
 ROUNDS = 6
+VAIN = 2  # rounds in a row without any effect, after which no other is tried
 
 
 # --- the loop -------------------------------------------------------------------------
@@ -55,13 +56,15 @@ async def tune(
 
     Raises
     ------
-    AlignmentError, CapacityError
+    AlignmentError, CapacityError, NoWorkersError
         A critical finding that nothing here can remedy; before anything is moved.
     """
+    vain = 0
     for _ in range(ROUNDS):
         plan = await _look_and_plan(cluster, journal, notify, settings)
-        if dry_run or not plan.steps or _stuck(journal):
+        if dry_run or not plan.steps or vain == VAIN:
             return
+        done = len(journal.outcomes)
         await executor.execute(
             plan,
             journal.views[-1],
@@ -70,14 +73,13 @@ async def tune(
             clock=clock,
             record=journal.outcomes.append,
         )
+        vain = vain + 1 if _in_vain(journal.outcomes[done:]) else 0
     await _look_and_plan(cluster, journal, notify, settings)
 
 
-def _stuck(journal: Journal) -> bool:
-    """Whether the last two steps, of one kind, were in vain."""
-    last = journal.outcomes[-2:]
-    vain = [o.status in ("partly", "skipped") and not o.nbytes for o in last]
-    return len(last) == 2 and all(vain) and last[0].step.action == last[1].step.action
+def _in_vain(outcomes: Sequence[Outcome]) -> bool:
+    """Whether a round had no effect: the next one has another plan, or none will do."""
+    return all(o.status in ("partly", "skipped") and not o.nbytes for o in outcomes)
 
 
 async def _look_and_plan(
@@ -234,7 +236,8 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         work = _work(request, cluster, journal, progress.notify, dry_run)
         await asyncio.wait_for(work, request.timeout)
         report = journal.report(journal.status(dry_run), monotonic() - start)
-    except BaseException as error:  # noqa: BLE001: it goes on, after the report
+    # whatever it is goes on, after the report
+    except BaseException as error:  # noqa: BLE001
         ours = _explain(error, cluster, request.timeout)
         text = str(ours) or type(ours).__name__
         report = journal.report("failed", monotonic() - start, text)

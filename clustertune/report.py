@@ -113,16 +113,16 @@ class Report:
             It is not a report, or of another schema version.
         """
         data = json.loads(text)
-        version = data.pop("schema_version", None)
+        version = data.get("schema_version") if isinstance(data, dict) else None
         if version != SCHEMA_VERSION:
-            raise ValueError(f"schema version {version} of reports is not known here")
-        for name in ("found", "left"):
-            data[name] = tuple(_finding(f) for f in data[name])
-        for name in ("before", "after"):
-            data[name] = tuple(_summary(s) for s in data[name])
-        data["steps"] = tuple(Done(**_only(Done, s)) for s in data["steps"])
-        data["needs"] = tuple(data["needs"])
-        return cls(**_only(cls, data))
+            raise ValueError(
+                f"schema version {version!r} of reports is not known here, only "
+                f"{SCHEMA_VERSION} is"
+            )
+        try:
+            return cls(**_fields(_only(cls, data)))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"this is not a report: {error!r}") from error
 
 
 # --- making one -----------------------------------------------------------------------
@@ -241,7 +241,7 @@ def _table(
 
 def _finding_rows(found: Sequence[Finding]) -> list[list[str]]:
     return [
-        [str(f.severity), f.check, printable(f.message), printable(f.remedy)]
+        [str(f.severity), *map(printable, (f.check, f.message, f.remedy))]
         for f in found
     ]
 
@@ -249,7 +249,7 @@ def _finding_rows(found: Sequence[Finding]) -> list[list[str]]:
 def _step_rows(steps: Sequence[Done]) -> list[list[str]]:
     return [
         [
-            s.status,
+            printable(s.status),
             printable(s.summary),
             _cost(s.predicted_bytes, s.predicted_seconds),
             _cost(s.nbytes, s.seconds),
@@ -329,6 +329,17 @@ def _only(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in data.items() if k in names}
 
 
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    """What JSON has made of the fields of a report, as it was."""
+    for name in ("found", "left"):
+        data[name] = tuple(_finding(f) for f in data[name])
+    for name in ("before", "after"):
+        data[name] = tuple(_summary(s) for s in data[name])
+    data["steps"] = tuple(Done(**_only(Done, s)) for s in data["steps"])
+    data["needs"] = tuple(data["needs"])
+    return data
+
+
 def _finding(data: Mapping[str, Any]) -> Finding:
     known = _only(Finding, data)
     known["severity"] = Severity(known["severity"])
@@ -339,5 +350,7 @@ def _finding(data: Mapping[str, Any]) -> Finding:
 def _summary(data: Mapping[str, Any]) -> LayoutSummary:
     known = _only(LayoutSummary, data)
     known["members"] = tuple(known["members"])
-    known["workers"] = tuple(WorkerShare(**w) for w in known["workers"])
+    known["workers"] = tuple(
+        WorkerShare(**_only(WorkerShare, w)) for w in known["workers"]
+    )
     return LayoutSummary(**known)

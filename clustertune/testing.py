@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.sizes import held_bytes
 from clustertune.verification import problems
 
 Homes = dict[str, list[set[str]]]
@@ -95,6 +97,11 @@ class MemoryCluster:
             for x in start.layouts
             for m in x.members
         }
+        given = held_bytes(start.layouts, len(self.workers)).tolist()
+        self._foreign = {  # bytes of Dask's other keys
+            w.address: max(0, w.managed - n)
+            for w, n in zip(start.now.workers, given, strict=True)
+        }
 
     # --- faults -----------------------------------------------------------------------
 
@@ -141,8 +148,9 @@ class MemoryCluster:
         self.calls.append(f"scale {n_workers}")
         if n_workers > self.most:
             raise ScaleError(f"asked for {n_workers} workers, {self.most} run")
-        for i in range(len(self.workers), n_workers):
-            new = worker(i)
+        free = (w for w in map(worker, count()) if w.address not in self.workers)
+        while len(self.workers) < n_workers:
+            new = next(free)
             self.workers[new.address] = new
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
@@ -197,7 +205,8 @@ class MemoryCluster:
             for i, holders in enumerate(self.homes[m.label])
             if w.address in holders
         )
-        return replace(w, managed=held, process=w.unmanaged + held)
+        managed = held + self._foreign.get(w.address, 0)
+        return replace(w, managed=managed, process=w.unmanaged + managed)
 
 
 def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
@@ -213,4 +222,5 @@ def _loaded(m: Member) -> Member:
     if m.loaded:
         return m
     rows = np.zeros(len(m.keys), dtype=np.int64) if m.rows is None else m.rows
-    return replace(m, loaded=True, rows=rows, nbytes=rows * 8)
+    width = 8 if m.total_bytes is None else m.total_bytes // max(1, rows.sum())
+    return replace(m, loaded=True, rows=rows, nbytes=rows * width)

@@ -23,7 +23,7 @@ def test_a_fraction(value: object, expected: float) -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.01, True, "0.05", None, float("nan"), 0.5j])
 def test_no_fraction(value: object) -> None:
-    """What is no number from 0 to 1 is refused, with name, value and what is allowed."""
+    """What is no number from 0 to 1 is refused with name, value and what is allowed."""
     with pytest.raises(ValueError, match=r"tolerance=.* must be a number from 0 up to"):
         arguments.fraction("tolerance", value, zero=True)
 

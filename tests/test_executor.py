@@ -66,7 +66,7 @@ def looks(cluster: MemoryCluster) -> MemoryCluster:
         cluster.calls.append("look")
         return await look(notify)
 
-    cluster.look = noted  # type: ignore[method-assign]
+    cluster.look = noted
     return cluster
 
 
@@ -121,7 +121,7 @@ def test_a_guard_may_object_at_once() -> None:
 
 
 def test_a_guard_may_object_on_the_second_look() -> None:
-    """What happens during the first step is seen before the second, which is skipped."""
+    """What happens during one step is seen before the next, which is skipped."""
     cluster = MemoryCluster(start())
     plan = place(start())
     left = iter(range(plan.steps[0].args.count))

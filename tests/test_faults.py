@@ -1,4 +1,4 @@
-"""What must survive: workers killed, clients killed, frozen or interrupted, in mid-plan.
+"""Workers killed, clients killed, frozen or interrupted, all in mid-plan.
 
 After each fault every row is there or computed again, what was held off is as it was,
 and the lease is free.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import dask.array as da
@@ -55,8 +56,7 @@ def compile_here(function):  # type: ignore[no-untyped-def]
     """A function that pickles by value."""
     import cloudpickle
 
-    import tests.test_foreign as module
-
+    module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     try:
         payload = cloudpickle.dumps(function)

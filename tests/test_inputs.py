@@ -61,7 +61,7 @@ def test_an_eval_set_is_a_group_of_its_own() -> None:
 
 
 def test_the_training_data_as_eval_set_is_no_second_group() -> None:
-    """Data given twice is placed once; two places for one key would never be at rest."""
+    """Data given twice is placed once: two places for one key are never at rest."""
     given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50]), (X[:50], Y[:50])])
     assert [label for label, _ in labels(given)] == ["training data", "eval_set[1]"]
     assert given.eval_set == (
@@ -228,7 +228,7 @@ def test_the_way_to_a_collection_works() -> None:
 
 def test_nothing_at_all() -> None:
     """X must be given, and y where other collections follow."""
-    with pytest.raises(TypeError, match="X must be a Dask Array, .*NoneType"):
+    with pytest.raises(TypeError, match=r"X must be a Dask Array, .*NoneType"):
         gather(None)
     with pytest.raises(TypeError, match="y is None but collections follow it"):
         gather(X, None, Y)

@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_an_error() -> None:
 
 
 def test_a_good_move_is_not_refused() -> None:
-    """Running targets, pieces in memory, known thresholds: no guard has an objection."""
+    """Running targets, pieces in memory, known thresholds: no guard objects."""
     seen = two([UNEVEN])
     assert planner.refusal(move(seen, [1, 1]), seen) is None
 

@@ -45,10 +45,10 @@ async def test_data_that_lies_well_is_left_alone(c, s, a, b):
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y)
     places = where(s, X), where(s, y)
-    received = a.state.transfer_incoming_count_total + b.state.transfer_incoming_count_total
+    received = [w.state.transfer_incoming_count_total for w in (a, b)]
     prepared = await clustertune.prepare(c, X, y)
     assert (where(s, X), where(s, y)) == places
-    assert received == a.state.transfer_incoming_count_total + b.state.transfer_incoming_count_total
+    assert received == [w.state.transfer_incoming_count_total for w in (a, b)]
     assert prepared.report.status == "fine"
     assert prepared.plan == ()
 

@@ -10,12 +10,14 @@ workers are less than 30 % full, and it separates X from y.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from clustertune import layouts
+from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.memory import room
 from clustertune.model import (
     Cluster,
@@ -33,10 +35,10 @@ from clustertune.model import (
     WorkerSnapshot,
 )
 from clustertune.placement import Placement, place
-from clustertune.wording import bytes_text
+from clustertune.wording import bytes_text, plural
 
-# A layout that is wrong is brought well within the tolerance: at its very edge the next
-# small change would make it wrong again, and the fullest worker decides when a fit ends.
+# A layout that is wrong is brought well within the tolerance: at its very edge the
+# next small change would make it wrong again, and the fullest worker ends the fit.
 AIM = 0.2  # of the tolerance
 OVERHEAD = 0.1  # seconds that any move takes: cycles of the mover, and questions to it
 REMEDIES = frozenset(("empty_workers", "uneven_rows", "separated_pairs"))
@@ -49,9 +51,17 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     ------
     CapacityError
         The pieces do not fit below the lines at which workers spill.
+    NoWorkersError
+        No worker runs that may hold them.
     """
     if not any(f.check in REMEDIES for f in findings):
         return
+    if not view.eligible_workers:
+        raise NoWorkersError(
+            f"none of {plural(len(view.now.workers), 'worker')} may hold the data: "
+            "they are paused, closing or not named in workers=; free memory there, "
+            "start others, or name others"
+        )
     budget = room(view)
     for layout in view.layouts:
         if not (layout.loaded and layout.aligned):
@@ -69,21 +79,43 @@ def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Place
     tolerance = view.goal.tolerance
     # all of it on workers that may not train is an imbalance of 0, and not even
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
-    return place(
-        layout.rows,
-        (there.piece, there.worker, there.nbytes),
-        layouts.weights(view),
-        nbytes=layouts.piece_bytes(layout),
-        budget=budget,
-        tolerance=tolerance if even else AIM * tolerance,
+    try:
+        return place(
+            layout.rows,
+            (there.piece, there.worker, there.nbytes),
+            layouts.weights(view),
+            nbytes=layouts.piece_bytes(layout),
+            budget=budget,
+            tolerance=tolerance if even else AIM * tolerance,
+        )
+    except CapacityError as error:
+        raise CapacityError(_too_much(layout, view, budget)) from error
+
+
+def _too_much(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> str:
+    """What does not fit, and how many workers of this size would do."""
+    rooms = budget[layouts.weights(view) > 0]
+    text = (
+        f"the {layout.label} ({bytes_text(layout.nbytes)} in pieces of up to "
+        f"{bytes_text(int(layouts.piece_bytes(layout).max()))}) does not fit below the "
+        f"lines at which workers spill: {plural(len(rooms), 'worker')} have "
+        f"{bytes_text(rooms.sum())} of room"
     )
+    if not rooms.any():
+        return f"{text}; free memory there, or add workers with n_workers="
+    enough = max(len(rooms) + 1, math.ceil(layout.nbytes / rooms.mean()))
+    return f"{text}; about {enough} workers of this size would do: n_workers={enough}"
 
 
 def _concerns(layout: Layout, view: View, placement: Placement) -> bool:
-    """Whether anything must travel: a second copy of a piece in place is harmless."""
-    return placement.moved > 0 or bool(
-        (layouts.homes(layout, len(view.now.workers)) < 0).any()
-    )
+    """Whether a piece is not on its target, or would not be taken from there.
+
+    A second copy of a piece is harmless if the piece counts on its target; if it counts
+    elsewhere, dropping that copy is all that it takes.
+    """
+    home = layouts.homes(layout, len(view.now.workers))
+    elsewhere = (home != placement.target) & (layout.rows > 0)
+    return placement.moved > 0 or bool((elsewhere | (home < 0)).any())
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:

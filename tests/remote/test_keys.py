@@ -1,4 +1,4 @@
-"""Keys come back from their packed form as they were, in order, and ranges are small."""
+"""Keys come back from their packed form as they were; ranges are small."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-from typing import Any
 
 import numpy as np
 import pytest
@@ -149,9 +148,7 @@ async def test_the_deadline_of_a_move(c, s, a, b):
         moves=[(keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())],
         deadline=0.2,
     )
-    state: dict[str, Any] = {}
-
-    await soon(lambda: s.plugins[NAME].jobs[job].task.done())
+    await soon(s.plugins[NAME].jobs[job].task.done)
     state = await monitor.ask(c, "progress", job=job)
     assert "deadline" in state["error"]
     assert state["done"] == 0

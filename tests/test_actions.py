@@ -1,0 +1,317 @@
+"""What actions propose, to the key and the byte; and what their files may import."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clustertune
+from clustertune import actions, checks
+from clustertune.actions import persist, rebalance, scale
+from clustertune.errors import CapacityError, NoWorkersError
+from clustertune.model import Moves, Step, Unknown, View
+from clustertune.testing import MemoryCluster, layout, view, worker
+
+MB = 2**20
+
+
+def propose(action: Any, seen: View) -> list[Step]:
+    return list(action.propose(checks.run(seen), seen))
+
+
+def targets(step: Step) -> dict[str, dict[Any, str]]:
+    """By label of member, for every key that moves the address of its target."""
+    return {
+        move.label: {
+            key: step.args.workers[i]
+            for key, i in zip(move.keys, move.targets.tolist(), strict=True)
+        }
+        for move in step.args.moves
+    }
+
+
+def at(i: int) -> str:
+    return worker(i).address
+
+
+def enact(action: Any, step: Step, cluster: MemoryCluster) -> Any:
+    return asyncio.run(action.enact(step, cluster, lambda *_: None))
+
+
+# --- all of them --------------------------------------------------------------------
+
+
+def test_every_action_keeps_the_contract() -> None:
+    """An action is a module with propose, enact and a page; its file is its name."""
+    files = {p.stem for p in Path(actions.__file__).parent.glob("*.py")}
+    assert set(actions.available()) == files - {"__init__"}
+    for name, action in actions.available().items():
+        assert action.__name__ == f"clustertune.actions.{name}"
+        assert callable(action.propose)
+        assert asyncio.iscoroutinefunction(action.enact)
+        assert action.__doc__
+
+
+def test_healthy_data_needs_no_action() -> None:
+    """Where everything is right, no action proposes anything."""
+    seen = view([worker(0), worker(1)], [layout([10] * 4, [0, 1, 0, 1])], n_workers=2)
+    assert [propose(a, seen) for a in actions.available().values()] == [[]] * 3
+
+
+# --- scale --------------------------------------------------------------------------
+
+
+def test_scale_up() -> None:
+    """Workers that are missing are one step, which says how many there will be."""
+    (step,) = propose(scale, view([worker(0)], n_workers=3))
+    assert (step.action, step.args) == ("scale", 3)
+    assert step.summary.startswith("scale from 1 to 3 workers")
+    assert (step.price.nbytes, step.price.at_risk) == (0, "nothing")
+    cluster = MemoryCluster(view([worker(0)]))
+    assert enact(scale, step, cluster).nbytes == 0
+    assert cluster.calls == ["scale 3"]
+    assert len(cluster.workers) == 3
+
+
+def test_scale_is_not_asked_for() -> None:
+    """Without n_workers, or with as many workers, nothing is scaled."""
+    assert propose(scale, view([worker(0)])) == []
+    assert propose(scale, view([worker(0), worker(1)], n_workers=2)) == []
+
+
+# --- persist ------------------------------------------------------------------------
+
+
+def test_persist_everything_in_one_step() -> None:
+    """All that is lazy is one step, over all layouts, with its size if known."""
+    valid = layout([4], None, ("eval_set[0].X",), label="eval_set[0]")
+    seen = view((), [layout([MB, MB], None), valid])
+    (step,) = propose(persist, seen)
+    assert step.action == "persist"
+    assert step.summary == "load X, y, eval_set[0].X (176.0 MiB) in one call"
+    assert step.price.peak == 2 * MB * 88 + 4 * 80
+    assert step.price.nbytes is None
+    cluster = MemoryCluster(seen)
+    assert enact(persist, step, cluster).undone == ""
+    assert cluster.calls == ["persist"]
+
+
+def test_persist_data_that_does_not_tell_its_size() -> None:
+    """One member of unknown size makes the whole unknown, not too small."""
+    data = layout([10], None, total_bytes=None)
+    (step,) = propose(persist, view((), [data]))
+    assert step.summary == "load X, y of unknown size in one call"
+    assert step.price.peak is None
+
+
+def test_what_is_loaded_is_not_loaded_again() -> None:
+    """Only lazy members are named; where there are none there is no step."""
+    mixed = layout([10], [0])
+    assert propose(persist, view((), [mixed])) == []
+    lazy = layout([10], None).members[1]
+    mixed = replace(mixed, members=(mixed.members[0], lazy))
+    (step,) = propose(persist, view((), [mixed]))
+    assert step.summary == "load y (80 B) in one call"
+
+
+# --- rebalance ----------------------------------------------------------------------
+
+
+def test_rebalance_moves_whole_pieces_with_all_members() -> None:
+    """Half of the pieces go to the empty worker, each X_i with its y_i."""
+    data = layout([10] * 4, [0, 0, 0, 0])
+    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
+    found = targets(step)
+    assert set(found) == {"X", "y"}
+    assert {k[1] for k in found["X"]} == {k[1] for k in found["y"]}
+    assert sorted(found["X"].values()) == [at(1), at(1)]
+    assert step.args.count == 4
+
+
+def test_rebalance_is_priced_by_what_travels() -> None:
+    """Bytes, seconds on the busiest link, and the rise in memory of the fullest."""
+    row = 25_000_000 // 88  # 25 MB a piece at 100 MB/s
+    data = layout([row] * 4, [0, 0, 0, 0])
+    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
+    assert step.price.nbytes == step.price.peak == 2 * row * 88
+    assert step.price.seconds == pytest.approx(rebalance.OVERHEAD + 0.5, rel=1e-3)
+    assert step.price.at_risk == "nothing"
+    assert step.summary == "move 47.7 MiB of training data (4 keys)"
+    assert "holds 1.00 times its share of rows instead of 2.00" in step.gain
+
+
+def test_rebalance_does_not_know_the_network() -> None:
+    """Where no transfer was measured yet, the seconds are unknown, not infinite."""
+    some = [worker(0, bandwidth=0.0), worker(1, bandwidth=0.0)]
+    (step,) = propose(rebalance, view(some, [layout([10] * 4, [0] * 4)]))
+    assert step.price.seconds is None
+
+
+def test_rebalance_brings_the_small_to_the_large() -> None:
+    """Of a pair that is apart, y goes to X, not X to y."""
+    data = layout([10] * 4, {"X": [0, 1, 0, 1], "y": [1, 0, 0, 1]})
+    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
+    assert targets(step) == {"y": {("y", 0): at(0), ("y", 1): at(1)}}
+    assert step.price.nbytes == 2 * 10 * 8
+    assert "2 separated pairs together" in step.gain
+
+
+def test_rebalance_goes_by_threads() -> None:
+    """A worker with three times the threads gets three times the rows."""
+    some = [worker(0), worker(1, nthreads=3)]
+    (step,) = propose(rebalance, view(some, [layout([10] * 4, [0] * 4)]))
+    assert list(targets(step)["X"].values()) == [at(1)] * 3
+
+
+def test_rebalance_leaves_workers_that_may_not_train() -> None:
+    """All pieces of a paused worker go, and none comes."""
+    some = [worker(0), worker(1), worker(2, status="paused")]
+    data = layout([10] * 4, [0, 1, 2, 2])
+    (step,) = propose(rebalance, view(some, [data]))
+    found = targets(step)["X"]
+    assert set(found) == {("X", 2), ("X", 3)}
+    assert sorted(found.values()) == [at(0), at(1)]
+    assert "20 rows leave workers that may not train" in step.gain
+
+
+def test_rebalance_keeps_below_the_lines() -> None:
+    """A worker that is nearly full gets no piece, however few rows it has."""
+    full = worker(2, process=int(0.7 * 4 * 2**30), managed=0)
+    some = [worker(0), worker(1), full]
+    (step,) = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
+    assert set(targets(step)["X"].values()) == {at(1)}
+    assert step.args.ceilings[:2] == (int(0.8 * 4 * 2**30),) * 2
+
+
+def test_rebalance_has_no_ceiling_where_nothing_pauses() -> None:
+    """A worker that never pauses, or does not say, has no ceiling to keep below."""
+    some = [worker(0, pause=None), worker(1, memory_limit=0)]
+    some.append(worker(2, facts=Unknown("it hangs")))
+    steps = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
+    assert steps[0].args.ceilings == (0, 0, 0)
+
+
+def test_rebalance_places_every_layout() -> None:
+    """The training data comes first; eval sets get what room it leaves."""
+    valid = layout([5, 5], [0, 0], ("Xv", "yv"), label="eval_set[0]")
+    seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4), valid])
+    first, second = propose(rebalance, seen)
+    assert set(targets(first)) == {"X", "y"}
+    assert set(targets(second)) == {"Xv", "yv"}
+
+
+def test_rebalance_drops_a_copy_that_would_be_taken() -> None:
+    """Pieces that are everywhere stay on one worker each; nothing has to travel."""
+    data = layout([10] * 4, [[0, 1]] * 4)
+    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
+    assert step.price.nbytes == 0
+    assert sorted(targets(step)["X"].values()) == [at(0), at(0), at(1), at(1)]
+
+
+def test_rebalance_leaves_what_it_cannot_judge() -> None:
+    """A layout that is not loaded, or whose rows do not agree, is not touched."""
+    lazy = layout([5, 5], None, label="eval_set[0]")
+    seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4), lazy])
+    (step,) = propose(rebalance, seen)
+    assert "training data" in step.summary
+
+
+def test_rebalance_of_more_than_fits() -> None:
+    """What does not fit is an error that names data, sizes and how many would do."""
+    tiny = [worker(i, memory_limit=2000, process=0) for i in (0, 1)]
+    data = layout([10] * 4, [0] * 4)  # 3,520 bytes, 1,200 fit on each
+    with pytest.raises(CapacityError, match=r"training data .*3.4 KiB.* n_workers=3"):
+        propose(rebalance, view(tiny, [data]))
+
+
+def test_rebalance_without_workers() -> None:
+    """Where nobody may hold the data there is no place to plan for."""
+    some = [worker(0, status="paused"), worker(1, status="paused")]
+    with pytest.raises(NoWorkersError, match="none of 2 workers may hold the data"):
+        propose(rebalance, view(some, [layout([10] * 4, [0] * 4)]))
+
+
+def test_rebalance_enacts_through_the_port() -> None:
+    """What was proposed is what the cluster is asked for; its answer is the result."""
+    seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4)])
+    (step,) = propose(rebalance, seen)
+    cluster = MemoryCluster(seen)
+    assert enact(rebalance, step, cluster).nbytes == step.price.nbytes
+    assert isinstance(step.args, Moves)
+    assert cluster.calls == ["move 4"]
+
+
+# --- who may import what ------------------------------------------------------------
+
+PACKAGE = Path(clustertune.__file__).parent
+PURE = ("actions", "checks", "workloads")
+
+
+def imports(file: Path) -> set[str]:
+    """What a file imports, at the top or inside of functions, by its full name."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} has a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files(folder: str) -> list[Any]:
+    return [
+        pytest.param(path, id=f"{folder}/{path.name}")
+        for path in sorted((PACKAGE / folder).glob("*.py"))
+    ]
+
+
+@pytest.mark.parametrize("file", [f for folder in PURE for f in files(folder)])
+def test_plugins_are_pure(file: Path) -> None:
+    """Checks, actions and workloads reach a cluster through the port alone."""
+    for name in imports(file):
+        top, _, rest = name.partition(".")
+        assert top not in ("distributed", "asyncio", "dask", "threading", "logging")
+        assert top != "clustertune" or not rest.startswith(
+            ("live", "monitor", "remote")
+        )
+
+
+def test_what_plugins_are_made_of_is_pure() -> None:
+    """Nor does anything that they import, down to the last module."""
+    seen: set[Path] = set()
+    todo = [PACKAGE / "planner.py", PACKAGE / "placement.py"]
+    todo += [p for folder in PURE for p in (PACKAGE / folder).glob("*.py")]
+    while todo:
+        file = todo.pop()
+        seen.add(file)
+        for name in imports(file):
+            assert name.partition(".")[0] not in ("distributed", "asyncio"), file
+            todo += [f for f in modules(name) if f not in seen]
+    assert PACKAGE / "memory.py" in seen
+    assert PACKAGE / "live.py" not in seen
+
+
+def modules(name: str) -> list[Path]:
+    """Files of the package that a full name is, or is in."""
+    path = PACKAGE.parent / Path(*name.split("."))
+    near = (path.with_suffix(".py"), path.parent.with_suffix(".py"))
+    return [f for f in near if f.exists()]
+
+
+SHIPPED = {"distributed", "psutil", "dask.system", "clustertune.remote"}
+
+
+@pytest.mark.parametrize("file", files("remote"))
+def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None:
+    """The other side has distributed and the standard library, not NumPy or us."""
+    allowed = SHIPPED | ({"cloudpickle"} if file.name == "ship.py" else set())
+    for name in imports(file):
+        known = any(name == a or name.startswith(f"{a}.") for a in allowed)
+        assert known or name.partition(".")[0] in sys.stdlib_module_names, name

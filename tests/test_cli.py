@@ -1,0 +1,310 @@
+"""The command line: help everywhere, exit codes for scripts, errors in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import dask
+import dask.array as da
+import pytest
+from click.testing import CliRunner, Result
+from distributed import Client, LocalCluster
+
+import clustertune
+from clustertune import cli, errors
+from clustertune.cli import main
+from clustertune.model import Severity
+
+COMMANDS = ("demo", "doctor", "report")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A scheduler and a worker that other clients can reach."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def no_address() -> Iterator[None]:
+    """No address from the environment of whoever runs the tests."""
+    with dask.config.set({"scheduler-address": None}):
+        yield
+
+
+def run(*arguments: str) -> Result:
+    """Run a command; what is no orderly exit fails the test."""
+    result = CliRunner().invoke(main, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+# --- help and usage ---------------------------------------------------------------
+
+
+def test_every_command_is_known_here() -> None:
+    """A new command needs a line in these tests, too."""
+    assert tuple(sorted(main.commands)) == COMMANDS
+
+
+@pytest.mark.parametrize("command", [(), *((c,) for c in COMMANDS)])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(command: tuple[str, ...], flag: str) -> None:
+    """Every command says what it does and what it takes."""
+    result = run(*command, flag)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")
+    assert len(result.stdout.splitlines()) > 5
+    for parameter in (main.commands[command[0]] if command else main).params:
+        if isinstance(parameter, click.Option):
+            assert parameter.opts[-1] in result.stdout
+            assert parameter.help
+
+
+def test_version() -> None:
+    """The version is that of the package."""
+    result = run("--version")
+    assert result.exit_code == 0
+    assert clustertune.__version__ in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["divine"], "No such command"),
+        (["doctor", "-f", "xml"], "'xml' is not one of"),
+        (["doctor", "--divine"], "No such option"),
+        (["doctor"], "which cluster? give ADDRESS"),
+        (["report"], "which cluster? give ADDRESS"),
+        (["report", "a", "b"], "unexpected extra argument"),
+        (["doctor", "--scheduler-file", "/no/such/file"], "does not exist"),
+        (["demo", "--parquet", "x"], "--parquet and --label go together"),
+        (["demo", "--label", "x"], "--parquet and --label go together"),
+        (["demo", "--workers", "1"], "1 is not in the range"),
+    ],
+)
+def test_usage(arguments: list[str], text: str) -> None:
+    """What was typed wrongly exits with 2 and says what is possible."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert result.stdout == ""
+
+
+# --- clusters that are not there --------------------------------------------------
+
+
+def one_line(result: Result) -> str:
+    """What was written to stderr, which is one line, and alone."""
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("clustertune: ")
+    return line
+
+
+@pytest.mark.parametrize("command", ["doctor", "report"])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://"])
+def test_nobody_there(
+    command: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address where no scheduler answers exits with 3, and is named."""
+    monkeypatch.setattr(cli, "CONNECT", 0.3)
+    result = run(command, address)
+    assert result.exit_code == 3
+    assert f"no scheduler answers at {address}" in one_line(result)
+
+
+def test_an_address_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ADDRESS, Dask's configuration says which cluster."""
+    monkeypatch.setattr(cli, "CONNECT", 0.3)
+    with dask.config.set({"scheduler-address": "tcp://127.0.0.1:9"}):
+        result = run("doctor")
+    assert result.exit_code == 3
+    assert "tcp://127.0.0.1:9" in one_line(result)
+
+
+def test_a_scheduler_file_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is no scheduler's is the same to a script as no scheduler."""
+    monkeypatch.setattr(cli, "CONNECT", 0.3)
+    file = tmp_path / "scheduler.json"
+    for text in ("", "{", "{}", "[]", '{"address": "tcp://127.0.0.1:9"}'):
+        file.write_text(text)
+        result = run("doctor", "--scheduler-file", str(file))
+        assert result.exit_code == 3
+        assert str(file) in one_line(result)
+
+
+# --- doctor -----------------------------------------------------------------------
+
+
+def test_doctor(cluster: LocalCluster) -> None:
+    """A cluster on which prepare will work exits with 0; without nannies, too."""
+    result = run("doctor", cluster.scheduler_address)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["workers", "yes", "1", "running;", "1", "thread"] in lines
+    assert any(line[:3] == ["restarting", "workers", "NO"] for line in lines)
+
+
+def test_doctor_as_json(cluster: LocalCluster) -> None:
+    """JSON is all there is on stdout, with its schema version."""
+    result = run("doctor", "-f", "json", cluster.scheduler_address)
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)
+    assert data["schema_version"] == 1
+    assert data["address"] == cluster.scheduler_address
+    assert "placing data" in {row["subject"] for row in data["rows"]}
+
+
+def test_doctor_as_html(cluster: LocalCluster) -> None:
+    """HTML is a table."""
+    result = run("doctor", "--format", "html", cluster.scheduler_address)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("<p>clustertune on ")
+    assert "<td>workers" in result.stdout
+
+
+def test_doctor_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The file that a scheduler wrote is as good as its address."""
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": cluster.scheduler_address}))
+    result = run("doctor", "--scheduler-file", str(file))
+    assert result.exit_code == 0
+    assert cluster.scheduler_address in result.stdout
+
+
+def test_doctor_of_a_cluster_without_workers() -> None:
+    """A cluster on which prepare will not work exits with 1, and the table says why."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=0, **options) as empty:
+        result = run("doctor", empty.scheduler_address)
+    assert result.exit_code == 1
+    lines = [line.split()[:3] for line in result.stdout.splitlines()]
+    assert ["workers", "NO", "none;"] in lines
+
+
+# --- report -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["text", "json", "html"])
+def test_nothing_was_prepared(form: str) -> None:
+    """Without a report it exits with 1; stdout stays empty, so that JSON stays JSON."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=1, **options) as fresh:
+        result = run("report", "-f", form, fresh.scheduler_address)
+    assert result.exit_code == 1
+    assert one_line(result) == (
+        "clustertune: nothing was prepared on this cluster since its scheduler started"
+    )
+
+
+@pytest.fixture
+def prepared(cluster: LocalCluster) -> clustertune.Report:
+    """The report of a call of prepare by a client that is gone."""
+    with Client(cluster, set_as_default=False) as client:
+        X = da.ones((100, 4), chunks=(10, 4))
+        return clustertune.prepare(client, X, progress=False).report
+
+
+def test_report(cluster: LocalCluster, prepared: clustertune.Report) -> None:
+    """Another process sees the last report, as its maker did."""
+    result = run("report", cluster.scheduler_address)
+    assert result.exit_code == 0
+    assert result.stdout == f"{prepared}\n"
+
+
+def test_report_as_json(cluster: LocalCluster, prepared: clustertune.Report) -> None:
+    """As JSON it can be read back."""
+    result = run("report", "-f", "json", cluster.scheduler_address)
+    assert clustertune.Report.from_json(result.stdout) == prepared
+
+
+def test_report_as_html(cluster: LocalCluster, prepared: clustertune.Report) -> None:
+    """As HTML it is what a notebook shows."""
+    result = run("report", "-f", "html", cluster.scheduler_address)
+    assert result.stdout == f"{prepared._repr_html_()}\n"
+
+
+def test_a_report_of_another_release(
+    cluster: LocalCluster, prepared: clustertune.Report
+) -> None:
+    """A report of a later schema is refused in one line, not with a traceback."""
+    newer = json.loads(prepared.to_json()) | {"schema_version": 2}
+    _keep(cluster, json.dumps(newer))
+    result = run("report", cluster.scheduler_address)
+    assert result.exit_code == 4
+    assert "schema version 2" in one_line(result)
+
+
+def test_a_hostile_report(cluster: LocalCluster, prepared: clustertune.Report) -> None:
+    """What a scheduler hands out cannot act on the terminal."""
+    evil = json.loads(prepared.to_json())
+    evil["found"][0] |= {"check": "\x1b[2J", "message": "\x1b]0;x\x07\r\n"}
+    evil["found"][0]["severity"] = int(Severity.critical)
+    _keep(cluster, json.dumps(evil))
+    result = run("report", cluster.scheduler_address)
+    assert result.exit_code == 0
+    assert all(c.isprintable() or c == "\n" for c in result.stdout)
+
+
+def _keep(cluster: LocalCluster, report: str) -> None:
+    """Put a text where the resident has its last report."""
+
+    async def put() -> None:
+        cluster.scheduler.plugins["clustertune"].report = report
+
+    cluster.sync(put)
+
+
+# --- errors -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConnectionLostError, 3),
+        (errors.AlignmentError, 4),
+        (errors.CapacityError, 4),
+        (errors.LeaseHeldError, 4),
+        (errors.NoWorkersError, 4),
+        (errors.ScaleError, 4),
+        (errors.VersionMismatchError, 4),
+        (errors.IncompleteError, 5),
+        (errors.TimedOutError, 5),
+        (errors.VerificationError, 5),
+        (KeyboardInterrupt, 130),
+    ],
+)
+def test_exit_codes(
+    error: type[BaseException], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each error that a user can mend has its code, and is one harmless line."""
+    with pytest.raises(SystemExit) as stop, cli._told():
+        raise error("a worker called \x1b[2J\nis gone")
+    assert stop.value.code == code
+    written = capsys.readouterr()
+    assert written.out == ""
+    (line,) = written.err.splitlines()
+    assert line.isprintable()
+
+
+def test_every_error_has_an_exit_code() -> None:
+    """No error of ours goes out as success or as a usage error."""
+    ours = [e for e in vars(errors).values() if isinstance(e, type)]
+    codes = {cli._code(e()) for e in ours if issubclass(e, errors.ClustertuneError)}
+    assert codes == {3, 4, 5}
+
+
+def test_other_errors_are_bugs() -> None:
+    """What nobody can mend is not hidden behind one line."""
+    with pytest.raises(ZeroDivisionError), cli._told():
+        raise ZeroDivisionError

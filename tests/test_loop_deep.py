@@ -1,0 +1,515 @@
+"""The main loop against a cluster in memory: it ends where nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustertune import layouts, planner
+from clustertune.errors import (
+    AlignmentError,
+    CapacityError,
+    NoWorkersError,
+    ScaleError,
+)
+from clustertune.evenness import attainable
+from clustertune.journal import Journal
+from clustertune.model import Layout, Moves, Notify, Result, View
+from clustertune.preparation import tune
+from clustertune.testing import MemoryCluster, layout, verify, view, worker
+
+ROWS = [10] * 12
+
+
+def workers(n: int, **overrides: Any) -> list[Any]:
+    return [worker(i, **overrides) for i in range(n)]
+
+
+def address(i: int) -> str:
+    return worker(i).address
+
+
+def all_on(index: int) -> Callable[[int, int], Any]:
+    return lambda n_pieces, _: np.full(n_pieces, index)
+
+
+def run(cluster: MemoryCluster, journal: Journal | None = None, **how: Any) -> Journal:
+    """Tune with a clock of its own; the journal is there also if it fails."""
+    journal = Journal() if journal is None else journal
+    clock = count(0, 1).__next__
+    asyncio.run(tune(cluster, journal, notify=lambda *_: None, clock=clock, **how))
+    return journal
+
+
+def now(cluster: MemoryCluster) -> View:
+    return asyncio.run(cluster.look(lambda *_: None))
+
+
+def spread(cluster: MemoryCluster, label: str = "X") -> list[int]:
+    """Pieces of a member on every worker."""
+    places = cluster.homes[label]
+    return [sum(a in holders for holders in places) for a in cluster.workers]
+
+
+# --- nothing to do ----------------------------------------------------------------
+
+
+def test_data_that_lies_well_is_left_alone() -> None:
+    """Within the tolerance nothing is done: one look, one empty plan."""
+    cluster = MemoryCluster(view(workers(3), [layout(ROWS, [0, 1, 2] * 4)]))
+    journal = run(cluster)
+    assert cluster.calls == []
+    assert len(journal.views) == 1
+    assert journal.status(dry_run=False) == "fine"
+
+
+def test_within_the_tolerance_nothing_moves() -> None:
+    """A worker with 10 % more than its share is left alone if that is tolerated."""
+    data = layout([11, 9, 10, 10], [0, 1, 0, 1])
+    cluster = MemoryCluster(view(workers(2), [data], tolerance=0.1))
+    assert run(cluster).outcomes == []
+    strict = MemoryCluster(view(workers(2), [data], tolerance=0.01))
+    assert [o.status for o in run(strict).outcomes] == ["done"]
+    assert spread(strict) == [2, 2]
+
+
+def test_a_surplus_copy_does_no_harm() -> None:
+    """Pieces with a second copy elsewhere are in place and are not touched."""
+    data = layout(ROWS, [[0, 1], 1] * 6)
+    cluster = MemoryCluster(view(workers(2), [data]))
+    run(cluster)
+    assert cluster.calls == []
+
+
+def test_copies_everywhere_are_shared_out() -> None:
+    """Pieces with a copy on each worker would all be taken from the first: no byte
+    travels, but each worker keeps its share alone."""
+    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [[0, 1]] * 12)]))
+    journal = run(cluster)
+    assert spread(cluster) == spread(cluster, "y") == [6, 6]
+    assert cluster.moved == 0
+    assert "uneven_rows" not in {f.check for f in journal.findings[-1]}
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_a_copy_on_a_paused_worker_is_dropped() -> None:
+    """A piece counts on a worker that runs, though a paused one has a copy, too."""
+    start = view([worker(0, status="paused"), *workers(3)[1:]], [])
+    data = layout(ROWS, [[0, 1], [0, 2]] * 6)
+    cluster = MemoryCluster(replace(start, layouts=(data,)))
+    run(cluster)
+    assert spread(cluster) == [0, 6, 6]
+    assert cluster.moved == 0
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    """The same code plans, and nothing is called on the cluster."""
+    for data in (layout(ROWS, [0] * 12), layout(ROWS, None)):
+        cluster = MemoryCluster(view(workers(2), [data]))
+        before = now(cluster)
+        journal = run(cluster, dry_run=True)
+        verify(before, now(cluster))
+        assert cluster.calls == []
+        assert journal.outcomes == []
+        assert len(journal.plans[-1].steps) == 1
+        assert journal.status(dry_run=True) == "planned"
+
+
+# --- one phase after the other ----------------------------------------------------
+
+
+def test_new_workers_get_their_share() -> None:
+    """After 1 -> 2 workers, half of the pieces move, X_i with y_i."""
+    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0] * 12)]))
+    journal = run(cluster)
+    assert cluster.calls == ["move 12"]
+    assert spread(cluster) == [6, 6]
+    assert cluster.homes["X"] == cluster.homes["y"]
+    assert cluster.moved == journal.plans[0].steps[0].price.nbytes == 6 * 10 * 88
+    assert journal.status(dry_run=False) == "done"
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_lazy_data_is_loaded_then_placed() -> None:
+    """Everything is persisted in one call, then its pieces are placed."""
+    start = view(workers(2), [layout(ROWS, None, members=("X", "y", "w"))])
+    cluster = MemoryCluster(start, arrives=all_on(1))
+    journal = run(cluster)
+    assert cluster.calls == ["persist", "move 18"]
+    assert [p.phase for p in journal.plans] == ["persist", "place", ""]
+    assert spread(cluster) == spread(cluster, "w") == [6, 6]
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_lazy_data_that_comes_to_lie_well_is_only_loaded() -> None:
+    """If Dask puts the pieces where they belong, nothing moves."""
+    cluster = MemoryCluster(view(workers(3), [layout(ROWS, None)]))
+    run(cluster)
+    assert cluster.calls == ["persist"]
+
+
+def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
+    """X is in memory and y is not: y is loaded, and then follows its X."""
+    data = layout(ROWS, [0, 1] * 6)
+    lazy = layout(ROWS, None).members[1]
+    data = replace(data, members=(data.members[0], lazy))
+    cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
+    run(cluster)
+    assert cluster.calls == ["persist", "move 6"]
+    assert cluster.homes["X"] == cluster.homes["y"]
+    assert spread(cluster) == [6, 6]
+
+
+def test_scale_then_load_then_place() -> None:
+    """The workers that are asked for come first, and get their share in the end."""
+    start = view(workers(1), [layout(ROWS, None)], n_workers=3)
+    cluster = MemoryCluster(start, arrives=all_on(0))
+    journal = run(cluster)
+    assert cluster.calls == ["scale 3", "persist", "move 16"]
+    assert spread(cluster) == [4, 4, 4]
+    assert [p.phase for p in journal.plans] == ["scale", "persist", "place", ""]
+    assert journal.findings[-1] == journal.findings[-1]
+    assert "missing_workers" not in {f.check for f in journal.findings[-1]}
+
+
+def test_only_the_workers_that_are_asked_for() -> None:
+    """Pieces leave the workers that are not to train."""
+    start = view(workers(3), [layout(ROWS, [0, 1, 2] * 4)])
+    start = replace(start, goal=replace(start.goal, workers=frozenset((1, 2))))
+    cluster = MemoryCluster(start)
+    run(cluster)
+    assert spread(cluster) == [0, 6, 6]
+
+
+def test_threads_are_what_counts() -> None:
+    """A worker with twice the threads gets twice the rows."""
+    start = view([worker(0, nthreads=2), worker(1)], [layout(ROWS, [1] * 12)])
+    cluster = MemoryCluster(start)
+    run(cluster)
+    assert spread(cluster) == [8, 4]
+
+
+def test_eval_sets_are_placed_too() -> None:
+    """Pairs of an eval set that are apart come together on their own."""
+    valid = layout(
+        [5, 5], {"Xv": [0, 1], "yv": [1, 0]}, ("Xv", "yv"), label="eval_set[0]"
+    )
+    data = layout(ROWS, [0, 1] * 6)
+    cluster = MemoryCluster(view(workers(2), [data, valid]))
+    journal = run(cluster)
+    assert cluster.homes["Xv"] == cluster.homes["yv"]
+    assert spread(cluster) == [6, 6]
+    assert [o.status for o in journal.outcomes] == ["done"]
+
+
+# --- trouble ----------------------------------------------------------------------
+
+
+class Once:
+    """A fault that happens once, after so many keys."""
+
+    def __init__(self, after: int, what: Callable[[MemoryCluster], None]):
+        self.keys = count()
+        self.after = after
+        self.what = what
+
+    def __call__(self, cluster: MemoryCluster) -> None:
+        if next(self.keys) == self.after:
+            self.what(cluster)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 11, 15])
+def test_a_target_that_pauses_in_mid_move(after: int) -> None:
+    """What it has got by then goes elsewhere, and so does what was meant for it."""
+    start = view(workers(3), [layout(ROWS, [0] * 12)])
+    pause = Once(after, lambda c: c.pause(address(2)))
+    cluster = MemoryCluster(start, fault=pause)
+    journal = run(cluster)
+    assert spread(cluster) == spread(cluster, "y") == [6, 6, 0]
+    assert [o.status for o in journal.outcomes] == ["partly", "done"]
+    assert journal.status(dry_run=False) == "done"
+    verify(journal.views[0], journal.views[-1])
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 11, 15])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_is_killed_in_mid_move(after: int, victim: int) -> None:
+    """Source or target: the rest of the cluster ends up even, and nothing is lost."""
+    start = view(workers(3), [layout(ROWS, [0] * 12)])
+    kill = Once(after, lambda c: c.kill(address(victim)))
+    cluster = MemoryCluster(start, fault=kill)
+    journal = run(cluster)
+    assert spread(cluster) == spread(cluster, "y") == [6, 6]
+    assert cluster.homes["X"] == cluster.homes["y"]
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_a_paused_worker_that_holds_data() -> None:
+    """Its pieces go to the workers that run; it is still named as paused."""
+    start = view([*workers(2), worker(2, status="paused")], [layout(ROWS, [2] * 12)])
+    cluster = MemoryCluster(start)
+    journal = run(cluster)
+    assert spread(cluster) == [6, 6, 0]
+    left = {f.check for f in journal.findings[-1]}
+    assert "paused_workers" in left
+    assert "uneven_rows" not in left
+
+
+def test_a_target_that_pauses_is_planned_around_for_every_layout() -> None:
+    """With an eval set, too, one round that was all in vain is followed by another."""
+    data = layout(ROWS, [0] * 8 + [1] * 4)
+    valid = layout([5, 5, 5], [0, 0, 0], ("Xv", "yv"), label="eval_set[0]")
+    pause = Once(0, lambda c: c.pause(address(2)))
+    cluster = MemoryCluster(view(workers(3), [data, valid]), fault=pause)
+    journal = run(cluster)
+    assert [o.status for o in journal.outcomes[:2]] == ["partly", "skipped"]
+    assert spread(cluster) == [6, 6, 0]
+    assert journal.status(dry_run=False) == "done"
+
+
+class Stubborn(MemoryCluster):
+    """A cluster on which moves have no effect."""
+
+    async def move(self, moves: Moves, notify: Notify) -> Result:
+        self.calls.append(f"move {moves.count}")
+        return Result(nbytes=0, undone="the network is gone")
+
+
+class Restless(MemoryCluster):
+    """A cluster on which somebody else brings everything back at once."""
+
+    async def move(self, moves: Moves, notify: Notify) -> Result:
+        homes = {label: [set(h) for h in x] for label, x in self.homes.items()}
+        result = await super().move(moves, notify)
+        self.homes = homes
+        return result
+
+
+def test_what_was_in_vain_twice_is_left() -> None:
+    """A move that twice has no effect is not tried again, and what is wrong is said."""
+    cluster = Stubborn(view(workers(2), [layout(ROWS, [0] * 12)]))
+    journal = run(cluster)
+    assert cluster.calls == ["move 12"] * 2
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert report.status == "left"
+    assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
+    assert [s.status for s in report.steps] == ["partly"] * 2
+
+
+def test_at_most_so_many_rounds() -> None:
+    """Whoever undoes everything each time does not keep it busy for ever."""
+    cluster = Restless(view(workers(2), [layout(ROWS, [0] * 12)]))
+    journal = run(cluster)
+    assert cluster.calls == ["move 12"] * 6
+    assert len(journal.views) == len(journal.plans) == 6 + 1
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert report.status == "left"
+    assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
+    assert [s.status for s in report.steps] == ["done"] * 6
+
+
+def test_what_is_refused_is_left() -> None:
+    """A plan of which every step is refused ends the loop, and is in the report."""
+    data = layout(ROWS, {"X": [0] * 12, "y": [0] * 11 + [-1]})
+    cluster = MemoryCluster(view(workers(2), [data]))
+    journal = run(cluster)
+    assert cluster.calls == []
+    assert len(journal.views) == 1
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert (report.status, report.steps[0].status) == ("left", "refused")
+    assert "1 pieces of y are not there" in report.steps[0].reason
+
+
+def test_boundaries_that_differ_stop_it_before_anything_is_done() -> None:
+    """X and y of other rows are an error with the remedy; the findings are kept."""
+    data = layout([10, 10], [0, 0])
+    other = layout([5, 15], [0, 0]).members[1]
+    data = replace(data, members=(data.members[0], other))
+    cluster, journal = MemoryCluster(view(workers(2), [data])), Journal()
+    with pytest.raises(AlignmentError, match=r"20 rows each.* y = y.rechunk\("):
+        run(cluster, journal)
+    assert cluster.calls == []
+    assert "differing_boundaries" in {f.check for f in journal.findings[0]}
+    assert journal.plans == []
+
+
+def test_boundaries_that_turn_out_to_differ() -> None:
+    """What is known only once it is loaded stops it then, before anything moves."""
+    data = layout([10, 10], None)
+    lazy = [replace(m, rows=None) for m in data.members]
+    lazy[1] = replace(lazy[1], keys=("c",))
+    data = replace(data, members=tuple(lazy))
+    cluster = MemoryCluster(view(workers(2), [data]))
+    with pytest.raises(AlignmentError):
+        run(cluster)
+    assert cluster.calls == ["persist"]
+
+
+def test_what_does_not_fit_stops_it() -> None:
+    """Data that would spill wherever it lay is an error, and stays where it is."""
+    tiny = workers(2, memory_limit=5000, process=0)
+    cluster = MemoryCluster(view(tiny, [layout(ROWS, [0] * 12)]))
+    before = now(cluster)
+    with pytest.raises(CapacityError):
+        run(cluster)
+    assert cluster.calls == []
+    verify(before, now(cluster))
+
+
+def test_nobody_left() -> None:
+    """When the last worker pauses there is nowhere to go, and the data stays whole."""
+    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0] * 12)]))
+    cluster.fault = Once(3, lambda c: [c.pause(a) for a in c.workers])
+    with pytest.raises(NoWorkersError, match="none of 2 workers may hold the data"):
+        run(cluster)
+    assert cluster.calls == ["move 12"]
+    assert [len(h) for x in cluster.homes.values() for h in x] == [1] * 24
+
+
+def test_workers_that_do_not_come() -> None:
+    """A cluster that cannot be scaled so far ends it with its own error."""
+    start = view(workers(1), [layout(ROWS, [0] * 12)], n_workers=3)
+    cluster, journal = MemoryCluster(start, most=2), Journal()
+    with pytest.raises(ScaleError, match="asked for 3 workers"):
+        run(cluster, journal)
+    assert [o.status for o in journal.outcomes] == ["failed"]
+    assert spread(cluster) == [12]
+
+
+def test_settings_of_checks() -> None:
+    """Settings reach the checks, and wrong ones are refused before anything is done."""
+    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
+    found = run(cluster, settings={"large_pieces": {"fraction": 1e-9}}).findings[0]
+    assert "large_pieces" in {f.check for f in found}
+    with pytest.raises(ValueError, match="large_pieces"):
+        run(cluster, settings={"large_pieces": {"fractoin": 1.0}})
+
+
+# --- whatever the layout ----------------------------------------------------------
+
+
+@st.composite
+def starts(draw: Any) -> View:
+    """Workers, some paused, and data that is torn, copied or not loaded."""
+    n_workers = draw(st.integers(1, 5))
+    status = st.sampled_from(["running", "running", "running", "paused"])
+    some = [
+        worker(i, nthreads=draw(st.integers(1, 3)), status=draw(status))
+        for i in range(n_workers)
+    ]
+    some[0] = replace(some[0], status="running")
+    rows = draw(st.lists(st.integers(0, 40), min_size=n_workers, max_size=14))
+    data = [_data(draw, rows, n_workers, ("X", "y", "w"), "training data")]
+    if draw(st.booleans()):
+        rows = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+        data.append(_data(draw, rows, n_workers, ("Xv", "yv"), "eval_set[0]"))
+    tolerance = draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+    return view(some, data, tolerance=tolerance)
+
+
+def _data(
+    draw: Any, rows: list[int], n_workers: int, labels: tuple[str, ...], name: str
+) -> Layout:
+    if draw(st.integers(0, 4)) == 0:
+        return layout(rows, None, labels, label=name)
+    index = st.integers(0, n_workers - 1)
+    holders = st.one_of(
+        index.map(lambda i: [i]),
+        st.lists(index, min_size=1, max_size=3, unique=True),
+    )
+    exactly = st.lists(holders, min_size=len(rows), max_size=len(rows))
+    if draw(st.booleans()):
+        return layout(rows, draw(exactly), labels, label=name)
+    return layout(rows, {x: draw(exactly) for x in labels}, labels, label=name)
+
+
+@given(starts())
+@settings(deadline=None, max_examples=600)
+def test_whatever_the_layout(start: View) -> None:
+    """Nothing is lost or worse, pairs are together, rows as even as the report says."""
+    cluster, journal = MemoryCluster(start), Journal()
+    try:
+        run(cluster, journal)
+    except AlignmentError:
+        assert not [c for c in cluster.calls if c != "persist"]
+        assert int((start.layouts[0].rows > 0).sum()) < len(start.eligible_workers)
+        return
+    before, after = journal.views[0], journal.views[-1]
+    verify(before, after)
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert report.status in ("fine", "done")
+    _says_what_is_there(report.after, cluster)
+    running = {w.id for w in after.eligible_workers}
+    for summary in report.after:
+        assert summary.separated == 0
+        assert {w.worker for w in summary.workers if w.rows} <= running
+    _is_as_even_as_can_be(after)
+
+
+def _says_what_is_there(summaries: Any, cluster: MemoryCluster) -> None:
+    """Rows by worker in the report are those of the cluster, counted by hand."""
+    for summary, data in zip(summaries, cluster.layouts, strict=True):
+        for share, place in zip(summary.workers, cluster.workers, strict=True):
+            whole = [
+                all(place in cluster.homes[m.label][i] for m in data.members)
+                for i in range(len(data.rows))
+            ]
+            alone = [
+                all(len(cluster.homes[m.label][i]) == 1 for m in data.members)
+                for i in range(len(data.rows))
+            ]
+            least = sum(data.rows[np.array(whole) & np.array(alone)])
+            assert least <= share.rows <= sum(data.rows[np.array(whole)])
+        assert sum(w.rows for w in summary.workers) == summary.rows
+
+
+def _is_as_even_as_can_be(after: View) -> None:
+    """The fullest worker is within the tolerance, or no piece could lie better."""
+    data, goal = after.layouts[0], after.goal
+    found = layouts.imbalance(data, after)
+    assert found <= max(1 + goal.tolerance, attainable(data, after)) + 1e-9
+
+
+@given(starts(), st.data())
+@settings(deadline=None, max_examples=600)
+def test_whatever_happens_meanwhile(start: View, data: st.DataObject) -> None:
+    """A worker that pauses or dies at any moment of a move: nothing is lost or torn."""
+    running = [w.address for w in start.now.workers if w.running]
+    victim = data.draw(st.sampled_from(running), label="victim")
+    fatal = data.draw(st.booleans(), label="fatal")
+    after = data.draw(st.integers(0, 40), label="after")
+    strike = MemoryCluster.kill if fatal else MemoryCluster.pause
+    fault = Once(after, lambda c: strike(c, victim) if len(c.workers) > 1 else None)
+    cluster, journal = MemoryCluster(start, fault=fault), Journal()
+    try:
+        run(cluster, journal)
+    except (AlignmentError, NoWorkersError):
+        return
+    verify(journal.views[0], journal.views[-1])
+    assert journal.status(dry_run=False) in ("fine", "done")
+    report = journal.report("done", 0.0)
+    _says_what_is_there(report.after, cluster)
+    assert [s.separated for s in report.after] == [0] * len(report.after)
+
+
+@given(starts())
+@settings(deadline=None, max_examples=600)
+def test_what_is_done_is_done(start: View) -> None:
+    """A second call finds nothing to do."""
+    cluster = MemoryCluster(start)
+    try:
+        run(cluster)
+    except AlignmentError:
+        return
+    calls = list(cluster.calls)
+    again = run(cluster)
+    assert cluster.calls == calls
+    assert again.plans == [planner.Plan()]

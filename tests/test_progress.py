@@ -1,0 +1,169 @@
+"""Progress goes to stderr where somebody reads it, to the log, or to a function."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from contextlib import redirect_stderr
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from clustertune import progress
+from clustertune.progress import Progress
+
+
+class Stderr(io.StringIO):
+    """A stderr that may be a terminal; progress that begins here stays here."""
+
+    def __init__(self, *, terminal: bool = False):
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def progress(self, wanted: Any) -> Progress:
+        # pytest puts its own stderr in place between fixtures and test
+        with redirect_stderr(self):
+            return Progress(wanted)
+
+
+@pytest.fixture
+def stderr(monkeypatch: pytest.MonkeyPatch) -> Stderr:
+    """A stderr that is no terminal, and no waiting before a line is shown."""
+    monkeypatch.setattr(progress, "QUIET", -1.0)
+    monkeypatch.setattr(progress, "OFTEN", -1.0)
+    return Stderr()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "clustertune")
+    return caplog
+
+
+def test_nothing_is_said_of_quick_work(
+    stderr: Stderr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is over within the quiet time leaves its last lines and nothing else."""
+    monkeypatch.setattr(progress, "QUIET", 1e9)
+    shown = stderr.progress(wanted=True)
+    shown.notify("loading", 0.5)
+    shown.finish(["did: it"])
+    assert stderr.getvalue() == "clustertune: did: it\n"
+
+
+def test_a_line_that_is_rewritten(stderr: Stderr) -> None:
+    """Each update returns to the start of the line and covers the one before."""
+    shown = stderr.progress(wanted=True)
+    shown.notify("moving 1,000 keys", 0.25)
+    shown.notify("short")
+    _, first, second = stderr.getvalue().split("\r")
+    assert first.startswith("clustertune: moving 1,000 keys  25% (")
+    assert second.startswith("clustertune: short (")
+    assert len(second) == len(first)
+    assert "\n" not in stderr.getvalue()
+
+
+def test_the_line_is_cleared_before_the_end(stderr: Stderr) -> None:
+    """The last lines stand alone: the progress line is wiped."""
+    shown = stderr.progress(wanted=True)
+    shown.notify("moving", None)
+    width = len(stderr.getvalue()) - 1
+    shown.finish(["did: it", "cost: 1 s"])
+    wiped = "\r" + " " * width + "\r"
+    assert stderr.getvalue().endswith(
+        f"{wiped}clustertune: did: it\nclustertune: cost: 1 s\n"
+    )
+
+
+def test_updates_are_not_more_often_than_can_be_read(
+    stderr: Stderr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two updates there is a pause, however often it is notified."""
+    monkeypatch.setattr(progress, "OFTEN", 1e9)
+    shown = stderr.progress(wanted=True)
+    shown.last = float("-inf")
+    for i in range(1000):
+        shown.notify(f"key {i}", i / 1000)
+    assert stderr.getvalue().count("\r") == 1
+    assert "key 0 " in stderr.getvalue()
+
+
+def test_hostile_text(stderr: Stderr) -> None:
+    """Names in progress texts cannot act on the terminal, nor break the line."""
+    stderr.progress(wanted=True).notify("moving to \x1b[2J\n\u202ex" + "y" * 1000, None)
+    (line,) = stderr.getvalue().split("\r")[1:]
+    assert all(c.isprintable() for c in line)
+    assert len(line) < 120
+
+
+def test_without_a_terminal_it_is_logged(
+    stderr: Stderr, log: pytest.LogCaptureFixture
+) -> None:
+    """Where nobody watches, each text is logged once, and the last lines too."""
+    shown = stderr.progress(wanted=None)
+    for fraction in (0.1, 0.2, 0.3):
+        shown.notify("loading 7 pieces", fraction)
+    shown.notify("moving \x1b[2J")
+    shown.finish(["did: it"])
+    assert log.messages == ["loading 7 pieces", "moving \\x1b[2J", "did: it"]
+    assert stderr.getvalue() == ""
+
+
+def test_not_wanted(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
+    """False sends it to the log even in a terminal."""
+    stderr.terminal = True
+    stderr.progress(wanted=False).finish(["did: it"])
+    assert stderr.getvalue() == ""
+    assert log.messages == ["did: it"]
+
+
+def test_in_a_terminal_it_is_shown(
+    stderr: Stderr, log: pytest.LogCaptureFixture
+) -> None:
+    """By default, a terminal sees it and the log does not."""
+    stderr.terminal = True
+    stderr.progress(wanted=None).finish(["did: it"])
+    assert stderr.getvalue() == "clustertune: did: it\n"
+    assert log.messages == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "shown"),
+    [("ZMQInteractiveShell", True), ("TerminalInteractiveShell", False), ("", False)],
+)
+def test_in_a_notebook_it_is_shown(
+    stderr: Stderr, monkeypatch: pytest.MonkeyPatch, shell: str, shown: bool
+) -> None:
+    """A notebook's stderr is no terminal, but it is read."""
+    ipython = ModuleType("IPython")
+    instance = type(shell, (), {})() if shell else None
+    ipython.get_ipython = lambda: instance
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    stderr.progress(wanted=None).finish(["did: it"])
+    assert bool(stderr.getvalue()) is shown
+
+
+def test_no_stderr_at_all(log: pytest.LogCaptureFixture) -> None:
+    """A program without a console (pythonw) has no stderr; the log is used."""
+    with redirect_stderr(None):
+        shown = Progress(wanted=None)
+    shown.finish(["did: it"])
+    assert log.messages == ["did: it"]
+
+
+def test_a_function(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
+    """A function is told everything as it is; the last lines go to the log."""
+    told: list[object] = []
+    shown = stderr.progress(wanted=lambda *what: told.append(what))
+    shown.notify("loading", 0.5)
+    shown.notify("loading", 0.5)
+    shown.notify("waiting", None)
+    shown.finish(["did: it"])
+    assert told == [("loading", 0.5), ("loading", 0.5), ("waiting", None)]
+    assert stderr.getvalue() == ""
+    assert log.messages == ["did: it"]

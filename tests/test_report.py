@@ -1,0 +1,448 @@
+"""A report is short, complete, harmless whoever named the workers, and read again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustertune import checks
+from clustertune.journal import Journal
+from clustertune.layouts import WorkerShare
+from clustertune.model import Finding, Outcome, Plan, Price, Refusal, Severity, Step
+from clustertune.preparation import tune
+from clustertune.report import (
+    SCHEMA_VERSION,
+    Done,
+    LayoutSummary,
+    Report,
+    carried_out,
+    headlines,
+    planned,
+    summarize,
+    to_html,
+)
+from clustertune.testing import MemoryCluster, layout, view, worker
+
+EVIL = "\x1b[2J\x1b]0;x\x07<script>alert('1')</script>\r\nclustertune: \u202eenif\u200f"
+STEP = Step(
+    action="rebalance",
+    summary="move it",
+    price=Price(nbytes=2048, seconds=1.5, at_risk="nothing"),
+    gain="even",
+)
+
+
+def report_of(*workers: Any, data: Any = None, **how: Any) -> Report:
+    """The report of a real run in memory."""
+    data = layout([10] * 4, [0] * 4) if data is None else data
+    journal = Journal()
+    cluster = MemoryCluster(view(workers or (worker(0), worker(1)), [data]))
+    asyncio.run(tune(cluster, journal, notify=lambda *_: None, **how))
+    return journal.report(journal.status(how.get("dry_run", False)), 2.0)
+
+
+def finding(severity: Severity, message: str, check: str = "uneven_rows") -> Finding:
+    return Finding(severity=severity, message=message, check=check, remedy="mend it")
+
+
+# --- what it says -----------------------------------------------------------------
+
+
+def test_nothing_to_do() -> None:
+    """Where all is well one line says so, and no table of steps follows."""
+    report = report_of(data=layout([10] * 4, [0, 1, 0, 1]))
+    assert headlines(report)[-1] == "nothing to do (2 s)"
+    assert "Steps" not in str(report)
+    assert report.status == "fine"
+
+
+def test_wrong_done_cost() -> None:
+    """What was wrong, what was done and what it cost are a line each, in this order."""
+    lines = headlines(report_of())
+    begins = [line.partition(":")[0] for line in lines[1:]]
+    assert begins == ["wrong", "did", "cost"]
+    assert lines[0].startswith("The data and its copies fit one machine")
+    assert lines[3] == "cost: 2 s, 1.7 KiB moved"
+
+
+def test_a_dry_run() -> None:
+    """A dry run says what would be done, and neither cost nor what is left."""
+    report = report_of(dry_run=True)
+    begins = [line.partition(":")[0] for line in headlines(report)[1:]]
+    assert begins == ["wrong", "would do"]
+    assert "planned" in str(report)
+
+
+def test_what_a_dry_run_needs_to_know() -> None:
+    """What is not known before loading is named."""
+    text = str(report_of(data=layout([10] * 4, None), dry_run=True))
+    assert "To plan further it needs\nrows, bytes and places of X, y" in text
+
+
+def test_a_failure() -> None:
+    """The error is a line of its own, after what was done until then."""
+    done = carried_out(Outcome(step=STEP, status="done", seconds=1.0, nbytes=1024))
+    report = Report(status="failed", seconds=3.0, steps=(done,), error="it broke")
+    assert headlines(report) == [
+        "did: move it",
+        "cost: 3 s, 1.0 KiB moved",
+        "failed: it broke",
+    ]
+
+
+def test_what_is_left() -> None:
+    """What is still wrong is said, once, and how many findings there were."""
+    found = tuple(finding(Severity.warning, f"wrong {i}") for i in range(3))
+    report = Report(status="left", seconds=1.0, found=found, left=found[1:])
+    assert headlines(report) == [
+        "wrong: wrong 0 (and 2 more findings)",
+        "left: wrong 1",
+    ]
+
+
+def test_at_most_six_lines() -> None:
+    """However much there is to say, the head of a report has six lines at most."""
+    hint = finding(Severity.info, "one machine would do", "one_machine")
+    bad = finding(Severity.critical, "bad")
+    done = tuple(
+        carried_out(Outcome(step=STEP, status="partly", seconds=1.0, nbytes=1))
+        for _ in range(9)
+    )
+    for status in ("fine", "done", "left", "planned", "failed"):
+        for error in ("", "it broke"):
+            report = Report(
+                status=status,
+                seconds=1.0,
+                found=(hint, bad, bad),
+                left=(hint, bad),
+                steps=done,
+                error=error,
+            )
+            assert 3 <= len(headlines(report)) <= 6
+            assert headlines(report)[0] == "one machine would do"
+
+
+def test_steps_say_what_became_of_them() -> None:
+    """Done, refused and planned steps are told apart, with their reasons."""
+    refused = Plan(
+        steps=(STEP,), refused=(Refusal(step=STEP, guard="g", reason="why"),)
+    )
+    steps = [carried_out(Outcome(step=STEP, status="failed", reason="lost"))]
+    steps += planned(refused)
+    assert [(s.status, s.reason) for s in steps] == [
+        ("failed", "lost"),
+        ("planned", ""),
+        ("refused", "why (g)"),
+    ]
+    assert {s.predicted_bytes for s in steps} == {2048}
+    text = str(Report(status="failed", seconds=1.0, steps=tuple(steps)))
+    assert "2.0 KiB, 1.5 s" in text
+    assert "why (g)" in text
+
+
+def test_unknown_values_are_shown_as_unknown() -> None:
+    """A price that is not known is no zero, in text and in HTML."""
+    unknown = replace(STEP, price=Price(nbytes=None, seconds=None))
+    steps = (carried_out(Outcome(step=unknown, status="done")),)
+    report = Report(
+        status="done",
+        seconds=1.0,
+        steps=steps,
+        found=(finding(Severity.unknown, "who knows"),),
+    )
+    for text in (str(report), to_html(report)):
+        assert text.count("unknown") >= 3  # severity, predicted, took
+        assert "0 B, " not in text
+
+
+# --- what a layout comes down to --------------------------------------------------
+
+
+def test_a_layout_in_numbers() -> None:
+    """Rows, bytes, separated pairs and the share of every worker."""
+    data = layout([10, 30], {"X": [0, 0], "y": [0, 1]})
+    found = summarize(data, view([worker(0), worker(1)], [data]))
+    assert (found.label, found.members) == ("training data", ("X", "y"))
+    assert (found.pieces, found.rows, found.nbytes) == (2, 40, 40 * 88)
+    assert (found.separated, found.imbalance) == (1, 2.0)
+    assert [w.rows for w in found.workers] == [40, 0]
+
+
+def test_a_layout_that_is_not_loaded() -> None:
+    """What cannot be known yet is None."""
+    data = layout([10, 30], None)
+    found = summarize(data, view((), [data]))
+    assert (found.rows, found.loaded) == (40, False)
+    assert found.nbytes is found.separated is found.imbalance is None
+    assert found.workers == ()
+
+
+def test_a_layout_of_other_boundaries() -> None:
+    """X and y of other rows have no rows in common, but bytes."""
+    data = layout([10, 30], [0, 1])
+    other = replace(data.members[1], rows=np.array([20, 20]))
+    data = replace(data, members=(data.members[0], other))
+    found = summarize(data, view((), [data]))
+    assert found.rows is found.separated is found.imbalance is None
+    assert found.nbytes == 40 * 88
+
+
+def test_many_workers_make_a_short_table() -> None:
+    """Of 1,000 workers the fullest and the emptiest are shown, and how many are not."""
+    some = [worker(i) for i in range(1000)]
+    data = layout([10] * 999 + [20], list(range(1000)))
+    seen = view(some, [data])
+    report = Report(status="fine", seconds=1.0, after=(summarize(data, seen),))
+    lines = str(report).splitlines()
+    assert len(lines) < 25
+    assert any(line.startswith("999 ") for line in lines)
+    assert any(line.startswith("... 988 more") for line in lines)
+    assert len(to_html(report)) < 5000
+
+
+def test_few_workers_are_all_shown() -> None:
+    """Up to a dozen workers are listed, in the cluster's order."""
+    some = [worker(f"w{i}") for i in range(12)]
+    data = layout([10] * 12, list(range(12)))
+    summary = summarize(data, view(some, [data]))
+    text = str(Report(status="fine", seconds=1.0, after=(summary,)))
+    rows = [line.split()[0] for line in text.splitlines() if line.startswith("w")]
+    assert rows == ["worker", *(f"w{i}" for i in range(12))]
+
+
+# --- untrusted text ---------------------------------------------------------------
+
+
+def harmless(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_hostile_names_of_workers() -> None:
+    """A worker's name can do nothing to a terminal or a notebook."""
+    report = report_of(worker(EVIL, nthreads=64), worker("b", status="paused"))
+    assert EVIL in {w.worker for s in report.after for w in s.workers}
+    assert harmless(str(report))
+    assert harmless(repr(report))
+    assert all("\n" not in line for line in headlines(report))
+    assert "<script" not in report._repr_html_()
+    assert "&lt;script" in report._repr_html_()
+
+
+def hostile() -> Report:
+    """A report of which every text is hostile, as a scheduler might hand it out."""
+    share = WorkerShare(worker=EVIL, pieces=1, rows=1, nbytes=1, share=1.0)
+    summary = LayoutSummary(
+        label=EVIL,
+        members=(EVIL,),
+        pieces=1,
+        loaded=True,
+        rows=1,
+        nbytes=1,
+        separated=1,
+        imbalance=1.0,
+        workers=(share,),
+    )
+    found = Finding(
+        severity=Severity.critical,
+        message=EVIL,
+        check=EVIL,
+        remedy=EVIL,
+        subject=(EVIL,),
+        evidence={EVIL: EVIL},
+    )
+    done = Done(
+        action=EVIL,
+        summary=EVIL,
+        gain=EVIL,
+        status=EVIL,
+        predicted_bytes=1,
+        predicted_seconds=1.0,
+        at_risk=EVIL,
+        reason=EVIL,
+    )
+    return Report(
+        status="left",
+        seconds=1.0,
+        found=(found,),
+        left=(found, found),
+        before=(summary,),
+        after=(summary,),
+        steps=(done,),
+        needs=(EVIL,),
+        error=EVIL,
+    )
+
+
+def test_hostile_reports() -> None:
+    """A report read from a scheduler is shown without any harm, whatever is in it."""
+    report = Report.from_json(hostile().to_json())
+    assert harmless(str(report))
+    assert harmless(repr(report))
+    html = to_html(report)
+    assert harmless(html.replace("\n", ""))
+    assert "<script" not in html
+    assert len(headlines(report)) <= 6
+    assert not [
+        line for line in str(report).splitlines() if line.startswith("clustert")
+    ]
+
+
+# --- JSON -------------------------------------------------------------------------
+
+numbers = st.none() | st.integers(0, 2**60)
+seconds = st.floats(0, 1e9)
+ids = st.text(max_size=5) | st.integers()
+scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | seconds
+shares = st.builds(
+    WorkerShare,
+    worker=ids,
+    pieces=st.integers(0),
+    rows=st.integers(0),
+    nbytes=st.integers(0),
+    share=seconds,
+)
+findings = st.builds(
+    Finding,
+    severity=st.sampled_from(Severity),
+    message=st.text(),
+    subject=st.lists(ids, max_size=3).map(tuple),
+    evidence=st.dictionaries(st.text(max_size=5), scalars, max_size=3),
+    check=st.text(),
+    remedy=st.text(),
+)
+summaries = st.builds(
+    LayoutSummary,
+    label=st.text(),
+    members=st.lists(st.text(), max_size=2).map(tuple),
+    pieces=st.integers(0),
+    loaded=st.booleans(),
+    rows=numbers,
+    nbytes=numbers,
+    separated=numbers,
+    imbalance=st.none() | seconds,
+    workers=st.just(()),
+) | st.builds(
+    LayoutSummary,
+    label=st.text(),
+    members=st.just(("X",)),
+    pieces=st.integers(0),
+    loaded=st.just(value=True),
+    rows=st.integers(0),
+    nbytes=st.integers(0),
+    separated=st.integers(0),
+    imbalance=seconds,
+    workers=st.lists(shares, max_size=3).map(tuple),
+)
+steps = st.builds(
+    Done,
+    action=st.text(),
+    summary=st.text(),
+    gain=st.text(),
+    status=st.sampled_from(["planned", "done", "partly", "skipped", "refused"]),
+    predicted_bytes=numbers,
+    predicted_seconds=st.none() | seconds,
+    at_risk=st.text(),
+    nbytes=numbers,
+    seconds=st.none() | seconds,
+    reason=st.text(),
+)
+
+
+def several(what: Any) -> Any:
+    return st.lists(what, max_size=2).map(tuple)
+
+
+reports = st.builds(
+    Report,
+    status=st.sampled_from(["fine", "done", "left", "planned", "failed"]),
+    seconds=seconds,
+    found=several(findings),
+    left=several(findings),
+    before=several(summaries),
+    after=several(summaries),
+    steps=several(steps),
+    needs=several(st.text()),
+    error=st.text(),
+)
+
+
+@given(reports)
+def test_json_round_trip(report: Report) -> None:
+    """What was written is read back equal, types and all."""
+    again = Report.from_json(report.to_json())
+    assert again == report
+    assert repr([getattr(again, f.name) for f in fields(again)]) == repr(
+        [getattr(report, f.name) for f in fields(report)]
+    )
+
+
+@given(reports)
+def test_every_report_can_be_shown(report: Report) -> None:
+    """Whatever is in it, a report has text without control characters, and HTML."""
+    assert harmless(str(report))
+    assert 1 <= len(headlines(report)) <= 6
+    assert to_html(report).startswith('<div class="clustertune">')
+
+
+def test_a_real_report_comes_back() -> None:
+    """What a run has made, NumPy numbers included, is read back equal."""
+    report = report_of()
+    assert Report.from_json(report.to_json()) == report
+    assert json.loads(report.to_json())["schema_version"] == SCHEMA_VERSION == 1
+
+
+def test_numpy_numbers_in_evidence() -> None:
+    """A check may put a NumPy number into its evidence."""
+    found = replace(finding(Severity.info, "x"), evidence={"n": np.int64(3)})
+    report = Report(status="fine", seconds=1.0, found=(found,))
+    assert Report.from_json(report.to_json()).found[0].evidence == {"n": 3}
+
+
+def test_fields_of_a_later_release_are_passed_over() -> None:
+    """Within a schema version fields may be added; who does not know them goes on."""
+    report = report_of()
+    data = json.loads(report.to_json())
+    data["colour"] = data["found"][0]["colour"] = data["steps"][0]["colour"] = "red"
+    data["after"][0]["colour"] = data["after"][0]["workers"][0]["colour"] = "red"
+    assert Report.from_json(json.dumps(data)) == report
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+def test_another_schema_version(version: object) -> None:
+    """A report of another schema is refused with its version, not half understood."""
+    data = json.loads(report_of().to_json()) | {"schema_version": version}
+    with pytest.raises(ValueError, match=f"schema version {version!r} .* only 1 is"):
+        Report.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema_version": 1}',
+        '{"schema_version": 1, "found": 3}',
+        '{"schema_version": 1, "found": [[]], "left": []}',
+    ],
+)
+def test_no_report(text: str) -> None:
+    """What is no report is a ValueError, and no other."""
+    with pytest.raises(
+        ValueError, match=r"schema version|not a report|Expecting value"
+    ):
+        Report.from_json(text)
+
+
+def test_checks_name_the_findings_of_a_report() -> None:
+    """Findings in a report have the check that found them and its remedy."""
+    report = report_of()
+    assert {f.check for f in report.found} <= set(checks.available())
+    assert all(f.remedy for f in report.found)
