@@ -95,7 +95,7 @@ async def _look_and_plan(
     for finding in found:
         error = checks.error_of(finding)
         if error is not None:
-            raise error(f"{finding.message}. {finding.remedy}")
+            raise error(f"{finding.message}. Remedy: {finding.remedy}")
     plan = planner.make_plan(found, view)
     journal.plans.append(plan)
     return plan

@@ -190,7 +190,7 @@ def headlines(report: Report) -> list[str]:
     latest = report.left or report.found
     lines = [f.message for f in latest if f.check == HEADLINE][:1]
     wrong = [f for f in report.found if f.severity > Severity.info]
-    if wrong:
+    if wrong and wrong[0].message not in report.error:
         more = f" (and {len(wrong) - 1} more findings)" if len(wrong) > 1 else ""
         lines.append(f"wrong: {wrong[0].message}{more}")
     acted = [s for s in report.steps if s.status in ("done", "partly", "planned")]

@@ -206,6 +206,15 @@ def test_rebalance_places_every_layout() -> None:
     assert set(targets(second)) == {"Xv", "yv"}
 
 
+def test_rebalance_places_no_piece_twice() -> None:
+    """An eval set that is a part of the training data is placed with it, not again."""
+    part = layout([10, 10], [0, 0], label="eval_set[0]")
+    data = layout([10] * 4, [0] * 4)
+    assert set(part.members[0].keys) < set(data.members[0].keys)
+    (step,) = propose(rebalance, view([worker(0), worker(1)], [data, part]))
+    assert "training data" in step.summary
+
+
 def test_rebalance_drops_a_copy_that_would_be_taken() -> None:
     """Pieces that are everywhere stay on one worker each; nothing has to travel."""
     data = layout([10] * 4, [[0, 1]] * 4)

@@ -80,7 +80,7 @@ def test_every_phase_has_its_action() -> None:
 
 def test_steps_keep_the_order_in_which_they_were_proposed() -> None:
     """The training data is placed before the eval sets."""
-    valid = layout([4, 4], [0, 0], label="eval_set[0]")
+    valid = layout([4, 4], [0, 0], ("Xv", "yv"), label="eval_set[0]")
     seen = two([UNEVEN, valid])
     summaries = [s.summary for s in plan(seen).steps]
     assert ["training data" in s for s in summaries] == [True, False]

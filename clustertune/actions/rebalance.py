@@ -23,6 +23,7 @@ from clustertune.model import (
     Cluster,
     Finding,
     Int64s,
+    Key,
     Layout,
     Move,
     Moves,
@@ -63,9 +64,13 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             "start others, or name others"
         )
     budget = room(view)
+    placed: set[Key] = set()
     for layout in view.layouts:
-        if not (layout.loaded and layout.aligned):
+        keys = {key for m in layout.members for key in m.keys}
+        # an eval set that is a part of the training data goes where that goes
+        if not (layout.loaded and layout.aligned) or keys <= placed:
             continue
+        placed |= keys
         placement = _place(layout, view, budget)
         taken = layouts.piece_bytes(layout)
         used = np.bincount(placement.target, taken, minlength=len(budget))

@@ -75,7 +75,11 @@ def run(
     for name, check in available().items():
         findings: Iterable[Finding] = check.find(view, **settings.get(name, {}))
         text = remedy(check)
-        found += [replace(f, check=name, remedy=f.remedy or text) for f in findings]
+        # remedies are written as documentation; people read them in a terminal as well
+        found += [
+            replace(f, check=name, remedy=(f.remedy or text).replace("``", "`"))
+            for f in findings
+        ]
     return tuple(sorted(found, key=lambda f: -_order(f.severity)))
 
 
