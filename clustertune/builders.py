@@ -58,7 +58,6 @@ def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
         affinity=frozenset(range(number * nthreads, (number + 1) * nthreads)),
         quotas=(),
         host_memory=64 * _GIB,
-        cpu_count=nthreads,
     )
     built = WorkerSnapshot(
         id=id,

@@ -83,11 +83,10 @@ async def examine(client: Client) -> Examination:
     client
         A connected client.
     """
-    scheduler: Any = client.scheduler
-    identity = await scheduler.identity(n_workers=-1)
+    identity = await monitor.identify(client)
     sides = await versions.read(client, packages=PACKAGES)
     rows = [_workers(identity), *_versions(sides)]
-    rows += await _shipping(client, sides)
+    rows += await _shipping(client, identity, sides)
     rows += [
         _nannies(identity),
         _scaling(client, identity),
@@ -131,7 +130,9 @@ def _versions(sides: versions.Sides) -> Iterator[Row]:
         yield Row(subject="silent workers", works=None, detail=detail)
 
 
-async def _shipping(client: Client, sides: versions.Sides) -> list[Row]:
+async def _shipping(
+    client: Client, identity: Mapping[str, Any], sides: versions.Sides
+) -> list[Row]:
     """Only this asks with code, and only if every side may be sent it."""
     objections = sides.objections()
     sending = Row(
@@ -142,7 +143,7 @@ async def _shipping(client: Client, sides: versions.Sides) -> list[Row]:
     if objections:
         return [sending]
     try:
-        await monitor.open_door(client, list(sides.workers))
+        await monitor.open_door(client, identity)
         snapshot, _ = await monitor.look(client, [])
     except ClustertuneError as error:
         return [sending, Row(subject="placing data", works=False, detail=str(error))]

@@ -7,7 +7,7 @@ cluster changes. Dask's collections stop here: the rest of the package sees memb
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,12 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 from dask._task_spec import Alias
+from dask.array.utils import meta_from_array
 from dask.core import flatten
+from dask.dataframe.dask_expr import from_graph
 from distributed import Client, Future
 
-from clustertune.errors import ConnectionLostError
+from clustertune.errors import AlignmentError, ConnectionLostError
 from clustertune.model import Key, Member
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -42,14 +44,25 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that was given to ``prepare``, and in which order it is handed back."""
+    """All that was given to ``prepare``, each collection once, by what is row-aligned.
+
+    A collection that is given twice (as y and as weights, or in an eval set too) is one
+    member; ``same`` leads from every label to the label of that member.
+    """
 
     groups: tuple[Group, ...]  # the training data first
-    eval_set: tuple[tuple[int, tuple[str, ...]], ...]  # group and labels, by eval set
+    training: tuple[str, ...]  # labels in the order in which they are handed back
+    eval_set: tuple[tuple[str, str], ...]  # labels
+    same: Mapping[str, str]
 
     def __iter__(self) -> Iterator[Given]:
         for group in self.groups:
             yield from group.given
+
+    def collection(self, label: str) -> Any:
+        """The collection of that label; None if none was given."""
+        wanted = self.same.get(label)
+        return next((x.collection for x in self if x.label == wanted), None)
 
     def with_collections(self, collections: Sequence[Any]) -> Inputs:
         """The same with other collections, in the order of iteration."""
@@ -77,15 +90,60 @@ def gather(
     ValueError
         A collection has no rows or columns, or ``eval_set`` is not a list of pairs.
     """
+    if y is None and others:
+        raise TypeError("y is None but collections follow it; give y, or name them")
     named = [("X", X), ("y", y)]
     named += [(f"others[{i}]", other) for i, other in enumerate(others)]
     named += [(name, companions.get(name)) for name in COMPANIONS]
-    training = tuple(_given(n, c) for n, c in named if c is not None or n == "X")
-    if y is None and others:
-        raise TypeError("y is None but collections follow it; give y, or name them")
-    groups = [Group("training data", training)]
-    evals = [_eval_group(i, pair, groups) for i, pair in enumerate(_pairs(eval_set))]
-    return Inputs(tuple(groups), tuple(evals))
+    training = [_given(n, c) for n, c in named if c is not None or n == "X"]
+    evals = [
+        [_given(f"eval_set[{i}].{n}", c) for n, c in zip("Xy", pair, strict=True)]
+        for i, pair in enumerate(_pairs(eval_set))
+    ]
+    same: dict[str, str] = {}
+    groups: list[Group] = []
+    _add("training data", training, groups, same)
+    for i, pair in enumerate(evals):
+        _add(f"eval_set[{i}]", pair, groups, same)
+    return Inputs(
+        groups=tuple(groups),
+        training=tuple(x.label for x in training),
+        eval_set=tuple(
+            (f"eval_set[{i}].X", f"eval_set[{i}].y") for i in range(len(evals))
+        ),
+        same=same,
+    )
+
+
+def _add(
+    label: str, given: Sequence[Given], groups: list[Group], same: dict[str, str]
+) -> None:
+    """Add collections whose rows belong together to the group that has one of them.
+
+    Two groups with the same pieces would send them to two places.
+    """
+    names = {_name(x.collection): x.label for g in groups for x in g.given}
+    ours = {_name(x.collection) for x in given}
+    position = next(
+        (
+            i
+            for i, g in enumerate(groups)
+            if not ours.isdisjoint(_name(x.collection) for x in g.given)
+        ),
+        len(groups),
+    )
+    fresh = []
+    for x in given:
+        name = _name(x.collection)
+        if name not in names:
+            names[name] = x.label
+            fresh.append(x)
+        same[x.label] = names[name]
+    if position == len(groups):
+        groups.append(Group(label, tuple(fresh)))
+    else:
+        group = groups[position]
+        groups[position] = replace(group, given=(*group.given, *fresh))
 
 
 def _pairs(eval_set: Any) -> Sequence[Any]:
@@ -99,21 +157,6 @@ def _pairs(eval_set: Any) -> Sequence[Any]:
             f"it was {type(eval_set).__name__}"
         )
     return eval_set
-
-
-def _eval_group(
-    i: int, pair: Sequence[Any], groups: list[Group]
-) -> tuple[int, tuple[str, ...]]:
-    """Add the pair as a group of its own, unless it is one that is there already."""
-    given = tuple(
-        _given(f"eval_set[{i}].{n}", c) for n, c in zip("Xy", pair, strict=True)
-    )
-    for index, group in enumerate(groups):
-        labels = {_name(g.collection): g.label for g in reversed(group.given)}
-        if all(_name(g.collection) in labels for g in given):
-            return index, tuple(labels[_name(g.collection)] for g in given)
-    groups.append(Group(f"eval_set[{i}]", given))
-    return len(groups) - 1, tuple(g.label for g in given)
 
 
 def _name(collection: Any) -> str:
@@ -188,6 +231,29 @@ def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
     return [f.key for f in futures], futures
 
 
+def missing(collection: Any) -> int:
+    """How many of its pieces a collection lacks, since Dask has joined them.
+
+    The readers of Parquet join small pieces when a frame is persisted, and the frame
+    then says that it has more than there are; whatever uses it fails (dask 2026.8).
+    """
+    if isinstance(collection, da.Array):
+        return 0
+    return len(set(collection.__dask_keys__()) - set(collection.__dask_graph__()))
+
+
+def unjoined(collection: Any) -> Any:
+    """A lazy frame of the pieces that it says it has, which Dask will not join."""
+    expression = collection.expr.simplify().lower_completely()
+    return from_graph(
+        expression.__dask_graph__(),
+        collection._meta,  # noqa: SLF001 (its public name is that of a property)
+        collection.divisions,
+        expression.__dask_keys__(),
+        "loaded",
+    )
+
+
 def member(given: Given, keys: Sequence[Key], loaded: bool) -> Member:
     """A member with what the collection knows of itself, nothing from the cluster."""
     x = given.collection
@@ -206,7 +272,7 @@ def member(given: Given, keys: Sequence[Key], loaded: bool) -> Member:
             columns=_columns(x),
             column_blocks=math.prod(x.numblocks[1:]),
             itemsize=x.dtype.itemsize if x.dtype.kind in "biufc" else None,
-            total_bytes=None if math.isnan(x.nbytes) else int(x.nbytes),
+            total_bytes=_total_bytes(x),
             **common,
         )
     frame = isinstance(x, dd.DataFrame)
@@ -219,6 +285,12 @@ def member(given: Given, keys: Sequence[Key], loaded: bool) -> Member:
         itemsize=max(sizes, default=None),
         **common,
     )
+
+
+def _total_bytes(x: da.Array) -> int | None:
+    """Of dense numbers in known chunks; of objects and sparse ones nobody knows."""
+    dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
+    return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
 
 
 def _columns(x: da.Array) -> int | None:
@@ -234,7 +306,7 @@ def check_client(client: Any, inputs: Inputs) -> None:
 
     Raises
     ------
-    TypeError, ConnectionLostError, ValueError
+    TypeError, ConnectionLostError, ValueError, AlignmentError
         As the case may be.
     """
     if not isinstance(client, Client):
@@ -247,6 +319,7 @@ def check_client(client: Any, inputs: Inputs) -> None:
         )
     ours = client.scheduler.address
     for given in inputs:
+        _refuse_joined(given)
         _, futures = pieces(given.collection)
         owner = futures[0].client if futures else client
         theirs = getattr(owner.scheduler, "address", None)
@@ -255,8 +328,28 @@ def check_client(client: Any, inputs: Inputs) -> None:
                 f"{given.label} was persisted by a client that is closed, and is gone "
                 "with it; load it again"
             )
-        if theirs != ours:
+        # the same scheduler may be known by two addresses
+        if theirs != ours and _scheduler_id(owner) != _scheduler_id(client):
             raise ValueError(
                 f"{given.label} is persisted on the cluster {theirs}, but client is "
                 f"connected to {ours}; give the client of that cluster"
             )
+
+
+def _scheduler_id(client: Client) -> object:
+    """What a scheduler calls itself; of a client that has lost it, nothing equal."""
+    if client.status != "running":
+        return object()
+    return client.scheduler_info().get("id")
+
+
+def _refuse_joined(given: Given) -> None:
+    lost = missing(given.collection)
+    if lost:
+        says = given.collection.npartitions
+        raise AlignmentError(
+            f"{given.label} says that it has {says} pieces, but {says - lost} were "
+            "persisted: Dask joins small pieces of Parquet data when it loads them, "
+            f"and nothing can use {given.label} any more; give prepare the collection "
+            "that was persisted instead, it loads all pieces as they are"
+        )

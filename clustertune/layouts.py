@@ -62,11 +62,14 @@ def held(layout: Layout, n_workers: int) -> Held:
     return Held(piece=code // n_workers, worker=code % n_workers, nbytes=nbytes)
 
 
-def copies(layout: Layout, n_workers: int) -> Int64s:
-    """For every piece, on how many workers anything of it lies."""
-    return np.bincount(
-        held(layout, n_workers).piece, minlength=layout.members[0].n_pieces
-    ).astype(np.int64)
+def copied(layout: Layout) -> npt.NDArray[np.bool_]:
+    """For every piece, whether more than one worker holds a copy of any member."""
+    n_pieces = layout.members[0].n_pieces
+    result = np.zeros(n_pieces, dtype=np.bool_)
+    for member in layout.members:
+        if member.holders is not None:
+            result |= np.bincount(member.holders[0], minlength=n_pieces) > 1
+    return result
 
 
 def homes(layout: Layout, n_workers: int) -> Int64s:

@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
+import dask.array as da
 import numpy as np
-from distributed import Client
+from distributed import Client, Future
 
 from clustertune import adapters, inputs, monitor
 from clustertune.errors import (
@@ -27,6 +29,7 @@ from clustertune.errors import (
 )
 from clustertune.model import (
     Goal,
+    Key,
     Layout,
     Member,
     Moves,
@@ -35,7 +38,7 @@ from clustertune.model import (
     View,
 )
 from clustertune.remote import keys
-from clustertune.wording import names_text
+from clustertune.wording import names_text, printable
 
 logger = logging.getLogger("clustertune")
 
@@ -71,7 +74,7 @@ class LiveCluster:
         self.remaining = remaining
         self.token = ""
         self.opened = False
-        self.opened = False
+        self._found: dict[str, tuple[list[Key], list[Any] | None]] = {}
 
     # --- begin ------------------------------------------------------------------------
 
@@ -83,32 +86,25 @@ class LiveCluster:
         NoWorkersError, VersionMismatchError, ScaleError, ValueError
             As the case may be; nothing was changed.
         """
-        self._refuse_lost()
-        identity = await self._scheduler.identity(n_workers=-1)
+        identity = await monitor.identify(self.client)
         self._refuse_empty(identity)
         wanted = None if workers is None else _ids(workers, identity["workers"])
         self._refuse_scale(identity["workers"])
         self.goal = replace(self.goal, workers=wanted)
-        await monitor.open_door(self.client, list(identity["workers"]))
+        await monitor.open_door(self.client, identity)
         self.opened = True
 
-    def _refuse_lost(self) -> None:
-        if self.client.status != "running" or self.client.scheduler is None:
-            raise ConnectionLostError(
-                f"the client is {self.client.status}; the scheduler may be gone"
-            )
-
     def _refuse_empty(self, identity: Mapping[str, Any]) -> None:
-        states = [w["status"] for w in identity["workers"].values()]
+        states = sorted({w["status"] for w in identity["workers"].values()})
         if "running" not in states:
+            shown = printable(", ".join(states)) or "none"
             raise NoWorkersError(
-                f"the cluster {identity['address']} has no running worker (workers: "
-                f"{', '.join(sorted(set(states))) or 'none'}); start one, or wait with "
-                "client.wait_for_workers(1)"
+                f"the cluster {printable(identity['address'])} has no running worker "
+                f"(workers: {shown}); start one, or wait: client.wait_for_workers(1)"
             )
 
     def _refuse_scale(self, workers: Mapping[str, Any]) -> None:
-        wanted, there = self.goal.n_workers, len(workers)
+        wanted, there = self.goal.n_workers, _to_stay(workers)
         if wanted is None or wanted == there:
             return
         if wanted < there:
@@ -131,68 +127,69 @@ class LiveCluster:
         LeaseHeldError
             Somebody else still holds it when the time is up.
         """
-        self.token = await self._acquire(label, notify)
+        # our own token: what was asked for can be given back, whenever we are stopped
+        self.token = uuid4().hex
         try:
+            await self._acquire(label, notify)
             yield
         finally:
-            await self._quietly("release", token=self.token)
+            await asyncio.shield(self._quietly("release", token=self.token))
 
-    async def _acquire(self, label: str, notify: Notify) -> str:
-        while True:
-            answer = await monitor.ask(
-                self.client, "acquire", owner=self.client.id, label=label
-            )
-            if "token" in answer:
-                return str(answer["token"])
-            holder = answer["holder"]
+    async def _acquire(self, label: str, notify: Notify) -> None:
+        mine = {"owner": self.client.id, "label": label, "token": self.token}
+        while "holder" in (answer := await monitor.ask(self.client, "acquire", **mine)):
+            holder = printable(answer["holder"]["label"])
             if self.remaining() < 1:
                 raise LeaseHeldError(
-                    f"another plan is being carried out on this cluster: "
-                    f"{holder['label']} (client {holder['client']}); try again when it "
-                    "has ended, or give a longer timeout"
+                    f"another plan is being carried out on this cluster: {holder} "
+                    f"(client {printable(answer['holder']['client'])}); try again when "
+                    "it has ended, or give a longer timeout"
                 )
-            notify(f"waiting for another plan to end: {holder['label']}", None)
+            notify(f"waiting for another plan to end: {holder}", None)
             await asyncio.sleep(0.5)
-
-    @property
-    def _scheduler(self) -> Any:
-        return self.client.scheduler
 
     async def _quietly(self, method: str, **arguments: Any) -> None:
         """A request that tidies up: where the scheduler is gone, so is the mess."""
         if self.client.status != "running" or not self.opened:
             return
+        request = monitor.ask(self.client, method, **arguments)
         try:
-            await asyncio.wait_for(
-                monitor.ask(self.client, method, **arguments), LANDING
-            )
-        except (OSError, asyncio.TimeoutError) as error:
+            await asyncio.wait_for(request, LANDING)
+        # whatever it is, it must not hide what the caller has to say
+        except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not %s: %r", method, error)
 
     # --- look -------------------------------------------------------------------------
 
     async def look(self, notify: Notify) -> View:
         """See cluster and data; waits until what was submitted has been computed."""
-        self._refuse_lost()
-        groups = [
-            (g.label, [(x, *inputs.pieces(x.collection)) for x in g.given])
-            for g in self.given.groups
-        ]
-        futures = [f for _, g in groups for _, _, fs in g for f in fs or ()]
-        members = [
-            inputs.member(x, names, fs is not None)
-            for _, g in groups
-            for x, names, fs in g
-        ]
+        members: list[Member] = []
+        futures: list[Any] = []
+        for x in self.given:
+            names, found = await self._pieces(x)
+            members.append(inputs.member(x, names, found is not None))
+            futures += found or ()
         await self._settle(futures, notify)
-        snapshot, found = await monitor.look(self.client, members)
-        while any(_is_missing_pieces(m) for m in found):
+        snapshot, seen = await monitor.look(self.client, members)
+        while any(_is_missing_pieces(m) for m in seen):
             # a worker died between the two: what it held is being computed again
             await asyncio.sleep(POLL)
             await self._settle(futures, notify)
-            snapshot, found = await monitor.look(self.client, members)
-        layouts = self._layouts(found)
+            snapshot, seen = await monitor.look(self.client, members)
+        layouts = self._layouts(seen)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts)
+
+    async def _pieces(self, given: inputs.Given) -> tuple[list[Key], list[Any] | None]:
+        """Keys and futures, found once: the graph of a lazy frame takes a while."""
+        if given.label not in self._found:
+            names, futures = await asyncio.to_thread(inputs.pieces, given.collection)
+            # one of another client would be waited for in that client's event loop
+            own = [
+                f if f.client is self.client else Future(f.key, client=self.client)
+                for f in futures or ()
+            ]
+            self._found[given.label] = names, None if futures is None else own
+        return self._found[given.label]
 
     def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
         rest = iter(members)
@@ -206,23 +203,36 @@ class LiveCluster:
         pending = futures
         # "lost" is what a client calls a key whose worker died until it is there again
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
+            await self._refuse_failed(futures)
+            if self.client.status != "running":
+                raise ConnectionLostError(f"the client is {self.client.status}")
+            self._refuse_late()
             done = 1 - len(pending) / len(futures)
             notify(f"loading {len(futures)} pieces", done)
-            self._refuse_lost()
             # looking at 100,000 states takes as long as the pause should
-            await asyncio.sleep(POLL + len(pending) * 1e-6)
+            await asyncio.sleep(POLL + len(futures) * 1e-6)
+        await self._refuse_failed(futures)
+
+    def _refuse_late(self) -> None:
+        """Before Python 3.12 a cancelled ``wait_for`` may go on: see for ourselves."""
+        if self.remaining() <= 0:
+            raise asyncio.TimeoutError
+
+    async def _refuse_failed(self, futures: list[Any]) -> None:
         for future in futures:
+            if future.status in ("pending", "lost", "finished"):
+                continue
             if future.status == "error":
+                error = await future.exception()
                 raise IncompleteError(
-                    f"the piece {future.key!r} could not be computed: "
-                    f"{await future.exception()!r}"
-                ) from await future.exception()
-            if future.status != "finished":
-                raise IncompleteError(
-                    f"the piece {future.key!r} is {future.status}: its data was lost "
-                    "with a worker and cannot be recomputed, or it was cancelled; "
-                    "load the data again"
-                )
+                    f"the piece {printable(str(future.key))} could not be computed: "
+                    f"{printable(repr(error))}"
+                ) from error
+            raise IncompleteError(
+                f"the piece {printable(str(future.key))} is {future.status}: its data "
+                "was lost with a worker and cannot be recomputed, or it was cancelled; "
+                "load the data again"
+            )
 
     # --- act --------------------------------------------------------------------------
 
@@ -233,18 +243,17 @@ class LiveCluster:
         one Parquet data set would then differ in number.
         """
         everything = list(self.given)
-        lazy = [
-            i
-            for i, x in enumerate(everything)
-            if inputs.pieces(x.collection)[1] is None
-        ]
-        loaded = self.client.persist([everything[i].collection for i in lazy])
-        collections = [x.collection for x in everything]
-        for i, collection in zip(lazy, loaded, strict=True):
-            collections[i] = collection
+        lazy = [x for x in everything if (await self._pieces(x))[1] is None]
+        # making the graph takes a while, in which the event loop must go on
+        loaded = await asyncio.to_thread(
+            _persist, self.client, [x.collection for x in lazy]
+        )
+        now = dict(zip((x.label for x in lazy), loaded, strict=True))
+        collections = [now.get(x.label, x.collection) for x in everything]
         self.given = self.given.with_collections(collections)
-        futures = [f for c in loaded for f in inputs.pieces(c)[1] or ()]
-        await self._settle(futures, notify)
+        self._found = {k: v for k, v in self._found.items() if k not in now}
+        fresh = [await self._pieces(x) for x in self.given if x.label in now]
+        await self._settle([f for _, futures in fresh for f in futures or ()], notify)
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         """Ask the cluster object for workers and wait until they are there.
@@ -259,8 +268,8 @@ class LiveCluster:
         reason = adapters.obstacle(cluster, n_workers)
         if adapter is None or reason is not None:
             raise ScaleError(f"n_workers={n_workers}: {reason}")
-        await adapter.scale(cluster, n_workers)
-        while (there := await self._registered()) < n_workers:
+        await adapter.scale(cluster, n_workers, await self._there())
+        while (there := await self._there()) < n_workers:
             notify(f"{there} of {n_workers} workers are there", there / n_workers)
             if self.remaining() < 1:
                 raise ScaleError(
@@ -270,11 +279,9 @@ class LiveCluster:
                 )
             await asyncio.sleep(0.2)
 
-    async def _registered(self) -> int:
-        """Workers that are there to stay; one that is paused is."""
-        identity = await self._scheduler.identity(n_workers=-1)
-        states = [w["status"] for w in identity["workers"].values()]
-        return states.count("running") + states.count("paused")
+    async def _there(self) -> int:
+        identity = await monitor.identify(self.client)
+        return _to_stay(identity["workers"])
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Have the resident move keys; cancelled, it lands what is in flight."""
@@ -293,18 +300,23 @@ class LiveCluster:
         try:
             state = await self._follow(job, notify)
         except BaseException:
-            await self._quietly("stop", job=job)
+            await asyncio.shield(self._quietly("stop", job=job))
             raise
         reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
+        if state["waiting"]:
+            reasons.append(f"{state['waiting']} keys: the move was stopped before them")
         reasons += [state["error"]] if state["error"] else []
         return Result(nbytes=state["nbytes"], undone="; ".join(reasons))
 
     async def _follow(self, job: str, notify: Notify) -> dict[str, Any]:
         pause = 0.02
         while True:
-            state: dict[str, Any] = await monitor.ask(self.client, "progress", job=job)
+            state: dict[str, Any] = await monitor.ask(
+                self.client, "progress", job=job, token=self.token
+            )
             if state["finished"]:
                 return state
+            self._refuse_late()
             done = state["done"] / max(1, state["total"])
             notify(f"moving {state['total']} keys", done)
             await asyncio.sleep(pause)
@@ -316,6 +328,28 @@ class LiveCluster:
         """Leave the report with the scheduler, for whoever asks later."""
         if self.opened:
             await self._quietly("keep", report=report)
+
+
+def _persist(client: Client, lazy: Sequence[Any]) -> list[Any]:
+    """Persist arrays in one call and frames in another: Dask warns where they mix.
+
+    Where Dask has joined pieces of frames, they are persisted in those that they say.
+    """
+    loaded = list(lazy)
+    for arrays in (True, False):
+        some = [i for i, c in enumerate(lazy) if isinstance(c, da.Array) is arrays]
+        found = client.persist([lazy[i] for i in some]) if some else []
+        if any(map(inputs.missing, found)):
+            found = client.persist([inputs.unjoined(lazy[i]) for i in some])
+        for i, collection in zip(some, found, strict=True):
+            loaded[i] = collection
+    return loaded
+
+
+def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:
+    """How many workers are there to stay: one that is paused is."""
+    states = [w["status"] for w in workers.values()]
+    return states.count("running") + states.count("paused")
 
 
 def _is_missing_pieces(member: Member) -> bool:

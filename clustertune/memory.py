@@ -27,9 +27,28 @@ def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
 
 def fixed_bytes(view: View) -> npt.NDArray[np.float64]:
     """Bytes of every worker's process that are not the given pieces."""
-    managed = np.array([w.managed for w in view.now.workers], dtype=np.float64)
-    unmanaged = np.array([w.unmanaged for w in view.now.workers], dtype=np.float64)
-    return np.maximum(0.0, managed - _given(view)) + unmanaged
+    workers = view.now.workers
+    managed = np.array([w.managed for w in workers], dtype=np.float64)
+    return np.maximum(0.0, managed - _given(view)) + _unmanaged(workers)
+
+
+def _unmanaged(workers: tuple[WorkerSnapshot, ...]) -> npt.NDArray[np.float64]:
+    """Bytes of each worker's process that are nobody's keys.
+
+    Workers without processes of their own (``processes=False``) share one, and what
+    the others manage in it is not lost to them.
+    """
+    shared: Counter[str] = Counter()
+    for w in workers:
+        shared[_process(w)] += w.managed
+    rest = [max(0, w.process - shared[_process(w)]) for w in workers]
+    return np.array(rest, dtype=np.float64)
+
+
+def _process(worker: WorkerSnapshot) -> str:
+    """``inproc://HOST/PID/NUMBER``: the last part is the worker's own."""
+    address = worker.address
+    return address.rpartition("/")[0] if address.startswith("inproc://") else address
 
 
 def room(view: View) -> npt.NDArray[np.float64]:

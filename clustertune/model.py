@@ -58,7 +58,6 @@ class WorkerFacts:
     affinity: frozenset[int]  # CPUs on which this process may run
     quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs): each level that has a quota
     host_memory: int  # bytes that this process could use at most: RAM or cgroup limit
-    cpu_count: int  # what Dask itself counts there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +78,6 @@ class WorkerSnapshot:
     managed: int  # bytes of Dask's keys in memory, by their own sizes
     spilled: int  # bytes of Dask's keys on disk
     bandwidth: float  # bytes per second that it measured in transfers between workers
-    executing: int = 0  # tasks running
-    processing: int = 0  # tasks sent there by the scheduler, running ones included
     facts: WorkerFacts | Unknown
 
     @property
@@ -104,11 +101,7 @@ class Snapshot:
     time: float  # epoch seconds
     scheduler: str  # its address
     workers: tuple[WorkerSnapshot, ...]
-    queued: int = 0  # tasks that wait on the scheduler
     can_scale: str | None = None  # None: it can; else why this client cannot scale it
-
-    def worker(self, id: str | int) -> WorkerSnapshot | None:
-        return next((w for w in self.workers if w.id == id), None)
 
 
 # --- what we see: the data ----------------------------------------------------------
@@ -225,7 +218,7 @@ class View:
         return self.snapshots[-1]
 
     def eligible(self, worker: WorkerSnapshot) -> bool:
-        """Whether this worker may hold training data: wanted, running, reachable."""
+        """Whether this worker may hold training data: wanted and running."""
         wanted = self.goal.workers is None or worker.id in self.goal.workers
         return wanted and worker.running
 
@@ -346,7 +339,7 @@ class Outcome:
     """What became of a step."""
 
     step: Step
-    status: str  # done, partly, skipped, failed, advised
+    status: str  # done, partly, skipped, failed
     seconds: float | None = None
     nbytes: int | None = None
     reason: str = ""

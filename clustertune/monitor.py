@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import time
+from time import monotonic, time
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +19,11 @@ import numpy as np
 from distributed import Client, Future
 
 from clustertune import adapters
-from clustertune.errors import LeaseHeldError, VersionMismatchError
+from clustertune.errors import (
+    ConnectionLostError,
+    LeaseHeldError,
+    VersionMismatchError,
+)
 from clustertune.model import (
     Int64s,
     Key,
@@ -32,17 +36,31 @@ from clustertune.model import (
 )
 from clustertune.remote import keys, probe, resident, ship, versions
 from clustertune.report import Report
+from clustertune.wording import printable
 
+Process = tuple[str, str]
+
+SILENCE = 60.0  # seconds for which a worker that did not answer is not asked again
 PATIENCE = 10.0  # seconds in which a worker answers what it knows of itself
 
 
 @dataclass
 class Known:
-    """What was learned over one client and holds for as long as the worker or piece."""
+    """What was learned over one client and holds for as long as a worker's process.
 
-    approved: set[str] = field(default_factory=set)  # addresses code may be sent to
-    facts: dict[str, WorkerFacts | Unknown] = field(default_factory=dict)
-    rows: dict[Key, int] = field(default_factory=dict)
+    A process is told by its address and its local directory, which is new with each.
+    """
+
+    approved: set[Process] = field(default_factory=set)  # code may be sent there
+    silent: dict[Process, float] = field(default_factory=dict)  # since, monotonic
+    facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
+
+    def forget_all_but(self, present: Iterable[Process]) -> None:
+        """Let go what was learned of processes that are gone."""
+        there = set(present)
+        self.approved &= there
+        self.silent = {p: t for p, t in self.silent.items() if p in there}
+        self.facts = {p: f for p, f in self.facts.items() if p in there}
 
 
 _known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
@@ -53,7 +71,32 @@ def known(client: Client) -> Known:
     return _known.setdefault(client, Known())
 
 
-async def open_door(client: Client, workers: Sequence[str]) -> None:
+def _process(address: str, entry: Mapping[str, Any]) -> Process:
+    return address, str(entry["local_directory"])
+
+
+async def identify(client: Client) -> Mapping[str, Any]:
+    """The scheduler's own description of itself and of all its workers.
+
+    Raises
+    ------
+    ConnectionLostError
+        The client is closed, or its scheduler does not answer.
+    """
+    scheduler: Any = client.scheduler
+    if client.status != "running" or scheduler is None:
+        raise ConnectionLostError(
+            f"the client is {client.status}, not connected; make a new one: "
+            "Client(address)"
+        )
+    try:
+        identity: Mapping[str, Any] = await scheduler.identity(n_workers=-1)
+    except OSError as error:
+        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    return identity
+
+
+async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     """See that code may be sent to all sides, and put the resident in place.
 
     Raises
@@ -63,7 +106,7 @@ async def open_door(client: Client, workers: Sequence[str]) -> None:
     LeaseHeldError
         An older resident is at work and could not be replaced.
     """
-    await _approve(client, workers)
+    await _approve(client, identity["workers"])
     answer = await ship.on_scheduler(client, resident.install)
     if answer["protocol"] > resident.PROTOCOL:
         raise VersionMismatchError(
@@ -74,15 +117,24 @@ async def open_door(client: Client, workers: Sequence[str]) -> None:
     if answer["busy"] is not None:
         raise LeaseHeldError(
             "an older clustertune is carrying out a plan on this cluster "
-            f"({answer['busy']['label']}); try again when it has ended"
+            f"({printable(answer['busy']['label'])}); try again when it has ended"
         )
 
 
-async def _approve(client: Client, workers: Iterable[str]) -> None:
-    """Ask the sides that were not asked yet for their versions."""
-    memory = known(client)
-    new = [w for w in workers if w not in memory.approved]
-    if memory.approved and not new:
+async def _approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Ask the sides that were not asked yet for their versions.
+
+    One that does not answer is not asked again for a while, and is sent no code.
+    """
+    memory, now = known(client), monotonic()
+    processes = {a: _process(a, entry) for a, entry in workers.items()}
+    memory.forget_all_but(processes.values())
+    new = [
+        a
+        for a, p in processes.items()
+        if p not in memory.approved and now - memory.silent.get(p, -SILENCE) >= SILENCE
+    ]
+    if not new and (memory.approved or memory.silent):
         return
     sides = await versions.read(client, new)
     objections = sides.objections()
@@ -90,13 +142,32 @@ async def _approve(client: Client, workers: Iterable[str]) -> None:
         shown = "; ".join(objections[:3])
         more = len(objections) - 3
         raise VersionMismatchError(shown + (f"; and {more} more" if more > 0 else ""))
-    memory.approved.update(sides.workers)
+    memory.approved.update(processes[a] for a in sides.workers)
+    memory.silent |= {processes[a]: now for a in sides.silent}
 
 
 async def ask(client: Client, method: str, **arguments: Any) -> Any:
-    """One request to the resident; plain types both ways, no code."""
+    """One request to the resident; plain types both ways, no code.
+
+    Raises
+    ------
+    ConnectionLostError
+        The scheduler does not answer, or was started again and has no resident.
+    LeaseHeldError
+        The lease of this plan has ended: somebody else may hold the cluster now.
+    """
     scheduler: Any = client.scheduler
-    return await scheduler.clustertune(method=method, **arguments)
+    try:
+        answer = await scheduler.clustertune(method=method, **arguments)
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise LeaseHeldError(str(error)) from error
+        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    if answer is None:  # what distributed answers where there is no such handler
+        raise ConnectionLostError(
+            "clustertune's resident is gone: the scheduler was started again"
+        )
+    return answer["result"]
 
 
 async def last_report(client: Client) -> Report | None:
@@ -107,9 +178,7 @@ async def last_report(client: Client) -> Report | None:
     VersionMismatchError
         Another release wrote it, and it cannot be read here.
     """
-    scheduler: Any = client.scheduler
-    identity = await scheduler.identity(n_workers=0)
-    await open_door(client, list(identity["workers"]))
+    await open_door(client, await identify(client))
     text = await ask(client, "recall")
     try:
         return Report.from_json(text) if text else None
@@ -129,12 +198,12 @@ async def look(
 
     Raises
     ------
-    VersionMismatchError, LeaseHeldError
-        See :func:`open_door`.
+    ConnectionLostError, VersionMismatchError
+        The scheduler is gone; a worker has come to which code must not be sent.
     """
-    scheduler: Any = client.scheduler
-    identity = await scheduler.identity(n_workers=-1)
-    await _approve(client, identity["workers"])
+    identity = await identify(client)
+    workers = identity["workers"]
+    await _approve(client, workers)
     loaded = [m for m in members if m.loaded]
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)
@@ -145,7 +214,12 @@ async def look(
         _placed(m, raw, renumber)
         for m, raw in zip(loaded, found["collections"], strict=True)
     ]
-    counted = await _count_rows(client, placed, [w.address for w in snapshot.workers])
+    approved = known(client).approved
+    addresses = [
+        (w.address, _process(w.address, workers[w.address]) in approved)
+        for w in snapshot.workers
+    ]
+    counted = await _count_rows(client, placed, addresses)
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 
@@ -156,7 +230,7 @@ async def look(
 async def _snapshot(
     client: Client, identity: Mapping[str, Any], found: Mapping[str, Any]
 ) -> Snapshot:
-    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
+    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 3)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
     facts = await _facts(client, identity["workers"])
     workers = tuple(
@@ -168,7 +242,6 @@ async def _snapshot(
         time=time(),
         scheduler=identity["address"],
         workers=workers,
-        queued=found["queued"],
         can_scale=adapters.obstacle(client.cluster, len(workers) + 1),
     )
 
@@ -187,7 +260,7 @@ def _worker(
     memory: Sequence[int],
     facts: WorkerFacts | Unknown,
 ) -> WorkerSnapshot:
-    process, managed, spilled, executing, processing = memory
+    process, managed, spilled = memory
     return WorkerSnapshot(
         id=worker_id(address, entry),
         address=address,
@@ -200,8 +273,6 @@ def _worker(
         managed=managed,
         spilled=spilled,
         bandwidth=float(entry["metrics"].get("bandwidth", {}).get("total", 0.0)),
-        executing=executing,
-        processing=processing,
         facts=facts,
     )
 
@@ -211,9 +282,12 @@ async def _facts(
 ) -> Mapping[str, WorkerFacts | Unknown]:
     """What workers and nannies know of themselves; asked once, unless unanswered."""
     memory = known(client)
-    memory.facts = {a: f for a, f in memory.facts.items() if a in workers}
-    new = [a for a in workers if isinstance(memory.facts.get(a), Unknown | None)]
-    new = [a for a in new if a in memory.approved]
+    processes = {a: _process(a, entry) for a, entry in workers.items()}
+    new = [
+        a
+        for a, p in processes.items()
+        if p in memory.approved and isinstance(memory.facts.get(p), Unknown | None)
+    ]
     nannies = [a for a in new if workers[a]["nanny"] is not None]
     answers, limits = await asyncio.gather(
         ship.on_workers(client, probe.worker_facts, new, timeout=PATIENCE),
@@ -221,13 +295,10 @@ async def _facts(
             client, probe.nanny_facts, nannies, nanny=True, timeout=PATIENCE
         ),
     )
-    for address in workers:
-        if address in answers:
-            terminate = limits.get(address)
-            memory.facts[address] = _read_facts(answers[address], terminate)
-        elif address not in memory.facts:
-            memory.facts[address] = Unknown("the worker did not say its versions")
-    return memory.facts
+    learned = {a: _read_facts(answers[a], limits.get(a)) for a in answers}
+    memory.facts.update({processes[a]: fact for a, fact in learned.items()})
+    nothing = Unknown("the worker did not say its versions")
+    return {a: memory.facts.get(p, nothing) for a, p in processes.items()}
 
 
 def _read_facts(answer: Any, terminate: Any) -> WorkerFacts | Unknown:
@@ -244,7 +315,6 @@ def _read_facts(answer: Any, terminate: Any) -> WorkerFacts | Unknown:
         affinity=frozenset(answer["affinity"]),
         quotas=tuple((name, float(cpus)) for name, cpus in answer["quotas"]),
         host_memory=answer["host_memory"],
-        cpu_count=answer["cpu_count"],
     )
 
 
@@ -262,22 +332,23 @@ def _placed(member: Member, raw: Mapping[str, bytes], renumber: Int64s) -> Membe
 
 
 async def _count_rows(
-    client: Client, members: Sequence[Member], addresses: Sequence[str]
+    client: Client, members: Sequence[Member], addresses: Sequence[tuple[str, bool]]
 ) -> tuple[Member, ...]:
-    """True row counts: what is in memory is what counts, not what a collection says."""
-    memory = known(client)
-    given = {key for m in members for key in m.keys}
-    memory.rows = {key: n for key, n in memory.rows.items() if key in given}
-    asked: dict[str, list[Key]] = {}
+    """True row counts: what is in memory counts, not what a collection says of itself.
+
+    Counted anew at every look: the same key may stand for other data (a file that has
+    changed, a piece that was computed again). ``addresses`` are those of the workers,
+    each with whether code may be sent there.
+    """
+    asked: dict[tuple[str, bool], list[Key]] = {}
     for member in members:
         for key, holder in _first_holders(member):
-            if key not in memory.rows:
-                asked.setdefault(addresses[holder], []).append(key)
-    for counts in await asyncio.gather(
-        *(_ask_rows(client, address, wanted) for address, wanted in asked.items())
-    ):
-        memory.rows.update(counts)
-    return tuple(_with_rows(m, memory.rows) for m in members)
+            asked.setdefault(addresses[holder], []).append(key)
+    counts = await asyncio.gather(
+        *(_ask_rows(client, *where, wanted) for where, wanted in asked.items())
+    )
+    rows = {key: n for found in counts for key, n in found.items()}
+    return tuple(_with_rows(m, rows) for m in members)
 
 
 def _first_holders(member: Member) -> list[tuple[Key, int]]:
@@ -288,33 +359,44 @@ def _first_holders(member: Member) -> list[tuple[Key, int]]:
     return [(member.keys[p], h) for p, h in zip(piece.tolist(), holder.tolist())]  # noqa: B905
 
 
-async def _ask_rows(client: Client, address: str, wanted: list[Key]) -> dict[Key, int]:
+async def _ask_rows(
+    client: Client, address: str, approved: bool, wanted: list[Key]
+) -> dict[Key, int]:
     """Rows of pieces on one worker.
 
     Through tasks where they are spilled (Dask knows how to bring those back) and where
     the worker did not answer: a task that is a library's function ships no code.
     """
     found: dict[Key, int] = {}
-    if address in known(client).approved:
+    if approved:
         answers = await ship.on_workers(
             client, probe.row_counts, [address], timeout=PATIENCE, keys=wanted
         )
         if isinstance(counts := answers.get(address), list):
             found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
     rest = [k for k in wanted if k not in found]
-    return found | await _rows_by_task(client, rest)
+    return found | await _rows_by_task(client, address, rest)
 
 
-async def _rows_by_task(client: Client, wanted: Sequence[Key]) -> dict[Key, int]:
+async def _rows_by_task(
+    client: Client, address: str, wanted: Sequence[Key]
+) -> dict[Key, int]:
     ours = [key for key in wanted if key in client.futures]
     lengths = [
-        client.submit(np.shape, Future(key, client=client), pure=False) for key in ours
+        client.submit(
+            np.shape,
+            Future(key, client=client),
+            pure=False,
+            workers=[address],
+            allow_other_workers=True,
+        )
+        for key in ours
     ]
     shapes = await asyncio.gather(*lengths, return_exceptions=True)
     return {
         key: int(shape[0])
         for key, shape in zip(ours, shapes, strict=True)
-        if isinstance(shape, tuple)
+        if isinstance(shape, tuple) and shape
     }
 
 
@@ -322,5 +404,5 @@ def _with_rows(member: Member, rows: Mapping[Key, int]) -> Member:
     """Rows from row 0 of every column block; unknown if any piece is not counted."""
     counts = [rows.get(key, -1) for key in member.keys[:: member.column_blocks]]
     if min(counts, default=-1) < 0:
-        return replace(member, rows=None) if member.kind != "array" else member
+        return replace(member, rows=None)
     return replace(member, rows=np.array(counts, dtype=np.int64))

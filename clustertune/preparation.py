@@ -236,15 +236,16 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         work = _work(request, cluster, journal, progress.notify, dry_run)
         await asyncio.wait_for(work, request.timeout)
         report = journal.report(journal.status(dry_run), monotonic() - start)
-    # whatever it is goes on, after the report
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # whatever it is goes on, after the report
         ours = _explain(error, cluster, request.timeout)
-        text = str(ours) or type(ours).__name__
+        text = _text(ours)
         report = journal.report("failed", monotonic() - start, text)
         if isinstance(ours, ClustertuneError):
             ours.report = report
         await _conclude(cluster, report, progress, dry_run)
-        raise ours from (None if ours is error else error)
+        if ours is error:
+            raise
+        raise ours from error
     await _conclude(cluster, report, progress, dry_run)
     again = Again(
         client=request.client,
@@ -275,6 +276,10 @@ async def _work(
         return
     async with cluster.lease("prepare", notify):
         await tune(cluster, journal, notify=notify, settings=settings)
+    loaded = [v for v in journal.views if all(x.loaded for x in v.layouts)]
+    wrong = verification.losses(loaded[0], loaded[-1]) if loaded else ()
+    if wrong:
+        raise VerificationError(f"looking again found: {'; '.join(wrong)}")
 
 
 def _explain(
@@ -283,10 +288,18 @@ def _explain(
     """The time limit as an error of ours; every other one as it is."""
     if isinstance(error, asyncio.TimeoutError) and cluster.remaining() <= 0:
         return TimedOutError(
-            f"timeout={seconds_text(timeout)} is over; no data was lost, and what was "
-            "moved until then is where the report says; give a longer timeout"
+            f"timeout={seconds_text(timeout)} is over; data that was in memory before "
+            "is whole, and lies as the report says as far as it was moved; what this "
+            "call was loading is let go; give a longer timeout"
         )
     return error
+
+
+def _text(error: BaseException) -> str:
+    """What is said of it in one line."""
+    if isinstance(error, asyncio.CancelledError):
+        return "interrupted; no data was lost"
+    return str(error) or type(error).__name__
 
 
 async def _conclude(

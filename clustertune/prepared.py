@@ -45,17 +45,18 @@ class Prepared:
     """
 
     def __init__(self, given: Inputs, journal: Journal, report: Report, again: Again):
-        by_label = {x.label: x.collection for x in given}
-        self._given = [x.collection for x in given.groups[0].given]
+        self._given = [given.collection(label) for label in given.training]
         self._journal = journal
         self._again = again
-        self.X: Any = by_label["X"]
-        self.y: Any = by_label.get("y")
-        self.others = tuple(c for k, c in by_label.items() if k.startswith("others["))
+        self.X: Any = given.collection("X")
+        self.y: Any = given.collection("y")
+        self.others = tuple(
+            given.collection(x) for x in given.training if x.startswith("others[")
+        )
         for name in COMPANIONS:
-            setattr(self, name, by_label.get(name))
+            setattr(self, name, given.collection(name))
         self.eval_set = [
-            tuple(by_label[label] for label in labels) for _, labels in given.eval_set
+            (given.collection(x), given.collection(y)) for x, y in given.eval_set
         ]
         self.report = report
 

@@ -30,6 +30,11 @@ class Progress:
     """
 
     def __init__(self, wanted: bool | Notify | None = None):
+        if not (wanted is None or isinstance(wanted, bool) or callable(wanted)):
+            raise TypeError(
+                f"progress={wanted!r} must be True, False, None (to stderr in a "
+                "terminal or notebook) or a function of a text and a fraction"
+            )
         self.function = wanted if callable(wanted) else None
         shown = _interactive() if wanted is None else wanted is True
         self.stream = sys.stderr if shown and self.function is None else None

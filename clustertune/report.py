@@ -190,7 +190,7 @@ def headlines(report: Report) -> list[str]:
     latest = report.left or report.found
     lines = [f.message for f in latest if f.check == HEADLINE][:1]
     wrong = [f for f in report.found if f.severity > Severity.info]
-    if wrong and wrong[0].message not in report.error:
+    if wrong and not (report.error and wrong[0].message in report.error):
         more = f" (and {len(wrong) - 1} more findings)" if len(wrong) > 1 else ""
         lines.append(f"wrong: {wrong[0].message}{more}")
     acted = [s for s in report.steps if s.status in ("done", "partly", "planned")]
@@ -311,6 +311,7 @@ def to_html(report: Report) -> str:
         if rows:
             body = _table(header, rows, "html")
             parts.append(f"<details><summary>{escape(title)}</summary>{body}</details>")
+    parts += [f"<p>To plan further: {escape(printable(n))}</p>" for n in report.needs]
     return '<div class="clustertune">' + "".join(parts) + "</div>"
 
 

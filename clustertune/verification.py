@@ -19,11 +19,19 @@ def problems(before: View, after: View) -> tuple[str, ...]:
     wrong (members share their row boundaries, as they did), none is apart that was
     not, and no worker holds more than fits below its spill line unless it did before.
     """
+    pairs = zip(before.layouts, after.layouts, strict=True)
+    torn = [text for old, new in pairs for text in _apart(old, new, before, after)]
+    return (*losses(before, after), *torn, *_over_budget(before, after))
+
+
+def losses(before: View, after: View) -> tuple[str, ...]:
+    """What of it breaks a promise: rows lost, changed, or paired with others."""
     found: list[str] = []
     for old, new in zip(before.layouts, after.layouts, strict=True):
         found += _lost(old, new)
-        found += _mispaired(old, new, before, after)
-    return tuple(found + list(_over_budget(before, after)))
+        if old.aligned and not new.aligned:
+            found.append(f"{new.label}: row boundaries agreed before and do not now")
+    return tuple(found)
 
 
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
@@ -49,9 +57,7 @@ def _differs(was: Member, now: Member) -> bool:
     return not np.array_equal(was.rows, now.rows)
 
 
-def _mispaired(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:
-    if old.aligned and not new.aligned:
-        yield f"{new.label}: row boundaries agreed before and do not now"
+def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:
     if not (new.loaded and new.aligned):
         return
     apart = int(layouts.apart(new, len(after.now.workers)).sum())

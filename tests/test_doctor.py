@@ -99,7 +99,7 @@ async def test_no_code_goes_to_another_python(c, s, a):
     """If a side runs another Python minor, this is said and nothing is installed."""
     sides = await versions.read(c)
     other = replace(sides, scheduler={**sides.scheduler, "python": "3.4.1.final.0"})
-    (row,) = await doctor._shipping(c, other)
+    (row,) = await doctor._shipping(c, await c.scheduler.identity(), other)
     assert (row.subject, row.works) == ("code can be sent", False)
     assert "the scheduler runs Python 3.4.1" in row.detail
     assert "clustertune" not in s.plugins

@@ -78,7 +78,7 @@ class _Payload:
 @pytest.mark.skipif(
     not OTHER_PYTHON, reason="CLUSTERTUNE_OTHER_PYTHON names no other Python"
 )
-@pytest.mark.filterwarnings("ignore:Mismatched versions:UserWarning")
+@pytest.mark.filterwarnings("ignore::distributed.versions.VersionMismatchWarning")
 def test_another_python_gets_no_code(tmp_path: Path) -> None:
     """A scheduler of another Python minor is refused in one clear error, and lives."""
     assert OTHER_PYTHON is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -43,11 +44,23 @@ def loaded(*collections: Any) -> list[bool]:
 
 def test_everything_has_the_name_of_its_argument() -> None:
     """Training data is one group in the order of the arguments, None left out."""
-    given = gather(X, Y, Y, X, qid=Y, sample_weight=Y, init_score=None)
+    given = gather(X, Y, Y + 1, X + 1, qid=Y + 2, sample_weight=Y + 3, init_score=None)
     members = ["X", "y", "others[0]", "others[1]", "sample_weight", "qid"]
     assert labels(given) == [("training data", members)]
+    assert list(given.training) == members
+    assert given.collection("qid").name == (Y + 2).name
+    assert given.collection("init_score") is None
     assert labels(gather(FRAME)) == [("training data", ["X"])]
     assert gather(X).eval_set == ()
+
+
+def test_what_is_given_twice_is_one_member() -> None:
+    """The same data under two names is placed once, and handed back under both."""
+    given = gather(X, Y, Y, sample_weight=Y)
+    assert labels(given) == [("training data", ["X", "y"])]
+    assert given.training == ("X", "y", "others[0]", "sample_weight")
+    for label in given.training[1:]:
+        assert given.collection(label) is Y
 
 
 def test_an_eval_set_is_a_group_of_its_own() -> None:
@@ -57,18 +70,30 @@ def test_an_eval_set_is_a_group_of_its_own() -> None:
         ("eval_set[0]", ["eval_set[0].X", "eval_set[0].y"]),
         ("eval_set[1]", ["eval_set[1].X", "eval_set[1].y"]),
     ]
-    assert [group for group, _ in given.eval_set] == [1, 2]
+    assert given.eval_set == (
+        ("eval_set[0].X", "eval_set[0].y"),
+        ("eval_set[1].X", "eval_set[1].y"),
+    )
 
 
 def test_the_training_data_as_eval_set_is_no_second_group() -> None:
     """Data given twice is placed once: two places for one key are never at rest."""
     given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50]), (X[:50], Y[:50])])
     assert [label for label, _ in labels(given)] == ["training data", "eval_set[1]"]
-    assert given.eval_set == (
-        (0, ("X", "y")),
-        (1, ("eval_set[1].X", "eval_set[1].y")),
-        (1, ("eval_set[1].X", "eval_set[1].y")),
-    )
+    assert len(given.eval_set) == 3
+    found = [[given.collection(label) for label in pair] for pair in given.eval_set]
+    expected = [[X, Y], [X[:50], Y[:50]], [X[:50], Y[:50]]]
+    assert [[c.name for c in x] for x in found] == [
+        [c.name for c in x] for x in expected
+    ]
+
+
+def test_other_labels_for_the_same_rows_join_their_group() -> None:
+    """An eval set with the training X and another y: that y belongs to those rows."""
+    given = gather(X, Y, eval_set=[(X, Y + 1)])
+    assert labels(given) == [("training data", ["X", "y", "eval_set[0].y"])]
+    assert given.training == ("X", "y")
+    assert given.collection("eval_set[0].X") is X
 
 
 def test_other_collections_keep_names_and_groups() -> None:
@@ -274,6 +299,16 @@ async def test_a_good_client_is_accepted(c, s, a):
 
 
 @gen_cluster(client=True, nthreads=ONE)
+async def test_two_addresses_of_one_scheduler(c, s, a):
+    """A cluster is known by its scheduler, not by what somebody calls its host."""
+    address = s.address.replace("127.0.0.1", "localhost")
+    async with Client(address, asynchronous=True, set_as_default=False) as other:
+        data = await other.persist(Y)
+        assert other.scheduler.address != c.scheduler.address
+        inputs.check_client(c, gather(X, data))
+
+
+@gen_cluster(client=True, nthreads=ONE)
 async def test_no_client(c, s, a):
     """An address or a cluster in place of the client is told by its type."""
     for thing in (s.address, s, None):
@@ -360,3 +395,59 @@ async def test_no_cluster_object(c, s, a):
     ):
         await clustertune.prepare(c, X, Y, n_workers=3)
     assert not s.tasks
+
+
+# --- Parquet --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> dd.DataFrame:
+    """Eight small files, of which Dask joins some where few columns are read."""
+    rng = np.random.default_rng(0)
+    columns = {f"f{i}": rng.random(8000) for i in range(20)}
+    frame = pd.DataFrame({**columns, "s": "text"}, index=pd.RangeIndex(8000, name="id"))
+    dd.from_pandas(frame, npartitions=8).to_parquet(tmp_path)
+    return dd.read_parquet(tmp_path)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_pieces_that_dask_joins(c, s, a, parquet):
+    """Dask persists fewer pieces than a frame says; here it has those that it says."""
+    for frame in (parquet[["f1", "s"]], parquet["f1"]):
+        joined = c.persist(frame)
+        assert inputs.missing(frame) == 0
+        assert inputs.missing(joined) == 5
+        whole = c.persist(inputs.unjoined(frame))
+        assert inputs.missing(whole) == 0
+        assert loaded(whole) == [True]
+        assert type(whole) is type(frame)
+        assert whole.divisions == frame.divisions
+        expected, found = await c.compute(frame), await c.compute(whole)
+        assert found.equals(expected)
+        assert found.index.name == "id"
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_joined_pieces_are_refused(c, s, a, parquet):
+    """A frame that Dask has spoilt is refused before anything is done, by its name."""
+    y = c.persist(parquet["f1"])
+    with pytest.raises(errors.AlignmentError, match=r"y says .* 8 pieces, but 3 were"):
+        await clustertune.prepare(c, parquet[["f0"]], y)
+
+
+@pytest.mark.parametrize("kind", ["frames", "one frame", "array and series"])
+@gen_cluster(client=True, nthreads=ONE)
+async def test_parquet_is_loaded_in_the_pieces_that_it_has(c, s, a, kind, parquet):
+    """Some columns of small files, beside an array too: all pieces and values."""
+    array = da.arange(8000, chunks=1000)
+    given = {
+        "frames": [parquet[["f0", "s"]], parquet["f1"]],
+        "one frame": [parquet[["f0", "s"]]],
+        "array and series": [array, parquet["f1"]],
+    }[kind]
+    prepared = await clustertune.prepare(c, *given)
+    for collection, lazy in zip(prepared, given, strict=True):
+        assert type(collection) is type(lazy)
+        assert len(inputs.pieces(collection)[1]) == 8
+        found, expected = await c.compute(collection), await c.compute(lazy)
+        assert np.array_equal(found, expected)

@@ -68,12 +68,14 @@ def test_held(case: tuple[Layout, View, Spread]) -> None:
 
 
 @given(cases())
-def test_copies(case: tuple[Layout, View, Spread]) -> None:
-    """A piece has as many copies as there are workers with anything of it."""
-    data, seen, spread = case
-    pairs = list(bytes_by_holder(data, spread))
-    expected = [sum(p == i for p, _ in pairs) for i in range(len(data.rows))]
-    assert layouts.copies(data, len(seen.now.workers)).tolist() == expected
+def test_copied(case: tuple[Layout, View, Spread]) -> None:
+    """A piece has surplus copies if any member of it lies on several workers."""
+    data, _, _ = case
+    expected = [
+        any((m.holders[0] == i).sum() > 1 for m in data.members)
+        for i in range(len(data.rows))
+    ]
+    assert layouts.copied(data).tolist() == expected
 
 
 @given(cases())
@@ -159,6 +161,6 @@ def test_nothing_is_held_of_what_is_not_loaded() -> None:
     """Data that is not in memory has no holder, no copy and no home."""
     data = layout([3, 3], None)
     assert layouts.held(data, 2).piece.tolist() == []
-    assert layouts.copies(data, 2).tolist() == [0, 0]
+    assert layouts.copied(data).tolist() == [False, False]
     assert layouts.homes(data, 2).tolist() == [-1, -1]
     assert np.all(layouts.apart(data, 2))

@@ -81,12 +81,13 @@ def test_within_the_tolerance_nothing_moves() -> None:
     assert spread(strict) == [2, 2]
 
 
-def test_a_surplus_copy_does_no_harm() -> None:
-    """Pieces with a second copy elsewhere are in place and are not touched."""
+def test_a_surplus_copy_is_dropped() -> None:
+    """Of pieces with two copies one stays, on the side that needs it; none travels."""
     data = layout(ROWS, [[0, 1], 1] * 6)
     cluster = MemoryCluster(view(workers(2), [data]))
     run(cluster)
-    assert cluster.calls == []
+    assert cluster.homes["X"] == [{address(0)}, {address(1)}] * 6
+    assert cluster.moved == 0
 
 
 def test_copies_everywhere_are_shared_out() -> None:
@@ -406,7 +407,8 @@ def starts(draw: Any) -> View:
         for i in range(n_workers)
     ]
     some[0] = replace(some[0], status="running")
-    rows = draw(st.lists(st.integers(0, 40), min_size=n_workers, max_size=14))
+    some_rows = st.lists(st.integers(0, 40), min_size=n_workers, max_size=14)
+    rows = draw(some_rows.filter(any))
     data = [_data(draw, rows, n_workers, ("X", "y", "w"), "training data")]
     if draw(st.booleans()):
         rows = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
@@ -476,8 +478,10 @@ def _is_as_even_as_can_be(after: View) -> None:
     data, claim = after.layouts[0], layouts.weights(after)
     smallest = data.rows.sum() * claim[claim > 0].min() / claim.sum()
     most = 1 + data.rows.max() / max(1, smallest)
-    if attainable(data, after) <= 1 + after.goal.tolerance:
-        most = 1 + after.goal.tolerance
+    tolerance = after.goal.tolerance
+    # without any, even the best of searches may miss the one place that is even
+    if tolerance and attainable(data, after) <= 1 + tolerance:
+        most = 1 + tolerance
     assert layouts.imbalance(data, after) <= most + 1e-9
 
 

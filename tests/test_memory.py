@@ -45,6 +45,18 @@ def test_unmanaged_memory_counts_for_the_process_only() -> None:
     assert one(process=200 + 250) == pytest.approx(700 - 250)
 
 
+def test_workers_in_one_process() -> None:
+    """Where workers are threads of a process, each sees the keys of all of them in it;
+    what the others manage is no unmanaged memory of one."""
+    one = {"memory_limit": LIMIT, "process": 500}
+    workers = [
+        worker(0, address="inproc://10.0.0.1/77/2", managed=200, **one),
+        worker(1, address="inproc://10.0.0.1/77/5", managed=250, **one),
+        worker(2, address="inproc://10.0.0.1/78/2", managed=0, **one),
+    ]
+    assert fixed_bytes(view(workers, [PIECES])).tolist() == [50, 300, 500]
+
+
 def test_foreign_keys_count_for_both() -> None:
     """Keys that were not given stay where they are, below target and spill alike."""
     assert one(process=500, managed=500) == pytest.approx(600 - 300)

@@ -422,6 +422,6 @@ async def test_a_held_lease_is_named(c, s, a, b):
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y)
     resident = s.plugins["clustertune"]
-    assert "token" in resident.acquire(c.id, "a rolling restart")
+    assert "token" in resident.acquire(c.id, "a rolling restart", "t")
     with pytest.raises(errors.LeaseHeldError, match="a rolling restart"):
         await clustertune.prepare(c, X, y, timeout="2 s")

@@ -156,6 +156,13 @@ def test_no_stderr_at_all(log: pytest.LogCaptureFixture) -> None:
     assert log.messages == ["did: it"]
 
 
+@pytest.mark.parametrize("wanted", [1, "yes", []])
+def test_neither_yes_nor_no_nor_a_function(wanted: Any) -> None:
+    """What is no answer is refused with its name, value and what is allowed."""
+    with pytest.raises(TypeError, match=r"progress=.* must be True, False, None"):
+        Progress(wanted)
+
+
 def test_a_function(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
     """A function is told everything as it is; the last lines go to the log."""
     told: list[object] = []

@@ -42,7 +42,9 @@ from clustertune.wording import bytes_text, plural
 # next small change would make it wrong again, and the fullest worker ends the fit.
 AIM = 0.2  # of the tolerance
 OVERHEAD = 0.1  # seconds that any move takes: cycles of the mover, and questions to it
-REMEDIES = frozenset(("empty_workers", "uneven_rows", "separated_pairs"))
+REMEDIES = frozenset(
+    ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
+)
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -75,8 +77,9 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         taken = layouts.piece_bytes(layout)
         used = np.bincount(placement.target, taken, minlength=len(budget))
         budget = np.maximum(0.0, budget - used)
-        if _concerns(layout, view, placement):
-            yield _step(layout, view, placement)
+        step = _step(layout, view, placement)
+        if isinstance(step.args, Moves) and step.args.count:
+            yield step
 
 
 def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Placement:
@@ -112,17 +115,6 @@ def _too_much(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> st
     return f"{text}; about {enough} workers of this size would do: n_workers={enough}"
 
 
-def _concerns(layout: Layout, view: View, placement: Placement) -> bool:
-    """Whether a piece is not on its target, or would not be taken from there.
-
-    A second copy of a piece is harmless if the piece counts on its target; if it counts
-    elsewhere, dropping that copy is all that it takes.
-    """
-    home = layouts.homes(layout, len(view.now.workers))
-    elsewhere = (home != placement.target) & (layout.rows > 0)
-    return placement.moved > 0 or bool((elsewhere | (home < 0)).any())
-
-
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
     moves = Moves(
         workers=tuple(w.address for w in view.now.workers),
@@ -132,7 +124,7 @@ def _step(layout: Layout, view: View, placement: Placement) -> Step:
     return Step(
         action="rebalance",
         summary=f"move {bytes_text(placement.moved)} of {layout.label} "
-        f"({moves.count} keys)",
+        f"({plural(moves.count, 'key')})",
         price=Price(
             nbytes=placement.moved,
             seconds=_seconds(layout, view, placement.target),
@@ -156,7 +148,9 @@ def _gain(layout: Layout, view: View, placement: Placement) -> str:
     text += f" instead of {fullest:.2f}" if fullest else ""
     text += f"; {idle:,} rows leave workers that may not train" if idle else ""
     torn = int(layouts.apart(layout, len(view.now.workers)).sum())
-    return text + (f"; {torn:,} separated pairs together" if torn else "")
+    text += f"; {torn:,} separated pairs together" if torn else ""
+    copied = int(layouts.copied(layout).sum())
+    return text + (f"; one copy of {plural(copied, 'piece')}" if copied else "")
 
 
 def _moves(layout: Layout, target: npt.NDArray[np.intp]) -> Iterator[Move]:

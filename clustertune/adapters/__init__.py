@@ -1,7 +1,8 @@
 """How the cluster managers scale: one file each; this module finds the right one.
 
 An adapter has ``matches(cluster)``, ``obstacle(cluster, n_workers)`` (why it cannot
-have that many, or None), ``scale(cluster, n_workers)`` (asks, does not wait) and
+have that many, or None), ``scale(cluster, n_workers, there)`` (asks for more,
+does not wait) and
 ``state(cluster)`` (what the manager says of its workers, in words).
 """
 
@@ -18,7 +19,7 @@ class Adapter(Protocol):
 
     def matches(self, cluster: Any) -> bool: ...
     def obstacle(self, cluster: Any, n_workers: int) -> str | None: ...
-    async def scale(self, cluster: Any, n_workers: int) -> None: ...
+    async def scale(self, cluster: Any, n_workers: int, there: int) -> None: ...
     def state(self, cluster: Any) -> str: ...
 
 

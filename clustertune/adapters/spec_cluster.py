@@ -14,7 +14,18 @@ def matches(cluster: Any) -> bool:
 
 
 def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
-    """Adaptive scaling goes back to its own target within seconds."""
+    """Why it cannot have so many workers.
+
+    Adaptive scaling goes back to its own target within seconds.
+    """
+    if cluster.status.name != "running":
+        return f"the cluster object is {cluster.status.name}; make a new one"
+    if not cluster._supports_scaling:
+        return (
+            f"this {type(cluster).__name__} was made with a fixed list of workers; "
+            f"start more with `dask worker {cluster.scheduler_address}`, then call "
+            "prepare without n_workers"
+        )
     adaptive = getattr(cluster, "_adaptive", None)
     if adaptive is None or adaptive.minimum >= n_workers:
         return None
@@ -27,9 +38,17 @@ def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
     )
 
 
-async def scale(cluster: SpecCluster, n_workers: int) -> None:
-    """Ask for so many workers."""
-    answer = cluster.scale(n_workers)
+async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
+    """Ask for what is missing; workers that were asked for before are on their way.
+
+    ``there`` counts the workers of the scheduler, also those that others have started;
+    the cluster object counts its own, and ``scale`` takes that number.
+    """
+    coming = len(cluster.plan) - len(cluster.plan & cluster.observed)
+    missing = n_workers - there - coming
+    if missing <= 0:
+        return
+    answer = cluster.scale(len(cluster.plan) + missing)
     if inspect.isawaitable(answer):
         await answer
 

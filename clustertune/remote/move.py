@@ -141,6 +141,9 @@ class Placing(ActiveMemoryManagerPolicy):
     def _launch(self) -> Iterator[Any]:
         for _ in range(min(len(self.waiting), MOST_KEYS - len(self.flying))):
             key, address = self.waiting.popleft()
+            if key in self.flying:  # given twice
+                self.done += 1
+                continue
             ts: Any = self.manager.scheduler.tasks.get(key)
             target = self.manager.scheduler.workers.get(address)
             if ts is None or ts.state != "memory":
@@ -232,6 +235,7 @@ async def place(scheduler: Any, policy: Placing, hold: ManagerHold) -> None:
     )
     while policy.open:
         async with hold.epoch():
+            policy.last_progress = monotonic()  # waiting for the lock was no fault
             policy.launching = True
             await _run(manager, policy, EPOCH)
             policy.launching = False
@@ -247,4 +251,5 @@ async def _run(manager: Any, policy: Placing, seconds: float) -> None:
     end = monotonic() + seconds
     while monotonic() < end and (policy.open if policy.launching else policy.flying):
         manager.run_once()
-        await asyncio.sleep(CYCLE)
+        # with nothing in flight all targets are full: that does not change in 20 ms
+        await asyncio.sleep(CYCLE if policy.flying else 10 * CYCLE)

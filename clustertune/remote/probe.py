@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import psutil
-from dask.system import CPU_COUNT
 
 ROOT = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
@@ -33,7 +32,6 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
         "host_memory": min(
             [psutil.virtual_memory().total, *(m for _, m in memory_limits())]
         ),
-        "cpu_count": CPU_COUNT,
     }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from itertools import zip_longest
 from time import time
@@ -28,7 +29,7 @@ NAME = "clustertune"
 PROTOCOL = 1
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
-MOST_REPORT = 2**20  # bytes
+MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 
 
 async def install(dask_scheduler: Any) -> dict[str, Any]:
@@ -48,6 +49,8 @@ async def install(dask_scheduler: Any) -> dict[str, Any]:
         if holder is not None:
             return {"protocol": present.protocol, "busy": holder}
         await present.close()
+        if dask_scheduler.plugins.get(NAME) is not present:
+            return await install(dask_scheduler)  # somebody else was as quick
         dask_scheduler.remove_plugin(name=NAME)
     Resident(dask_scheduler).attach()
     return {"protocol": PROTOCOL, "busy": None}
@@ -65,6 +68,7 @@ class Resident(SchedulerPlugin):
         self.jobs: dict[str, Job] = {}
         self.hold = ManagerHold(scheduler)
         self.report = ""
+        self.released: deque[str] = deque(maxlen=1000)  # tokens
 
     def attach(self) -> None:
         self.scheduler.add_plugin(self, name=NAME)
@@ -90,12 +94,13 @@ class Resident(SchedulerPlugin):
         if method not in METHODS:
             raise ValueError(f"clustertune's resident does not know {method!r}")
         result = getattr(self, method)(**arguments)
-        return await result if asyncio.iscoroutine(result) else result
+        # wrapped: None is what distributed answers where there is no such handler
+        return {"result": await result if asyncio.iscoroutine(result) else result}
 
     # --- what is there ----------------------------------------------------------------
 
     async def look(self, collections: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Memory and tasks of all workers, holders and bytes of the given keys.
+        """Memory of all workers, holders and bytes of the given keys.
 
         Numbers come as bytes of int64 arrays. ``collections`` are packed keys. A key
         that is not in memory has no holder. Keys may vanish between two yields.
@@ -106,12 +111,10 @@ class Resident(SchedulerPlugin):
         for ws in workers.values():
             state = ws.memory
             memory.extend((state.process, state.managed, state.spilled))
-            memory.extend((len(ws.executing), len(ws.processing)))
         found = [await self._holders(runs, index) for runs in collections]
         return {
             "workers": list(workers),
             "memory": memory.tobytes(),
-            "queued": len(self.scheduler.queued) + len(self.scheduler.unrunnable),
             "collections": found,
         }
 
@@ -143,12 +146,16 @@ class Resident(SchedulerPlugin):
         if self.lease is None:
             return None
         client = self.scheduler.clients.get(self.lease["client"])
-        if client is None or time() - client.last_seen > FROZEN:
+        seen = self.lease["seen"]
+        if client is None or time() - max(seen, client.last_seen) > FROZEN:
             self._end_lease()
         return self.lease
 
-    def acquire(self, owner: str, label: str) -> dict[str, Any]:
+    def acquire(self, owner: str, label: str, token: str) -> dict[str, Any]:
         """Take the lease, or learn who holds it.
+
+        The token is the caller's own, so that it can be released by somebody who was
+        interrupted before the answer came; released before it was acquired, it is void.
 
         Returns
         -------
@@ -156,19 +163,22 @@ class Resident(SchedulerPlugin):
             ``token`` where it was granted; else ``holder``: ``client``, ``label`` and
             ``since`` (epoch seconds).
         """
+        if token in self.released:
+            raise PermissionError("this lease was released before it was granted")
         holder = self.holder()
         if holder is not None:
-            return {"holder": {k: v for k, v in holder.items() if k != "token"}}
+            return {"holder": {k: holder[k] for k in ("client", "label", "since")}}
         if any(not job.task.done() for job in self.jobs.values()):
             landing = "a plan that has ended is landing its pieces"
             return {"holder": {"client": "", "label": landing, "since": time()}}
         self.jobs.clear()
-        token = uuid4().hex
-        self.lease = {"client": owner, "label": label, "since": time()}
-        self.lease["token"] = token
+        self.lease = {"client": owner, "label": label, "token": token}
+        self.lease |= {"since": time(), "seen": time()}
         return {"token": token}
 
     def release(self, token: str) -> None:
+        """End the lease of this token, now or when it should come later."""
+        self.released.append(token)
         if self.lease is not None and self.lease["token"] == token:
             self._end_lease()
 
@@ -192,8 +202,7 @@ class Resident(SchedulerPlugin):
         ``moves`` are packed keys, each with the targets as bytes of an int64 array of
         indices into ``workers``. ``deadline`` is in seconds from now.
         """
-        if self.lease is None or self.lease["token"] != token:
-            raise PermissionError("this plan no longer holds the cluster's lease")
+        self._check(token)
         pairs = [
             zip(unpack(runs), array("q", targets), strict=True)
             for runs, targets in moves
@@ -204,10 +213,17 @@ class Resident(SchedulerPlugin):
             wanted += [(key, workers[i]) for key, i in filter(None, row)]
             if len(wanted) % YIELD < len(pairs):
                 await asyncio.sleep(0)
+        self._check(token)  # it may have ended in between
         policy = Placing(wanted, dict(zip(workers, ceilings, strict=True)))
         name = uuid4().hex
         self.jobs[name] = Job(policy, self._carry_out(policy, deadline))
         return name
+
+    def _check(self, token: str) -> None:
+        """See that the caller holds the lease; whoever asks is not frozen."""
+        if self.lease is None or self.lease["token"] != token:
+            raise PermissionError("this plan no longer holds the cluster's lease")
+        self.lease["seen"] = time()
 
     async def _carry_out(self, policy: Placing, deadline: float) -> str:
         """The job's task; answers with what went wrong as a whole, or nothing."""
@@ -222,8 +238,9 @@ class Resident(SchedulerPlugin):
             return f"the mover failed: {error!r}"
         return ""
 
-    def progress(self, job: str) -> dict[str, Any]:
+    def progress(self, job: str, token: str) -> dict[str, Any]:
         """How far a job is: keys, bytes that travelled, what was given up and why."""
+        self._check(token)
         policy, task = self.jobs[job].policy, self.jobs[job].task
         finished = task.done()
         return {

@@ -17,7 +17,7 @@ from distributed.versions import get_versions
 if TYPE_CHECKING:
     from distributed import Client
 
-OLDEST = (2025, 4)  # release of distributed whose scheduler the resident knows
+OLDEST = (2025, 5)  # release of distributed whose scheduler the resident knows
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ async def read(
     if asked is None:
         identity = await remote.identity(n_workers=-1)
         asked = list(identity["workers"])
-    answers = await asyncio.gather(
-        *(_ask(client, address, more, timeout) for address in asked)
-    )
-    found = dict(zip(asked, answers, strict=True))
+    found = await _ask(client, asked, more, timeout)
+    if len(asked) > 1 and all(answer is None for answer in found.values()):
+        # somebody kept all others waiting: ask each alone
+        each = await asyncio.gather(*(_ask(client, [a], more, timeout) for a in asked))
+        found = {a: answer for one in each for a, answer in one.items()}
     return Sides(
         here,
         scheduler,
@@ -87,18 +88,19 @@ def _scheduler(client: Client) -> Any:
 
 
 async def _ask(
-    client: Client, address: str, packages: list[str], timeout: float
-) -> Mapping[str, str | None] | None:
+    client: Client, workers: list[str], packages: list[str], timeout: float
+) -> dict[str, Mapping[str, str | None] | None]:
+    """By address what a worker says of its packages; None if it did not answer."""
     call = _scheduler(client).broadcast(
         msg={"op": "versions", "packages": packages},
-        workers=[address],
+        workers=workers,
         on_error="ignore",
     )
     try:
-        answer: dict[str, Any] = await asyncio.wait_for(call, timeout)
+        answers: dict[str, Any] = await asyncio.wait_for(call, timeout)
     except asyncio.TimeoutError:
-        return None
-    return answer[address]["packages"] if address in answer else None
+        return dict.fromkeys(workers)
+    return {w: answers[w]["packages"] if w in answers else None for w in workers}
 
 
 def _objections(
@@ -106,20 +108,25 @@ def _objections(
 ) -> Iterable[str]:
     if _parts(ours, "python")[:2] != _parts(theirs, "python")[:2]:
         yield (
-            f"runs Python {theirs.get('python')}, this client {ours.get('python')}: "
-            "code of another Python minor can crash it, so none is sent; use the same "
-            "Python minor on all sides"
+            f"runs Python {_shown(theirs, 'python')}, this client "
+            f"{ours.get('python')}: code of another Python minor can crash it, so none "
+            "is sent; use the same Python minor on all sides"
         )
     if _parts(ours, "cloudpickle")[:1] != _parts(theirs, "cloudpickle")[:1]:
         yield (
-            f"has cloudpickle {theirs.get('cloudpickle')}, this client "
+            f"has cloudpickle {_shown(theirs, 'cloudpickle')}, this client "
             f"{ours.get('cloudpickle')}: install the same major release on all sides"
         )
     if _parts(theirs, "distributed")[:2] < OLDEST:
         yield (
-            f"has distributed {theirs.get('distributed')}: clustertune needs "
+            f"has distributed {_shown(theirs, 'distributed')}: clustertune needs "
             f"{'.'.join(map(str, OLDEST))} or later on all sides"
         )
+
+
+def _shown(packages: Mapping[str, str | None], name: str) -> str:
+    """A version that another process has said: shown as text that cannot act."""
+    return ascii(packages.get(name))[:40].strip("'")
 
 
 def _parts(packages: Mapping[str, str | None], name: str) -> tuple[int, ...]:

@@ -10,7 +10,11 @@ from distributed import Client, wait
 from distributed.utils_test import gen_cluster
 
 from clustertune import monitor
-from clustertune.errors import LeaseHeldError, VersionMismatchError
+from clustertune.errors import (
+    ConnectionLostError,
+    LeaseHeldError,
+    VersionMismatchError,
+)
 from clustertune.remote import keys, resident
 from clustertune.remote.resident import NAME, Resident, install
 from tests.processes import soon
@@ -21,9 +25,9 @@ TWO = [("127.0.0.1", 1)] * 2
 @gen_cluster(client=True, nthreads=TWO)
 async def test_installed_once(c, s, a, b):
     """A second client finds the resident of the first, and code travels no more."""
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     first = s.plugins[NAME]
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     assert s.plugins[NAME] is first
 
 
@@ -44,9 +48,9 @@ async def test_an_older_one_at_work_is_left(c, s, a, b):
     old = Resident(s)
     old.protocol = resident.PROTOCOL - 1
     old.attach()
-    old.acquire(c.id, "prepare")
+    old.acquire(c.id, "prepare", "t")
     with pytest.raises(LeaseHeldError, match="older clustertune"):
-        await monitor.open_door(c, [a.address])
+        await monitor.open_door(c, await monitor.identify(c))
     assert s.plugins[NAME] is old
 
 
@@ -57,14 +61,14 @@ async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
     new.protocol = resident.PROTOCOL + 1
     new.attach()
     with pytest.raises(VersionMismatchError, match="upgrade clustertune here"):
-        await monitor.open_door(c, [a.address])
+        await monitor.open_door(c, await monitor.identify(c))
     assert s.plugins[NAME] is new
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_look_answers_for_given_keys_only(c, s, a, b):
     """Holders and bytes come in the order asked; unknown keys have no holder."""
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     here = c.submit(np.ones, 10, workers=[a.address], key=("x", 0))
     there = c.submit(np.ones, 20, workers=[b.address], key=("x", 1))
     await wait([here, there])
@@ -81,7 +85,7 @@ async def test_look_answers_for_given_keys_only(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_unknown_requests_are_refused(c, s, a, b):
     """Only the listed methods can be called through the handler."""
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     with pytest.raises(ValueError, match="does not know"):
         await monitor.ask(c, "attach")
 
@@ -89,23 +93,27 @@ async def test_unknown_requests_are_refused(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_one_lease(c, s, a, b):
     """A second plan learns who holds the lease; released, it can be taken."""
-    await monitor.open_door(c, [a.address, b.address])
-    first = await monitor.ask(c, "acquire", owner=c.id, label="one")
-    second = await monitor.ask(c, "acquire", owner=c.id, label="two")
+    await monitor.open_door(c, await monitor.identify(c))
+    first = await monitor.ask(c, "acquire", owner=c.id, label="one", token="1")
+    second = await monitor.ask(c, "acquire", owner=c.id, label="two", token="2")
     assert second["holder"]["label"] == "one"
     assert "token" not in second["holder"]
     await monitor.ask(c, "release", token="somebody else's")
-    assert "holder" in await monitor.ask(c, "acquire", owner=c.id, label="two")
+    assert "holder" in await monitor.ask(
+        c, "acquire", owner=c.id, label="two", token="2"
+    )
     await monitor.ask(c, "release", token=first["token"])
-    assert "token" in await monitor.ask(c, "acquire", owner=c.id, label="two")
+    assert "token" in await monitor.ask(
+        c, "acquire", owner=c.id, label="two", token="2"
+    )
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_lease_ends_with_its_client(c, s, a, b):
     """A client that disconnects holds nothing any more."""
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     other = await Client(s.address, asynchronous=True, set_as_default=False)
-    await monitor.ask(other, "acquire", owner=other.id, label="other")
+    await monitor.ask(other, "acquire", owner=other.id, label="other", token="o")
     await other.close()
     await soon(lambda: s.plugins[NAME].lease is None)
 
@@ -113,32 +121,56 @@ async def test_the_lease_ends_with_its_client(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
     """A client that was not heard of for 15 s loses its lease to whoever asks."""
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
-        await monitor.ask(other, "acquire", owner=other.id, label="frozen")
+        await monitor.ask(other, "acquire", owner=other.id, label="frozen", token="f")
         s.clients[other.id].last_seen -= resident.FROZEN - 1
-        assert "holder" in await monitor.ask(c, "acquire", owner=c.id, label="mine")
+        s.plugins[NAME].lease["seen"] -= resident.FROZEN - 1
+        assert "holder" in await monitor.ask(
+            c, "acquire", owner=c.id, label="mine", token="m"
+        )
         s.clients[other.id].last_seen -= 2
-        assert "token" in await monitor.ask(c, "acquire", owner=c.id, label="mine")
+        s.plugins[NAME].lease["seen"] -= 2
+        assert "token" in await monitor.ask(
+            c, "acquire", owner=c.id, label="mine", token="m"
+        )
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_move_needs_the_lease(c, s, a, b):
     """Without the lease, or with one that has ended, nothing moves."""
-    await monitor.open_door(c, [a.address, b.address])
-    with pytest.raises(PermissionError, match="lease"):
+    await monitor.open_door(c, await monitor.identify(c))
+    with pytest.raises(LeaseHeldError, match="lease"):
         await monitor.ask(
             c, "move", token="", workers=[], ceilings=[], moves=[], deadline=1
         )
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
+    """A request for the lease that comes after its release is void: nobody would end
+    it."""
+    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.ask(c, "release", token="late")
+    with pytest.raises(LeaseHeldError, match="released"):
+        await monitor.ask(c, "acquire", owner=c.id, label="x", token="late")
+    assert s.plugins[NAME].holder() is None
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_scheduler_without_a_resident(c, s, a, b):
+    """A scheduler that was started again has no resident: said, not guessed."""
+    with pytest.raises(ConnectionLostError, match="started again"):
+        await monitor.ask(c, "recall")
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_the_deadline_of_a_move(c, s, a, b):
     """A move that cannot end ends with its deadline, and gives the manager back."""
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     future = c.submit(np.ones, 1000, workers=[a.address])
     await wait(future)
-    token = (await monitor.ask(c, "acquire", owner=c.id, label="x"))["token"]
+    token = (await monitor.ask(c, "acquire", owner=c.id, label="x", token="x"))["token"]
     job = await monitor.ask(
         c,
         "move",
@@ -149,7 +181,7 @@ async def test_the_deadline_of_a_move(c, s, a, b):
         deadline=0.2,
     )
     await soon(s.plugins[NAME].jobs[job].task.done)
-    state = await monitor.ask(c, "progress", job=job)
+    state = await monitor.ask(c, "progress", job=job, token=token)
     assert "deadline" in state["error"]
     assert state["done"] == 0
     assert s.extensions["amm"].running
@@ -159,7 +191,7 @@ async def test_the_deadline_of_a_move(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_report_is_kept(c, s, a, b):
     """The last report is handed out to anybody; one that is too long is refused."""
-    await monitor.open_door(c, [a.address, b.address])
+    await monitor.open_door(c, await monitor.identify(c))
     assert await monitor.ask(c, "recall") == ""
     await monitor.ask(c, "keep", report='{"x": 1}')
     assert await monitor.ask(c, "recall") == '{"x": 1}'

@@ -69,7 +69,7 @@ async def test_a_worker_that_hangs_hides_no_other(c, s, a, b):
     )
     forever.set()
     assert isinstance(answers[a.address], TimeoutError)
-    assert answers[b.address]["cpu_count"] >= 1
+    assert answers[b.address]["affinity"]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
