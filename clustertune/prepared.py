@@ -84,7 +84,8 @@ class Prepared:
         Raises
         ------
         VerificationError
-            Something is lost, mispaired or over its budget; the text says what.
+            Something is lost, has other rows or is apart from its pair; the text
+            says what.
         """
         return self._again.client.sync(self._again.verify, self._journal)
 

@@ -19,9 +19,11 @@ def problems(before: View, after: View) -> tuple[str, ...]:
     wrong (members share their row boundaries, as they did), none is apart that was
     not, and no worker holds more than fits below its spill line unless it did before.
     """
-    pairs = zip(before.layouts, after.layouts, strict=True)
-    torn = [text for old, new in pairs for text in _apart(old, new, before, after)]
-    return (*losses(before, after), *torn, *_over_budget(before, after))
+    return (
+        *losses(before, after),
+        *separations(before, after),
+        *_over_budget(before, after),
+    )
 
 
 def losses(before: View, after: View) -> tuple[str, ...]:
@@ -32,6 +34,12 @@ def losses(before: View, after: View) -> tuple[str, ...]:
         if old.aligned and not new.aligned:
             found.append(f"{new.label}: row boundaries agreed before and do not now")
     return tuple(found)
+
+
+def separations(before: View, after: View) -> tuple[str, ...]:
+    """Which pairs are apart that were not."""
+    pairs = zip(before.layouts, after.layouts, strict=True)
+    return tuple(text for o, n in pairs for text in _apart(o, n, before, after))
 
 
 def _lost(old: Layout, new: Layout) -> Iterator[str]:

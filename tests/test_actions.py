@@ -137,13 +137,15 @@ def test_rebalance_moves_whole_pieces_with_all_members() -> None:
 def test_rebalance_is_priced_by_what_travels() -> None:
     """Bytes, seconds on the busiest link, and the rise in memory of the fullest."""
     row = 25_000_000 // 88  # 25 MB a piece at 100 MB/s
-    data = layout([row] * 4, [0, 0, 0, 0])
-    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
-    assert step.price.nbytes == step.price.peak == 2 * row * 88
-    assert step.price.seconds == pytest.approx(rebalance.OVERHEAD + 0.5, rel=1e-3)
+    data = layout([row] * 6, [0] * 6)
+    (step,) = propose(rebalance, view([worker(i) for i in range(3)], [data]))
+    assert step.price.nbytes == 4 * row * 88
+    assert step.price.peak == 2 * row * 88
+    # all of it leaves one worker, half of it comes to each of the others
+    assert step.price.seconds == pytest.approx(rebalance.OVERHEAD + 1.0, rel=1e-3)
     assert step.price.at_risk == "nothing"
-    assert step.summary == "move 47.7 MiB of training data (4 keys)"
-    assert "holds 1.00 times its share of rows instead of 2.00" in step.gain
+    assert step.summary == "move 95.4 MiB of training data (8 keys)"
+    assert "holds 1.00 times its share of rows instead of 3.00" in step.gain
 
 
 def test_rebalance_does_not_know_the_network() -> None:
@@ -198,12 +200,21 @@ def test_rebalance_has_no_ceiling_where_nothing_pauses() -> None:
 
 
 def test_rebalance_places_every_layout() -> None:
-    """The training data comes first; eval sets get what room it leaves."""
+    """The training data comes first, then each eval set in a step of its own."""
     valid = layout([5, 5], [0, 0], ("Xv", "yv"), label="eval_set[0]")
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4), valid])
     first, second = propose(rebalance, seen)
     assert set(targets(first)) == {"X", "y"}
     assert set(targets(second)) == {"Xv", "yv"}
+
+
+def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
+    """Where the training data fills a worker, no piece of an eval set comes on top."""
+    small = worker(1, memory_limit=3200, process=0)  # 1,920 bytes fit, 1,760 come
+    valid = layout([5, 5], [0, 0], ("Xv", "yv"), label="eval_set[0]")
+    seen = view([worker(0), small], [layout([10] * 4, [0] * 4), valid])
+    (step,) = propose(rebalance, seen)
+    assert set(targets(step)) == {"X", "y"}
 
 
 def test_rebalance_places_no_piece_twice() -> None:

@@ -425,3 +425,55 @@ async def test_a_held_lease_is_named(c, s, a, b):
     assert "token" in resident.acquire(c.id, "a rolling restart", "t")
     with pytest.raises(errors.LeaseHeldError, match="a rolling restart"):
         await clustertune.prepare(c, X, y, timeout="2 s")
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_the_same_key_may_stand_for_other_data(c, s, a, b):
+    """Rows are counted anew: a key that was used before for data of other rows does
+    not lend it its count."""
+
+    def frame(rows: int) -> Any:
+        part = c.submit(pd.DataFrame, {"p": range(rows)}, key=f"part-{0}", pure=False)
+        whole = dd.from_delayed([part], meta=pd.DataFrame({"p": [1]}))
+        return c.persist(dd.concat([whole, whole]))
+
+    for rows in (6, 8):
+        X = frame(rows)
+        p = await clustertune.prepare(c, X)
+        assert p.report.after[0].rows == 2 * rows
+        del X, p
+        await soon(lambda: "part-0" not in s.tasks)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_given_twice_it_is_one(c, s, a, b):
+    """X as its own label, and an eval set that shares only X, are placed as one."""
+    X, y = await uneven(c, a)
+    p = await clustertune.prepare(c, X, X, eval_set=[(X, y)])
+    assert [x is X for x in p] == [True, True]
+    assert p.eval_set == [(X, y)]
+    assert where(s, X) == where(s, y)
+    assert len(p.report.before) == 1
+    assert p.report.before[0].members == ("X", "eval_set[0].y")
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_surplus_copy_goes(c, s, a, b):
+    """Of a piece on two workers the copy that is not where it should be is dropped."""
+    X, y = await uneven(c, a)
+    await clustertune.prepare(c, X, y)
+    await c.amm.stop()
+    await c.replicate(futures_of(X)[:4], n=2)
+    assert sum(len(h) == 2 for h in where(s, X)) == 4
+    p = await clustertune.prepare(c, X, y)
+    assert [len(h) for h in where(s, X)] == [1] * 20
+    assert where(s, X) == where(s, y)
+    assert p.report.steps[0].nbytes == 0
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_frame_without_rows_is_empty(c, s, a, b):
+    """A frame whose filter keeps nothing is said to be empty, once it is counted."""
+    frame = dd.from_pandas(pd.DataFrame({"p": range(10)}), npartitions=2)
+    with pytest.raises(ValueError, match="X is empty"):
+        await clustertune.prepare(c, frame[frame["p"] > 100])
