@@ -60,11 +60,15 @@ def main() -> None:
 def demo(parquet: str | None, label: str | None, workers: int) -> None:
     """Train before and after `prepare`, on a cluster of this machine's own."""
     from clustertune import demo as code  # needs the extra "demo"
+    from clustertune.demo_data import DemoError
 
     if (parquet is None) != (label is None):
         raise click.UsageError("--parquet and --label go together")
     with _told():
-        code.run(parquet, label, workers, click.echo)
+        try:
+            code.run(parquet, label, workers, click.echo)
+        except DemoError as error:
+            raise click.UsageError(str(error)) from error
 
 
 @main.command()

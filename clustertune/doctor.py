@@ -25,6 +25,7 @@ from clustertune.wording import names_text, plural, printable
 SCHEMA_VERSION = 1
 PACKAGES = (  # names of distributions
     "xgboost",
+    "xgboost-cpu",  # the same modules under another name
     "lightgbm",
     "scikit-learn",
     "dask-ml",
@@ -157,7 +158,7 @@ def _placing(workers: tuple[WorkerSnapshot, ...]) -> Row:
         if silent
         else ("the resident is installed; thresholds of all workers are known")
     )
-    return Row(subject="placing data", works=True, detail=detail)
+    return Row(subject="placing data", works=not silent, detail=detail)
 
 
 def _limits(workers: tuple[WorkerSnapshot, ...]) -> Row:

@@ -154,9 +154,22 @@ def _pairs(eval_set: Any) -> Sequence[Any]:
     ):
         raise ValueError(
             "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)]; "
-            f"it was {type(eval_set).__name__}"
+            f"it was {_kinds(eval_set)}"
         )
     return eval_set
+
+
+def _kinds(given: Any) -> str:
+    """What was given, in types: ``list of (Array, Array, Array)``."""
+    if not isinstance(given, list | tuple):
+        return type(given).__name__
+    inner = {
+        f"({', '.join(type(x).__name__ for x in i)})"
+        if isinstance(i, list | tuple)
+        else type(i).__name__
+        for i in given
+    }
+    return f"{type(given).__name__} of {' and '.join(sorted(inner))}"
 
 
 def _name(collection: Any) -> str:

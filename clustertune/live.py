@@ -237,7 +237,7 @@ class LiveCluster:
     # --- act --------------------------------------------------------------------------
 
     async def persist(self, notify: Notify) -> None:
-        """Persist what is not, in one call.
+        """Persist what is not, all arrays in one call and all frames in one.
 
         Two calls would optimise two graphs, and the pieces of X and y that come from
         one Parquet data set would then differ in number.

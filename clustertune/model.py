@@ -359,7 +359,7 @@ class Cluster(Protocol):
         """See the cluster and the data as they are now."""
 
     async def persist(self, notify: Notify) -> None:
-        """Load everything given that is not in memory yet, in one joint call."""
+        """Load everything given that is not in memory yet, jointly."""
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         """Bring the cluster to ``n_workers`` and wait until they run."""

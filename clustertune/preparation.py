@@ -127,7 +127,7 @@ def prepare(
 ) -> Prepared:
     """Get cluster and data ready for a fit: on all workers, rows even, pairs together.
 
-    Everything given is loaded in one joint call, unless it is persisted already. Then
+    Everything given is loaded jointly, unless it is persisted already. Then
     whole pieces are moved so that every worker holds rows in proportion to its threads
     and every X_i lies with its y_i and companions, moving as few bytes as that takes.
     Keys keep their names: the names that you hold see the data in its new place too.

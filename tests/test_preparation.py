@@ -11,7 +11,14 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, futures_of, wait
+from distributed import (
+    Client,
+    Scheduler,
+    SpecCluster,
+    Worker,
+    futures_of,
+    wait,
+)
 from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
@@ -477,3 +484,13 @@ async def test_a_frame_without_rows_is_empty(c, s, a, b):
     frame = dd.from_pandas(pd.DataFrame({"p": range(10)}), npartitions=2)
     with pytest.raises(ValueError, match="X is empty"):
         await clustertune.prepare(c, frame[frame["p"] > 100])
+
+
+def test_a_fixed_list_of_workers_is_not_scaled():
+    """A cluster that was made of listed workers cannot grow: said, with what to do."""
+    spec = {0: {"cls": Worker, "options": {"nthreads": 1}}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0"}}
+    with SpecCluster(spec, scheduler) as cluster, Client(cluster) as client:
+        with pytest.raises(errors.ScaleError, match="fixed list of workers"):
+            clustertune.prepare(client, da.ones((10, 2), chunks=2), n_workers=2)
+        assert set(cluster.worker_spec) == {0}

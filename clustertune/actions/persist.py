@@ -1,8 +1,9 @@
-"""Load everything that is not in memory yet, in one joint call.
+"""Load everything that is not in memory yet, jointly.
 
 Collections that are persisted one by one may come out with other pieces than they say
 (the readers of Parquet merge small columns), and their pieces land on different
-workers. Nothing is at risk: what is loaded can be loaded again.
+workers. Arrays are persisted in one call and frames in one: Dask warns where they mix.
+Nothing is at risk: what is loaded can be loaded again.
 """
 
 from __future__ import annotations

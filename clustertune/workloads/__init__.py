@@ -44,7 +44,8 @@ def choose(workload: str | None, estimator: object = None) -> Profile:
         if module.matches(estimator):
             found: Profile = module.PROFILE
             return found
+    given = estimator if isinstance(estimator, type) else type(estimator)
     raise ValueError(
-        f"estimator={type(estimator).__name__} is not one that clustertune knows; "
+        f"estimator={given.__name__} is not one that clustertune knows; "
         f"name the workload instead: workload= one of {known}"
     )
