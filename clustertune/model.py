@@ -101,6 +101,7 @@ class Snapshot:
     time: float  # epoch seconds
     scheduler: str  # its address
     workers: tuple[WorkerSnapshot, ...]
+    memory_manager: bool | None = None  # whether Dask's own runs; None: it has none
     can_scale: str | None = None  # None: it can; else why this client cannot scale it
 
 

@@ -242,6 +242,7 @@ async def _snapshot(
         time=time(),
         scheduler=identity["address"],
         workers=workers,
+        memory_manager=found["manager"],
         can_scale=adapters.obstacle(client.cluster, len(workers) + 1),
     )
 

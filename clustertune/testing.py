@@ -40,7 +40,7 @@ Homes = dict[str, list[set[str]]]
 
 
 def verify(before: View, after: View) -> None:
-    """Assert that nothing was lost, mispaired, separated or put over its budget.
+    """Assert that nothing was lost, mispaired, separated, overfilled or left changed.
 
     Raises
     ------

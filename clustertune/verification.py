@@ -17,11 +17,13 @@ def problems(before: View, after: View) -> tuple[str, ...]:
 
     Nothing is lost (every piece is there with the rows it had), no pair is
     wrong (members share their row boundaries, as they did), none is apart that was
-    not, and no worker holds more than fits below its spill line unless it did before.
+    not, Dask's memory manager is as it was, and no worker holds more than fits below
+    its spill line unless it did before.
     """
     return (
         *losses(before, after),
         *separations(before, after),
+        *_left_behind(before, after),
         *_over_budget(before, after),
     )
 
@@ -73,6 +75,13 @@ def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]
     was = int(layouts.apart(old, len(before.now.workers)).sum()) if known else 0
     if apart > was:
         yield f"{new.label}: {apart} pairs are apart, {was} were before"
+
+
+def _left_behind(before: View, after: View) -> Iterator[str]:
+    was, now = before.now.memory_manager, after.now.memory_manager
+    if was != now:
+        state = "runs" if now else "does not run"
+        yield f"Dask's memory manager {state}, unlike before"
 
 
 def _over_budget(before: View, after: View) -> Iterator[str]:

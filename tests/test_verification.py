@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clustertune.model import Layout, View
-from clustertune.testing import layout, view, worker
+from clustertune.testing import layout, snapshot, view, worker
 from clustertune.verification import problems
 
 ROWS = [10, 10, 10, 10]
@@ -151,3 +151,13 @@ def test_every_layout_is_verified() -> None:
     found = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, lost))
     assert found[0] == "1 pieces of X are nowhere in memory"
     assert any(x.startswith("eval_set[0]: 1 pairs are apart") for x in found)
+
+
+def test_a_memory_manager_that_was_left_off() -> None:
+    """What was held off and not given back is said."""
+    given = [layout([10, 10], [0, 1])]
+    was = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=True)])
+    now = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=False)])
+    was, now = replace(was, layouts=tuple(given)), replace(now, layouts=tuple(given))
+    assert problems(was, was) == ()
+    assert problems(was, now) == ("Dask's memory manager does not run, unlike before",)

@@ -46,6 +46,16 @@ class ManagerHold:
         self.holders = 0
         self.was_running = False
 
+    def running(self) -> bool | None:
+        """Whether the default manager runs, or will once nobody holds it off.
+
+        None where the scheduler has none.
+        """
+        manager = self.scheduler.extensions.get("amm")
+        if manager is None:
+            return None
+        return bool(manager.running or (self.holders and self.was_running))
+
     def take(self) -> None:
         manager = self.scheduler.extensions.get("amm")
         if self.holders == 0:

@@ -115,6 +115,7 @@ class Resident(SchedulerPlugin):
         return {
             "workers": list(workers),
             "memory": memory.tobytes(),
+            "manager": self.hold.running(),
             "collections": found,
         }
 
