@@ -186,8 +186,9 @@ def _given(label: str, collection: Any) -> Given:
     elif not isinstance(collection, dd.Series) or isinstance(collection, dd.Index):
         raise TypeError(
             f"{label} must be a Dask Array, DataFrame or Series; it was "
-            f"{type(collection).__module__}.{type(collection).__name__}. "
-            + _how_to_convert(label, collection)
+            # pandas 2 calls it pandas.core.frame.DataFrame
+            f"{type(collection).__module__.split('.')[0]}."
+            f"{type(collection).__name__}. " + _how_to_convert(label, collection)
         )
     return Given(label, collection)
 
