@@ -2,8 +2,7 @@
 
 A look is one call of the scheduler's own (``identity``, all workers) and one of the
 resident (memory, holders of the given keys). What a worker knows of itself and does
-not change is asked once per worker; row counts once per piece, in one call per worker
-over what it has in memory.
+not change is asked once per process; row counts are taken at each look.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from distributed import Client, Future
+from distributed import Client
 
-from clustertune import adapters
+from clustertune import adapters, counting
 from clustertune.errors import (
     ConnectionLostError,
     LeaseHeldError,
@@ -26,7 +25,6 @@ from clustertune.errors import (
 )
 from clustertune.model import (
     Int64s,
-    Key,
     Member,
     Snapshot,
     Thresholds,
@@ -219,7 +217,7 @@ async def look(
         (w.address, _process(w.address, workers[w.address]) in approved)
         for w in snapshot.workers
     ]
-    counted = await _count_rows(client, placed, addresses)
+    counted = await counting.count_rows(client, placed, addresses)
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 
@@ -330,80 +328,3 @@ def _placed(member: Member, raw: Mapping[str, bytes], renumber: Int64s) -> Membe
     holder = renumber[holder] if len(holder) else holder
     there = holder >= 0
     return replace(member, nbytes=nbytes, holders=(piece[there], holder[there]))
-
-
-async def _count_rows(
-    client: Client, members: Sequence[Member], addresses: Sequence[tuple[str, bool]]
-) -> tuple[Member, ...]:
-    """True row counts: what is in memory counts, not what a collection says of itself.
-
-    Counted anew at every look: the same key may stand for other data (a file that has
-    changed, a piece that was computed again). ``addresses`` are those of the workers,
-    each with whether code may be sent there.
-    """
-    asked: dict[tuple[str, bool], list[Key]] = {}
-    for member in members:
-        for key, holder in _first_holders(member):
-            asked.setdefault(addresses[holder], []).append(key)
-    counts = await asyncio.gather(
-        *(_ask_rows(client, *where, wanted) for where, wanted in asked.items())
-    )
-    rows = {key: n for found in counts for key, n in found.items()}
-    return tuple(_with_rows(m, rows) for m in members)
-
-
-def _first_holders(member: Member) -> list[tuple[Key, int]]:
-    if member.holders is None:
-        return []
-    piece, index = np.unique(member.holders[0], return_index=True)
-    holder = member.holders[1][index]
-    return [(member.keys[p], h) for p, h in zip(piece.tolist(), holder.tolist())]  # noqa: B905
-
-
-async def _ask_rows(
-    client: Client, address: str, approved: bool, wanted: list[Key]
-) -> dict[Key, int]:
-    """Rows of pieces on one worker.
-
-    Through tasks where they are spilled (Dask knows how to bring those back) and where
-    the worker did not answer: a task that is a library's function ships no code.
-    """
-    found: dict[Key, int] = {}
-    if approved:
-        answers = await ship.on_workers(
-            client, probe.row_counts, [address], timeout=PATIENCE, keys=wanted
-        )
-        if isinstance(counts := answers.get(address), list):
-            found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
-    rest = [k for k in wanted if k not in found]
-    return found | await _rows_by_task(client, address, rest)
-
-
-async def _rows_by_task(
-    client: Client, address: str, wanted: Sequence[Key]
-) -> dict[Key, int]:
-    ours = [key for key in wanted if key in client.futures]
-    lengths = [
-        client.submit(
-            np.shape,
-            Future(key, client=client),
-            pure=False,
-            workers=[address],
-            allow_other_workers=True,
-        )
-        for key in ours
-    ]
-    shapes = await asyncio.gather(*lengths, return_exceptions=True)
-    return {
-        key: int(shape[0])
-        for key, shape in zip(ours, shapes, strict=True)
-        if isinstance(shape, tuple) and shape
-    }
-
-
-def _with_rows(member: Member, rows: Mapping[Key, int]) -> Member:
-    """Rows from row 0 of every column block; unknown if any piece is not counted."""
-    counts = [rows.get(key, -1) for key in member.keys[:: member.column_blocks]]
-    if min(counts, default=-1) < 0:
-        return replace(member, rows=None)
-    return replace(member, rows=np.array(counts, dtype=np.int64))
