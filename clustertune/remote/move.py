@@ -244,8 +244,11 @@ async def place(scheduler: Any, policy: Placing, hold: ManagerHold) -> None:
         scheduler, policies={policy}, register=False, start=False
     )
     while policy.open:
+        waiting = monotonic()
         async with hold.epoch():
-            policy.last_progress = monotonic()  # waiting for the lock was no fault
+            # waiting for the lock was no fault; an epoch without progress is, or a move
+            # that cannot go on would begin one epoch after the other
+            policy.last_progress += monotonic() - waiting
             policy.launching = True
             await _run(manager, policy, EPOCH)
             policy.launching = False

@@ -239,3 +239,35 @@ async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
     assert s.extensions["amm"].running
     await asyncio.wait_for(c.rebalance(), 10)
     assert all(f.status == "finished" for f in data)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
+    """Without room on its target a move ends by itself, however many epochs it takes."""
+    data = await load(c, [workers[0].address], n=3)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("PATIENCE", 0.5)):
+            patch.setattr(move, name, value)
+        target = workers[1].address
+        policy = Placing([(f.key, target) for f in data], {target: 1})
+        await asyncio.wait_for(place(s, policy, ManagerHold(s)), 10)
+    assert policy.left == {"its target has no room below its ceiling": 3}
+    assert holders(s, data) == [{workers[0].address}] * 3
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
+    """A move that waits longer than its patience for a rebalance still moves."""
+    data = await load(c, [workers[0].address], n=3)
+    lock, held = s._replica_lock(("test", object())), asyncio.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(move, "PATIENCE", 0.3)
+        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        async with lock:
+            moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(held.wait(), 0.6)  # twice its patience
+        await moving
+    assert policy.done == 3
+    assert not policy.left
