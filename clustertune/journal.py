@@ -24,7 +24,9 @@ class Journal:
         last = self.plans[-1]
         if dry_run:
             return "planned"
-        if last.steps or last.refused:
+        # rows that nobody could count are not known to be even, nor to be paired
+        unknown = any(not (x.loaded and x.aligned) for x in self.views[-1].layouts)
+        if last.steps or last.refused or unknown:
             return "left"
         return "done" if self.outcomes else "fine"
 

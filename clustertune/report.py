@@ -203,10 +203,11 @@ def headlines(report: Report) -> list[str]:
         lines.append(cost)
     if report.error:
         lines.append(f"failed: {report.error}")
-    left = [f for f in report.left if f.severity > Severity.info]
+    left = [f for f in report.left if f.severity is not Severity.info]
     if left and report.status not in ("planned", "failed"):
         lines.append(f"left: {left[0].message}")
-    if not acted and not report.error and not wrong:
+    unsettled = report.status == "left" and left
+    if not acted and not report.error and not wrong and not unsettled:
         lines.append(f"nothing to do ({seconds_text(report.seconds)})")
     return [printable(line) for line in lines[:6]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from clustertune import checks, planner
 from clustertune.journal import Journal
 from clustertune.model import Outcome, Plan, Price, Refusal, Step, View
+from clustertune.report import headlines
 from clustertune.testing import layout, view, worker
 
 STEP = Step(action="scale", summary="scale", price=Price(nbytes=0, seconds=None))
@@ -87,3 +88,17 @@ def test_it_failed_between_look_and_plan() -> None:
     report = journal.report("failed", 0.1, "it does not fit")
     assert report.found
     assert report.needs == report.steps == ()
+
+
+def test_rows_that_nobody_could_count_are_left() -> None:
+    """Loaded data whose rows stay unknown is not called fine, and it is said why."""
+    journal = Journal()
+    seen = view(layouts=[layout(None, [0, 1])])
+    journal.views.append(seen)
+    journal.findings.append(checks.run(seen))
+    journal.plans.append(Plan())
+    status = journal.status(dry_run=False)
+    assert status == "left"
+    lines = headlines(journal.report(status, 0.1))
+    assert any("unknown" in line for line in lines)
+    assert not any("nothing to do" in line for line in lines)

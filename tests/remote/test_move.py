@@ -243,7 +243,7 @@ async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
-    """Without room on its target a move ends by itself, however many epochs it takes."""
+    """Without room on its target a move ends by itself, some epochs later."""
     data = await load(c, [workers[0].address], n=3)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("PATIENCE", 0.5)):
