@@ -28,6 +28,25 @@ def count(name: str, value: object) -> int | None:
     raise ValueError(f"{name}={value!r} must be a whole number of at least 1, or None")
 
 
+def flag(name: str, value: object) -> bool:
+    """True or False, and nothing that is taken for one of them."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"{name}={value!r} must be True or False")
+
+
+def cutting(name: str, value: object) -> bool | int:
+    """True, False, or a whole number of pieces of at least 1."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral) and int(value) >= 1:
+        return int(value)
+    raise ValueError(
+        f"{name}={value!r} must be True (cut where needed), False (never), or a number "
+        "of pieces of at least 1"
+    )
+
+
 def names(name: str, value: Any) -> tuple[str | int, ...] | None:
     """Names or addresses of workers in a list, or None."""
     if value is None:

@@ -36,6 +36,10 @@ class CapacityError(ClustertuneError):
     """The data, or the fit, does not fit the memory that the workers have."""
 
 
+class SharedDataError(ClustertuneError):
+    """Data that was to be freed is needed by somebody else."""
+
+
 class VersionMismatchError(ClustertuneError):
     """Scheduler or workers run software to which code must not be sent."""
 

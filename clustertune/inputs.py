@@ -342,6 +342,11 @@ def check_client(client: Any, inputs: Inputs) -> None:
                 f"{given.label} was persisted by a client that is closed, and is gone "
                 "with it; load it again"
             )
+        if futures and futures[0].key not in owner.futures:
+            raise ValueError(
+                f"{given.label} is released: its pieces are gone, as after "
+                "release_inputs=True; give what prepare returned then, or load it again"
+            )
         # the same scheduler may be known by two addresses
         if theirs != ours and _scheduler_id(owner) != _scheduler_id(client):
             raise ValueError(

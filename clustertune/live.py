@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -19,13 +20,14 @@ import dask.array as da
 import numpy as np
 from distributed import Client, Future
 
-from clustertune import adapters, inputs, monitor
+from clustertune import adapters, cutting, inputs, monitor
 from clustertune.errors import (
     ConnectionLostError,
     IncompleteError,
     LeaseHeldError,
     NoWorkersError,
     ScaleError,
+    SharedDataError,
 )
 from clustertune.model import (
     Goal,
@@ -34,6 +36,7 @@ from clustertune.model import (
     Member,
     Moves,
     Notify,
+    Recut,
     Result,
     View,
 )
@@ -43,6 +46,7 @@ from clustertune.wording import names_text, printable
 logger = logging.getLogger("clustertune")
 
 POLL = 0.05  # seconds between two questions how far something is
+STUCK = 0.5  # seconds between two questions whether a task waits for a worker
 LANDING = 10.0  # seconds that a cancelled move is given to land what is in flight
 
 
@@ -75,6 +79,8 @@ class LiveCluster:
         self.token = ""
         self.opened = False
         self._found: dict[str, tuple[list[Key], list[Any] | None]] = {}
+        self._ours: set[str] = set()  # labels of what this call has made
+        self.rescued = ""  # the published name of pieces whose old ones are gone
 
     # --- begin ------------------------------------------------------------------------
 
@@ -167,7 +173,8 @@ class LiveCluster:
         futures: list[Any] = []
         for x in self.given:
             names, found = await self._pieces(x)
-            members.append(inputs.member(x, names, found is not None))
+            member = inputs.member(x, names, found is not None)
+            members.append(replace(member, ours=x.label in self._ours))
             futures += found or ()
         await self._settle(futures, notify)
         snapshot, seen = await monitor.look(self.client, members)
@@ -198,9 +205,16 @@ class LiveCluster:
             for g in self.given.groups
         )
 
-    async def _settle(self, futures: list[Any], notify: Notify) -> None:
-        """Wait until every piece is in memory; raise what went wrong with one."""
+    async def _settle(
+        self, futures: list[Any], notify: Notify, doing: str = "loading", pin: str = ""
+    ) -> None:
+        """Wait until every piece is in memory; raise what went wrong with one.
+
+        ``pin`` names tasks that are bound to workers: those of a worker that is gone
+        or paused are let go.
+        """
         pending = futures
+        asked = monotonic()
         # "lost" is what a client calls a key whose worker died until it is there again
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
             await self._refuse_failed(futures)
@@ -208,7 +222,11 @@ class LiveCluster:
                 raise ConnectionLostError(f"the client is {self.client.status}")
             self._refuse_late()
             done = 1 - len(pending) / len(futures)
-            notify(f"loading {len(futures)} pieces", done)
+            notify(f"{doing} {len(futures)} pieces", done)
+            if pin and monotonic() - asked > STUCK:
+                asked = monotonic()
+                token = self.token
+                await monitor.ask(self.client, "free_stuck", token=token, name=pin)
             # looking at 100,000 states takes as long as the pause should
             await asyncio.sleep(POLL + len(futures) * 1e-6)
         await self._refuse_failed(futures)
@@ -249,11 +267,76 @@ class LiveCluster:
             _persist, self.client, [x.collection for x in lazy]
         )
         now = dict(zip((x.label for x in lazy), loaded, strict=True))
-        collections = [now.get(x.label, x.collection) for x in everything]
-        self.given = self.given.with_collections(collections)
-        self._found = {k: v for k, v in self._found.items() if k not in now}
+        self._replace(now)
         fresh = [await self._pieces(x) for x in self.given if x.label in now]
         await self._settle([f for _, futures in fresh for f in futures or ()], notify)
+
+    def _replace(self, now: Mapping[str, Any]) -> None:
+        """Collections, by label, that this call has made in place of those given."""
+        collections = [now.get(x.label, x.collection) for x in self.given]
+        self.given = self.given.with_collections(collections)
+        self._found = {k: v for k, v in self._found.items() if k not in now}
+        self._ours.update(now)
+
+    async def recut(self, recut: Recut, notify: Notify) -> Result:
+        """Make new pieces where they are to be; old ones are freed if that was asked.
+
+        The tasks are bound to their workers until all is done; one whose worker is
+        lost or paused meanwhile runs anywhere. Once old pieces are released, the new
+        ones are all that there is: stopped then, they are kept under a published name.
+        """
+        given = {x.label: x.collection for x in self.given}
+        old = {c.label: self._found[c.label][1] or [] for c in recut.cuts}
+        freed = [f for label in recut.freed for f in old[label]]
+        lent = [f for x in recut.freed if x not in self._ours for f in old[x]]
+        await self._refuse_shared(lent)
+        graph = await asyncio.to_thread(cutting.build, recut, given)
+        names = keys.pack(list(graph.tasks))
+        pin = await monitor.ask(self.client, "pin", token=self.token, keys=names)
+        futures = await asyncio.to_thread(cutting.submit, self.client, graph)
+        now = {
+            label: cutting.rebuilt(given[label], made, recut.rows, futures)
+            for label, made in graph.pieces.items()
+        }
+        self._replace(now)
+        for future in freed:
+            future.release()  # the scheduler frees it when its last part is cut
+        try:
+            await self._settle(list(futures.values()), notify, "cutting", pin)
+        except BaseException:
+            if lent:
+                await asyncio.shield(self._keep_safe([now[x] for x in recut.freed]))
+            raise
+        finally:
+            await asyncio.shield(self._quietly("unpin", token=self.token, name=pin))
+        return Result(nbytes=await monitor.received(self.client, sorted(graph.sent)))
+
+    async def _refuse_shared(self, lent: list[Any]) -> None:
+        """See that nobody else needs pieces of the caller's that will be freed."""
+        # one future of each is the caller's own
+        here = sum(self.client.refcount[f.key] > 1 for f in lent)
+        packed = keys.pack([f.key for f in lent])
+        owner = self.client.id
+        there = await monitor.ask(self.client, "wanted", keys=packed, owner=owner)
+        if here or there:
+            who = "another collection in this process" if here else "another client"
+            raise SharedDataError(
+                f"release_inputs=True would free {max(here, there)} pieces that {who} "
+                "needs too (a published data set counts as one); let go of it there, "
+                "or leave release_inputs out"
+            )
+
+    async def _keep_safe(self, made: list[Any]) -> None:
+        """Publish new pieces, the old ones of which are gone, for who called us."""
+        name = f"clustertune-{self.token[:8]}"
+        try:
+            publish = self.client.publish_dataset(made, name=name)
+            await asyncio.wait_for(publish, LANDING)
+        # whatever it is, it must not hide what the caller has to say
+        except Exception as error:  # noqa: BLE001
+            logger.warning("clustertune could not publish %s: %r", name, error)
+        else:
+            self.rescued = name
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         """Ask the cluster object for workers and wait until they are there.

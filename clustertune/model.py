@@ -129,6 +129,9 @@ class Member:
     column_blocks: int = 1  # 1: every piece has all columns
     itemsize: int | None = None  # bytes of the widest number in a row; None: no number
     total_bytes: int | None = None  # what the collection says of itself before loading
+    ours: bool = (
+        False  # made by this call: its pieces are freed once nothing needs them
+    )
 
     @property
     def n_pieces(self) -> int:
@@ -184,6 +187,10 @@ class Profile:
     memory_multiple: Mapping[int, float]
     #: pieces per thread above which small pieces cost noticeable time
     max_pieces_per_thread: int = 256
+    #: pieces per thread into which data is cut: some, for rows to lie evenly
+    pieces_per_thread: int = 4
+    #: bytes of a piece above which it is cut into more, of all members together
+    max_piece_bytes: int = 2**29
     #: source of the figures
     source: str = ""
 
@@ -204,6 +211,13 @@ class Goal:
     tolerance: float = 0.05  # rows of the fullest worker above its share
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
     strict: bool = False  # what the fit will lack in memory is an error
+    rechunk: bool | int = True  # cut where needed; never; or into so many pieces
+    release_inputs: bool = False  # free old pieces that are cut, one by one
+
+    @property
+    def cutting(self) -> str:
+        """The action that cuts pieces, if cutting is allowed; for ``fixed_by``."""
+        return "" if self.rechunk is False else "rechunk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +274,7 @@ class Finding:
     evidence: Mapping[str, Scalar] = field(default_factory=dict)
     check: str = ""
     remedy: str = ""
+    fixed_by: str = ""  # the action that can put it right in this call, if one can
 
 
 # --- what we do ---------------------------------------------------------------------
@@ -295,6 +310,35 @@ class Moves:
     @property
     def count(self) -> int:
         return sum(len(m.keys) for m in self.moves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cut:
+    """The new pieces of one collection, as row ranges of the keys that it has.
+
+    Arrays have one entry per part, in the order of new pieces, then rows, then blocks
+    of columns.
+    """
+
+    label: str
+    keys: tuple[Key, ...]
+    new: Int64s  # index of the new piece
+    key: Int64s  # index into ``keys``
+    start: Int64s  # first row in that key
+    stop: Int64s  # one past the last
+    owner: Int64s  # index into ``Recut.workers``: who holds that key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recut:
+    """New pieces of collections that belong together, and where each is to be."""
+
+    workers: tuple[str, ...]  # addresses
+    rows: Int64s  # of every new piece
+    targets: Int64s  # per new piece: index into ``workers``
+    cuts: tuple[Cut, ...]
+    freed: tuple[str, ...] = ()  # labels of which the old pieces go as they are cut
+    shortage: str = ""  # why it does not fit the workers' memory, if it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +408,9 @@ class Cluster(Protocol):
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         """Bring the cluster to ``n_workers`` and wait until they run."""
+
+    async def recut(self, recut: Recut, notify: Notify) -> Result:
+        """Make the new pieces, each on its target; they replace those that were."""
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Copy, confirm, drop: bring every key to its target and to it alone."""

@@ -187,6 +187,20 @@ async def last_report(client: Client) -> Report | None:
         ) from error
 
 
+async def received(client: Client, names: Sequence[str]) -> int | None:
+    """Bytes of keys with these names that workers have received; None: unknown."""
+    identity = await identify(client)
+    approved = known(client).approved
+    asked = [a for a, e in identity["workers"].items() if _process(a, e) in approved]
+    answers = await ship.on_workers(
+        client, probe.received_bytes, asked, timeout=PATIENCE, names=list(names)
+    )
+    if len(asked) < len(identity["workers"]):
+        return None
+    found = list(answers.values())
+    return sum(found) if all(isinstance(n, int) for n in found) else None
+
+
 async def look(
     client: Client, members: Sequence[Member]
 ) -> tuple[Snapshot, tuple[Member, ...]]:

@@ -15,6 +15,7 @@ from clustertune.model import (
     Finding,
     Moves,
     Plan,
+    Recut,
     Refusal,
     Step,
     Unknown,
@@ -27,6 +28,8 @@ PHASES: tuple[tuple[str, str], ...] = (
     ("scale", "scale"),
     # then the data must be there, for its rows to be counted and its pieces moved
     ("persist", "persist"),
+    # pieces are cut and joined on the workers that will train on them
+    ("cut", "rechunk"),
     # placing comes last: nothing after it may disturb the place of a piece
     ("place", "rebalance"),
 )
@@ -37,7 +40,9 @@ def make_plan(
     view: View,
     available: Mapping[str, Action] | None = None,
 ) -> Plan:
-    """The steps of the first phase that has any, allowed or refused.
+    """The steps of the first phase that has any that is allowed.
+
+    What was refused in the phases before it is kept, with the reasons.
 
     Raises
     ------
@@ -45,21 +50,21 @@ def make_plan(
         What a phase needs does not fit the workers' memory, or no worker runs.
     """
     known = actions.available() if available is None else available
+    refused: list[Refusal] = []
+    last = ""
     for phase, name in PHASES:
-        proposed = list(known[name].propose(findings, view))
-        if proposed:
-            return _judge(phase, proposed, view)
-    return Plan(needs=_needs(view))
-
-
-def _judge(phase: str, proposed: list[Step], view: View) -> Plan:
-    refused = [r for step in proposed if (r := refusal(step, view)) is not None]
-    rejected = [r.step for r in refused]
+        steps: list[Step] = []
+        for step in known[name].propose(findings, view):
+            last = phase
+            no = refusal(step, view)
+            if no is None:
+                steps.append(step)
+            else:
+                refused.append(no)
+        if steps:
+            break
     return Plan(
-        phase=phase,
-        steps=tuple(s for s in proposed if s not in rejected),
-        refused=tuple(refused),
-        needs=_needs(view),
+        phase=last, steps=tuple(steps), refused=tuple(refused), needs=_needs(view)
     )
 
 
@@ -83,20 +88,29 @@ def refusal(step: Step, view: View) -> Refusal | None:
 # --- guards: (step, view) -> why not, or None -----------------------------------------
 
 
+def _targets(step: Step) -> list[str]:
+    """Addresses of the workers to which the step brings pieces."""
+    args = step.args
+    if isinstance(args, Moves):
+        used = {i for m in args.moves for i in m.targets.tolist()}
+    elif isinstance(args, Recut):
+        used = set(args.targets.tolist())
+    else:
+        return []
+    return [args.workers[i] for i in sorted(used)]
+
+
 def targets_still_run(step: Step, view: View) -> str | None:
     """A piece sent to a worker that is gone or paused would lie idle, or be lost."""
-    if not isinstance(step.args, Moves):
-        return None
     workers = {w.address: w for w in view.now.workers}
-    used = {i for m in step.args.moves for i in m.targets.tolist()}
-    addresses = [step.args.workers[i] for i in sorted(used)]
+    addresses = _targets(step)
     away = [a for a in addresses if a not in workers or not view.eligible(workers[a])]
     return f"{names_text(away)} no longer runs" if away else None
 
 
 def pieces_are_in_memory(step: Step, view: View) -> str | None:
     """A plan that was made while a piece is being computed again would be wrong."""
-    if not isinstance(step.args, Moves):
+    if not isinstance(step.args, Moves | Recut):
         return None
     for layout in view.layouts:
         for m in layout.members:
@@ -108,19 +122,34 @@ def pieces_are_in_memory(step: Step, view: View) -> str | None:
 
 def thresholds_are_known(step: Step, view: View) -> str | None:
     """Filling a worker whose limits are not known might make it spill or pause."""
-    if not isinstance(step.args, Moves):
-        return None
     by_address = {w.address: w for w in view.now.workers}
-    used = {i for m in step.args.moves for i in m.targets.tolist()}
-    for address in (step.args.workers[i] for i in sorted(used)):
+    for address in _targets(step):
         worker = by_address.get(address)
         if worker is not None and isinstance(worker.thresholds, Unknown):
             return f"thresholds of {names_text([worker.id])}: {worker.thresholds}"
     return None
 
 
+def pieces_are_those_planned(step: Step, view: View) -> str | None:
+    """Cutting pieces that another step has replaced would bring old ones back."""
+    if not isinstance(step.args, Recut):
+        return None
+    now = {m.label: m.keys for x in view.layouts for m in x.members}
+    other = [c.label for c in step.args.cuts if now.get(c.label) != c.keys]
+    return (
+        f"{', '.join(other)} has other pieces than were planned for" if other else None
+    )
+
+
+def memory_is_enough(step: Step, _view: View) -> str | None:
+    """Old and new pieces are in memory at once; workers must not spill for it."""
+    return (step.args.shortage or None) if isinstance(step.args, Recut) else None
+
+
 GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
+    memory_is_enough,
     targets_still_run,
+    pieces_are_those_planned,
     pieces_are_in_memory,
     thresholds_are_known,
 )

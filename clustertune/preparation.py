@@ -8,7 +8,7 @@ limit, and the report, which is made whichever way the call ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -30,7 +30,7 @@ from clustertune import (
 from clustertune.errors import ClustertuneError, TimedOutError, VerificationError
 from clustertune.journal import Journal
 from clustertune.live import LiveCluster
-from clustertune.model import Cluster, Goal, Notify, Outcome, Plan
+from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan
 from clustertune.prepared import Again, Prepared
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
@@ -62,8 +62,10 @@ async def tune(
     vain = 0
     for _ in range(ROUNDS):
         plan = await _look_and_plan(cluster, journal, notify, settings)
-        if dry_run or not plan.steps or vain == VAIN:
+        if dry_run or not plan.steps:
             return
+        if vain == VAIN:
+            break
         done = len(journal.outcomes)
         await executor.execute(
             plan,
@@ -74,7 +76,10 @@ async def tune(
             record=journal.outcomes.append,
         )
         vain = vain + 1 if _in_vain(journal.outcomes[done:]) else 0
-    await _look_and_plan(cluster, journal, notify, settings)
+    else:
+        await _look_and_plan(cluster, journal, notify, settings)
+    # out of rounds: what would train on wrong labels must not be handed over
+    _refuse(journal.findings[-1])
 
 
 def _in_vain(outcomes: Sequence[Outcome]) -> bool:
@@ -92,13 +97,20 @@ async def _look_and_plan(
     found = checks.run(view, settings)
     journal.views.append(view)
     journal.findings.append(found)
-    for finding in found:
+    _refuse([f for f in found if not f.fixed_by])
+    plan = planner.make_plan(found, view)
+    journal.plans.append(plan)
+    if not plan.steps:
+        _refuse(found)  # what could have been put right was not
+    return plan
+
+
+def _refuse(findings: Iterable[Finding]) -> None:
+    """Raise the error of the first finding that stops ``prepare``."""
+    for finding in findings:
         error = checks.error_of(finding)
         if error is not None:
             raise error(f"{finding.message}. Remedy: {finding.remedy}")
-    plan = planner.make_plan(found, view)
-    journal.plans.append(plan)
-    return plan
 
 
 # --- the public call ------------------------------------------------------------------
@@ -118,6 +130,8 @@ def prepare(
     workload: str | None = None,
     n_workers: int | None = None,
     workers: Sequence[str | int] | None = None,
+    rechunk: bool | int = True,
+    release_inputs: bool = False,
     tolerance: float = 0.05,
     memory_fraction: float = 0.7,
     strict: bool = False,
@@ -127,11 +141,13 @@ def prepare(
 ) -> Prepared:
     """Get cluster and data ready for a fit: on all workers, rows even, pairs together.
 
-    Everything given is loaded jointly, unless it is persisted already. Then
-    whole pieces are moved so that every worker holds rows in proportion to its threads
-    and every X_i lies with its y_i and companions, moving as few bytes as that takes.
-    Keys keep their names: the names that you hold see the data in its new place too.
-    If everything is fine already, nothing moves.
+    Everything given is loaded jointly, unless it is persisted already. Where the rows
+    of pieces do not fit each other or the workers, they are cut and joined; rows keep
+    their order, and what is returned has the new pieces. Then whole pieces are moved so
+    that every worker holds rows in proportion to its threads and every X_i lies with
+    its y_i and companions, moving as few bytes as that takes. Keys that are only moved
+    keep their names: the names that you hold see the data in its new place too. If
+    everything is fine already, nothing moves.
 
     Parameters
     ----------
@@ -151,6 +167,15 @@ def prepare(
         can.
     workers
         Names or addresses: place on these workers only.
+    rechunk
+        True: cut and join pieces where their rows do not fit each other or the
+        workers; y and companions are cut where X is. False: never, which is an error
+        where it would be needed. A number: cut the training data into so many.
+    release_inputs
+        Free the pieces of collections that are cut one by one, as soon as each is, for
+        data that would not fit twice. Those collections, and what is made of them
+        and not computed yet, must not be used then: Dask computes them anew, if it
+        can, or says ``lost dependencies``. Refused where another client needs them.
     tolerance
         By how much the fullest worker may exceed its share of rows, as a fraction.
     memory_fraction
@@ -175,9 +200,13 @@ def prepare(
     TypeError, ValueError
         An argument is not what it must be; nothing was changed.
     AlignmentError
-        Pieces of X, y and companions have other rows, or are too few or too many.
+        X, y and companions have other numbers of rows, or pieces that were not to be
+        cut do not fit each other or the workers.
     CapacityError
-        The data does not fit below the lines at which workers spill.
+        The data, or new pieces beside the old ones, do not fit below the lines at which
+        workers spill.
+    SharedDataError
+        ``release_inputs`` would free what somebody else needs; nothing was changed.
     ConnectionLostError, NoWorkersError, VersionMismatchError, ScaleError, \
 LeaseHeldError
         The cluster cannot do what was asked; the text says why and what to do.
@@ -205,6 +234,8 @@ LeaseHeldError
         goal=Goal(
             workload=workloads.choose(workload, estimator),
             n_workers=arguments.count("n_workers", n_workers),
+            rechunk=arguments.cutting("rechunk", rechunk),
+            release_inputs=arguments.flag("release_inputs", release_inputs),
             tolerance=arguments.fraction("tolerance", tolerance, zero=True),
             memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
             strict=strict,
@@ -239,6 +270,11 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
     except BaseException as error:  # whatever it is goes on, after the report
         ours = _explain(error, cluster, request.timeout)
         text = _text(ours)
+        if cluster.rescued:
+            text += (
+                "; the old pieces of what was cut were released: the new ones are in "
+                f"client.get_dataset({cluster.rescued!r}), in the order given"
+            )
         report = journal.report("failed", monotonic() - start, text)
         if isinstance(ours, ClustertuneError):
             ours.report = report

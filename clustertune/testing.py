@@ -20,6 +20,7 @@ from clustertune.builders import view as view
 from clustertune.builders import worker as worker
 from clustertune.errors import ScaleError
 from clustertune.model import (
+    Cut,
     Goal,
     Int64s,
     Layout,
@@ -27,6 +28,7 @@ from clustertune.model import (
     Move,
     Moves,
     Notify,
+    Recut,
     Result,
     Snapshot,
     View,
@@ -37,6 +39,9 @@ from clustertune.verification import problems
 
 Homes = dict[str, list[set[str]]]
 """By label of member, for every piece the addresses of its holders."""
+
+Row = int
+"""A row by its number in the whole collection."""
 
 
 def verify(before: View, after: View) -> None:
@@ -74,6 +79,8 @@ class MemoryCluster:
         Bytes that travelled so far.
     calls : list of str
         What was done to it, in order.
+    contents : dict
+        By label of member, for every piece the numbers of its rows.
     """
 
     def __init__(
@@ -97,6 +104,10 @@ class MemoryCluster:
             for x in start.layouts
             for m in x.members
         }
+        self.contents = {
+            m.label: _contents(m) for x in start.layouts for m in x.members
+        }
+        self.recuts = 0
         given = held_bytes(start.layouts, len(self.workers)).tolist()
         self._foreign = {  # bytes of Dask's other keys
             w.address: max(0, w.managed - n)
@@ -153,6 +164,22 @@ class MemoryCluster:
             new = next(free)
             self.workers[new.address] = new
 
+    async def recut(self, recut: Recut, notify: Notify) -> Result:
+        self.calls.append(f"recut {len(recut.rows)}")
+        before = self.moved
+        cuts = {c.label: c for c in recut.cuts}
+        self.layouts = tuple(
+            replace(
+                x,
+                members=tuple(
+                    self._recut(m, cuts[m.label], recut) if m.label in cuts else m
+                    for m in x.members
+                ),
+            )
+            for x in self.layouts
+        )
+        return Result(nbytes=self.moved - before)
+
     async def move(self, moves: Moves, notify: Notify) -> Result:
         self.calls.append(f"move {moves.count}")
         before = self.moved
@@ -183,6 +210,44 @@ class MemoryCluster:
         self.homes[move.label][position] = {target}
         return ""
 
+    def _recut(self, m: Member, cut: Cut, recut: Recut) -> Member:
+        """The member of its new pieces; a lost target's are made on the first worker.
+
+        Follows every part, so that a wrong one shows in ``contents``.
+        """
+        assert m.rows is not None
+        assert m.nbytes is not None
+        old, blocks = self.contents[m.label], m.column_blocks
+        new: list[list[Row]] = [[] for _ in recut.rows]
+        nbytes = np.zeros(len(recut.rows), dtype=np.int64)
+        if self.fault is not None:
+            for _ in recut.rows:
+                self.fault(self)
+        refuge = next(iter(self.workers))
+        running = {a for a, w in self.workers.items() if w.running}
+        wanted = [recut.workers[i] for i in recut.targets.tolist()]
+        homes = [{a if a in running else refuge} for a in wanted]
+        columns = (cut.new, cut.key, cut.start, cut.stop)
+        for piece, key, start, stop in zip(*(c.tolist() for c in columns), strict=True):
+            if key % blocks == 0:
+                new[piece] += old[key // blocks][start:stop]
+            share = (stop - start) / max(1, int(m.rows[key // blocks]))
+            part = int(m.nbytes[key] * share)
+            nbytes[piece] += part
+            if self.homes[m.label][key].isdisjoint(homes[piece]):
+                self.moved += part
+        self.contents[m.label] = new
+        self.homes[m.label] = homes
+        self.recuts += 1
+        return replace(
+            m,
+            keys=tuple((f"{m.label}-{self.recuts}", i) for i in range(len(new))),
+            rows=np.array([len(rows) for rows in new], dtype=np.int64),
+            nbytes=nbytes,
+            column_blocks=1,
+            ours=True,
+        )
+
     def _member(self, m: Member, addresses: Sequence[str]) -> Member:
         if not m.loaded:
             return m
@@ -209,6 +274,16 @@ class MemoryCluster:
         return replace(w, managed=managed, process=w.unmanaged + managed)
 
 
+def _contents(m: Member) -> list[list[Row]]:
+    """The numbers of the rows in every piece; of rows that are unknown, none."""
+    if m.rows is None:
+        return [[] for _ in range(m.n_pieces)]
+    ends = np.cumsum(m.rows).tolist()
+    return [
+        list(range(end - n, end)) for end, n in zip(ends, m.rows.tolist(), strict=True)
+    ]
+
+
 def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
     found: list[set[str]] = [set() for _ in m.keys]
     if m.holders is not None:
@@ -223,4 +298,4 @@ def _loaded(m: Member) -> Member:
         return m
     rows = np.zeros(len(m.keys), dtype=np.int64) if m.rows is None else m.rows
     width = 8 if m.total_bytes is None else m.total_bytes // max(1, rows.sum())
-    return replace(m, loaded=True, rows=rows, nbytes=rows * width)
+    return replace(m, loaded=True, rows=rows, nbytes=rows * width, ours=True)

@@ -8,17 +8,17 @@ import numpy as np
 
 from clustertune import layouts
 from clustertune.memory import room
-from clustertune.model import Layout, Member, View
+from clustertune.model import Layout, View
 from clustertune.sizes import held_bytes
 
 
 def problems(before: View, after: View) -> tuple[str, ...]:
     """What went wrong between two views of the same data; empty if nothing did.
 
-    Nothing is lost (every piece is there with the rows it had), no pair is
-    wrong (members share their row boundaries, as they did), none is apart that was
-    not, Dask's memory manager is as it was, and no worker holds more than fits below
-    its spill line unless it did before.
+    Nothing is lost (every piece is there with the rows it had, or new ones with as many
+    rows in all), no pair is wrong (members share their row boundaries, as they did),
+    none is apart that was not, Dask's memory manager is as it was, and no worker holds
+    more than fits below its spill line unless it did before.
     """
     return (
         *losses(before, after),
@@ -55,16 +55,14 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
             there[now.holders[0]] = True
         if not there.all():
             yield f"{int((~there).sum())} pieces of {now.label} are nowhere in memory"
-        if was.loaded and was.keys != now.keys:
+        if was.loaded and was.keys != now.keys and not now.ours:
             yield f"{now.label} has other keys than before"
-        elif _differs(was, now):
+        if was.rows is None or now.rows is None:
+            continue
+        if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
             yield f"pieces of {now.label} have other rows than before"
-
-
-def _differs(was: Member, now: Member) -> bool:
-    if was.rows is None or now.rows is None:
-        return False
-    return not np.array_equal(was.rows, now.rows)
+        elif was.rows.sum() != now.rows.sum():
+            yield f"{now.label} had {was.rows.sum():,} rows and has {now.rows.sum():,}"
 
 
 def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:

@@ -101,7 +101,8 @@ def test_what_a_step_took() -> None:
 
 def test_what_a_step_could_not_do() -> None:
     """A move that is done in part says so, with the reason, and the rest goes on."""
-    seen = view([worker(0), worker(1), worker(2)], [DATA, VALID])
+    some = [worker(0), worker(1), worker(2)]
+    seen = view(some, [DATA, VALID], rechunk=False)
     cluster = MemoryCluster(seen)
     cluster.fault = lambda c: c.pause("tcp://127.0.0.1/2")
     outcomes = Told().run(place(seen), seen, cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -102,3 +103,67 @@ def test_lightgbm_trains_where_the_rows_are(uneven: Any) -> None:
     assert len(seen) == 3
     assert set().union(*seen.values()) == {ROWS // 3}
     assert received(client) - before < 10_000
+
+
+WRONG = (1500, 1000, 500, 1000)
+"""Rows of the pieces of y, while those of X have 1,000 each."""
+
+
+@pytest.fixture
+def mispaired(local_cluster: Any) -> Any:
+    """X and y with as many pieces and other rows, placed so that each worker has as
+    many rows of both: no library has a reason to complain."""
+    _, client = local_cluster(2)
+    where = list(client.scheduler_info()["workers"])
+    values = np.random.default_rng(5).random((4000, 5))
+    labels = (values[:, 0] > 0.5).astype("f4")
+    X = da.from_array(values, chunks=(1000, 5))
+    y = da.from_array(labels, chunks=(WRONG,))
+    with dask.annotate(workers=lambda key: where[key[1] % 2]):
+        X, y = client.persist([X, y])
+    wait([X, y])
+    return client, X, y, values, labels
+
+
+def error(prediction: Any, labels: Any) -> float:
+    """How far the predicted chance is from the label, on average."""
+    return float(np.abs(np.asarray(prediction) - labels).mean())
+
+
+@pytest.mark.slow
+def test_xgboost_learns_the_right_labels(mispaired: Any) -> None:
+    """With ``approx`` XGBoost trains on the labels of other rows and says nothing;
+    after prepare it is as good as in one process."""
+    import xgboost as xgb
+    import xgboost.dask as dxgb
+
+    client, X, y, values, labels = mispaired
+    options = {"tree_method": "approx", "objective": "binary:logistic"}
+
+    def wrong(X: Any, y: Any) -> float:
+        model = dxgb.train(client, options, dxgb.DaskDMatrix(client, X, y), 10)
+        return error(model["booster"].predict(xgb.DMatrix(values)), labels)
+
+    alone = xgb.train(options, xgb.DMatrix(values, labels), 10)
+    expected = error(alone.predict(xgb.DMatrix(values)), labels)
+    assert wrong(X, y) > 1.5 * expected
+    assert wrong(*clustertune.prepare(client, X, y)) < 1.1 * expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
+def test_lightgbm_learns_the_right_labels(mispaired: Any) -> None:
+    """LightGBM trains on the labels of other rows as well, and does not after it."""
+    import lightgbm as lgb
+
+    client, X, y, values, labels = mispaired
+
+    def wrong(X: Any, y: Any) -> float:
+        model = lgb.DaskLGBMRegressor(client=client, n_estimators=10, verbose=-1)
+        model.fit(X, y)
+        return error(model.to_local().predict(values), labels)
+
+    alone = lgb.LGBMRegressor(n_estimators=10, verbose=-1).fit(values, labels)
+    expected = error(alone.predict(values), labels)
+    assert wrong(X, y) > 1.5 * expected
+    assert wrong(*clustertune.prepare(client, X, y)) < 1.1 * expected

@@ -329,12 +329,29 @@ def test_what_is_refused_is_left() -> None:
     assert "1 pieces of y are not there" in report.steps[0].reason
 
 
-def test_boundaries_that_differ_stop_it_before_anything_is_done() -> None:
-    """X and y of other rows are an error with the remedy; the findings are kept."""
+def differing() -> Layout:
+    """X and y of as many rows in all, cut at other places."""
     data = layout([10, 10], [0, 0])
     other = layout([5, 15], [0, 0]).members[1]
-    data = replace(data, members=(data.members[0], other))
-    cluster, journal = MemoryCluster(view(workers(2), [data])), Journal()
+    return replace(data, members=(data.members[0], other))
+
+
+def test_boundaries_that_differ_are_cut_alike() -> None:
+    """Labels are cut where X is, and X keeps its keys."""
+    cluster = MemoryCluster(view(workers(2), [differing()]))
+    before = now(cluster)
+    run(cluster)
+    verify(before, now(cluster))
+    x, y = cluster.layouts[0].members
+    assert x.keys == before.layouts[0].members[0].keys
+    assert cluster.contents["y"] == cluster.contents["X"]
+    assert cluster.calls == ["recut 2", "move 1"]
+
+
+def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> None:
+    """X and y of other rows are an error with the remedy; the findings are kept."""
+    seen = view(workers(2), [differing()], rechunk=False)
+    cluster, journal = MemoryCluster(seen), Journal()
     with pytest.raises(AlignmentError, match=r"20 rows each.* y = y.rechunk\("):
         run(cluster, journal)
     assert cluster.calls == []
@@ -343,15 +360,13 @@ def test_boundaries_that_differ_stop_it_before_anything_is_done() -> None:
 
 
 def test_boundaries_that_turn_out_to_differ() -> None:
-    """What is known only once it is loaded stops it then, before anything moves."""
-    data = layout([10, 10], None)
-    lazy = [replace(m, rows=None) for m in data.members]
-    lazy[1] = replace(lazy[1], keys=("c",))
-    data = replace(data, members=tuple(lazy))
+    """Data that is not loaded is loaded first, then cut, then moved."""
+    lazy = [replace(m, holders=None, loaded=False) for m in differing().members]
+    data = replace(differing(), members=tuple(lazy))
     cluster = MemoryCluster(view(workers(2), [data]))
-    with pytest.raises(AlignmentError):
-        run(cluster)
-    assert cluster.calls == ["persist"]
+    run(cluster)
+    assert cluster.calls[:2] == ["persist", "recut 2"]
+    assert cluster.contents["y"] == cluster.contents["X"]
 
 
 def test_what_does_not_fit_stops_it() -> None:

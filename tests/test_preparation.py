@@ -205,11 +205,11 @@ async def test_a_dry_run_says_what_it_does_not_know(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_pieces_with_other_rows_are_refused(c, s, a, b):
-    """The same number of pieces cut elsewhere: refused before anything moves."""
+    """Cut elsewhere, and not to be cut alike: refused before anything moves."""
     X, _ = await uneven(c, a)
     y = da.ones(2000, chunks=(150, *[100] * 17, 50, 100))
     with pytest.raises(errors.AlignmentError, match="150") as caught:
-        await clustertune.prepare(c, X, y)
+        await clustertune.prepare(c, X, y, rechunk=False)
     assert set().union(*where(s, X)) == {a.address}
     assert caught.value.report.status == "failed"
 
@@ -221,7 +221,7 @@ async def test_frames_with_other_rows_are_refused(c, s, a, b):
     X = dd.from_pandas(source[["p"]], npartitions=4)
     y = dd.from_pandas(source["t"], npartitions=4).repartition([0, 10, 50, 75, 99])
     with pytest.raises(errors.AlignmentError, match="25"):
-        await clustertune.prepare(c, X, y)
+        await clustertune.prepare(c, X, y, rechunk=False)
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
@@ -239,7 +239,7 @@ async def test_column_chunks_are_refused(c, s, a, b):
     """Pieces without all columns are refused, with the line to type."""
     X = da.ones((100, 4), chunks=(10, 2))
     with pytest.raises(errors.AlignmentError, match="rechunk"):
-        await clustertune.prepare(c, X, da.ones(100, chunks=10))
+        await clustertune.prepare(c, X, da.ones(100, chunks=10), rechunk=False)
     assert not s.tasks
 
 
@@ -247,7 +247,7 @@ async def test_column_chunks_are_refused(c, s, a, b):
 async def test_one_piece_for_two_workers_is_refused(c, s, a, b):
     """Fewer pieces than workers cannot use them all: refused, with the line to type."""
     with pytest.raises(errors.AlignmentError, match="rechunk"):
-        await clustertune.prepare(c, da.ones((100, 4), chunks=100))
+        await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
     assert not s.tasks
 
 

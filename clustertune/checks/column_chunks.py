@@ -4,7 +4,8 @@ A training library takes rows: a piece has all columns of its rows. XGBoost and 
 stop at an array with several blocks of columns; dask-ml's ``Incremental`` trains on the
 first block alone and says nothing until ``predict``.
 
-Remedy: ``X = X.rechunk({1: -1})`` before loading: every block then has all columns.
+Remedy: ``X, y = clustertune.prepare(client, X, y)`` joins the blocks; before loading
+``X = X.rechunk({1: -1})`` does: every block then has all columns.
 """
 
 from __future__ import annotations
@@ -30,4 +31,5 @@ def find(view: View) -> Iterator[Finding]:
                 subject=(member.label,),
                 evidence={"column_blocks": member.column_blocks},
                 remedy=f"{name} = {name}.rechunk({{1: -1}})",
+                fixed_by=view.goal.cutting,
             )

@@ -9,9 +9,9 @@ Rows of data that is not loaded are mostly unknown, and its piece counts prove n
 X and y of one Parquet frame both said 8 pieces, then loaded as 8 and 3; loaded in one
 call they had 8 and 8. Such data is compared after loading.
 
-Remedy: for arrays ``y = y.rechunk({0: X.chunks[0]})``; for frames persist one frame and
-take both from it: ``frame = frame.persist(); X, y = frame[features], frame[target]``.
-Where the numbers of rows differ no cut is right: make X and y from the same rows.
+Remedy: ``X, y = clustertune.prepare(client, X, y)`` cuts y and companions where X is;
+by hand, for arrays, ``y = y.rechunk({0: X.chunks[0]})``. Where the numbers of rows
+differ no cut is right: make X and y from the same rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from clustertune.errors import AlignmentError
-from clustertune.model import Finding, Int64s, Layout, Member, Severity, View
+from clustertune.model import Finding, Layout, Member, Severity, View
 from clustertune.wording import names_text, plural, variable
 
 ERROR = AlignmentError
@@ -34,16 +34,17 @@ def find(view: View) -> Iterator[Finding]:
         first, *_ = known or layout.members
         for other in layout.members:
             if first.rows is not None and other.rows is not None:
-                yield from _compare(first, first.rows, other, other.rows)
+                yield from _compare(first, other, view.goal.cutting)
             elif first.loaded and other.loaded and first.n_pieces != other.n_pieces:
                 yield _uncounted(first, other)
         if len(known) < len(layout.members) > 1:
             yield _unknown(layout)
 
 
-def _compare(a: Member, rows: Int64s, b: Member, others: Int64s) -> Iterator[Finding]:
+def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
     """Compare piece by piece and in total."""
-    if np.array_equal(rows, others):
+    rows, others = a.rows, b.rows
+    if rows is None or others is None or np.array_equal(rows, others):
         return
     total, total_b = int(rows.sum()), int(others.sum())
     cut, cut_b = rows.tolist(), others.tolist()
@@ -66,6 +67,7 @@ def _compare(a: Member, rows: Int64s, b: Member, others: Int64s) -> Iterator[Fin
             "other_pieces": len(cut_b),
         },
         remedy=_remedy(a, b) if total == total_b else "",
+        fixed_by=cutting if total == total_b else "",
     )
 
 

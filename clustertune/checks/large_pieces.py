@@ -8,7 +8,8 @@ even share impossible is the subject of ``too_few_pieces``.
 Without a memory limit nothing is compared. Sizes of pieces that are not loaded are
 taken to be in proportion to their rows, or equal where those are unknown.
 
-Remedy: cut smaller pieces before loading: ``X = X.rechunk({0: rows})`` for arrays,
+Remedy: ``X, y = clustertune.prepare(client, X, y)`` cuts them, where memory allows. By
+hand, before loading, ``X = X.rechunk({0: rows})`` for arrays,
 ``X = X.repartition(partition_size="100MB")`` for frames, and y at the same rows; pieces
 from 16 to 512 MB suit the boosting libraries.
 """
@@ -41,7 +42,7 @@ def find(view: View, *, fraction: float = 0.25) -> Iterator[Finding]:
         if isinstance(largest, Unknown):
             yield _unknown(layout, largest)
         elif largest > fraction * smallest.memory_limit:
-            yield _finding(layout, largest, smallest)
+            yield _finding(layout, largest, smallest, view.goal.cutting)
 
 
 def _unknown(layout: Layout, size: Unknown) -> Finding:
@@ -52,7 +53,9 @@ def _unknown(layout: Layout, size: Unknown) -> Finding:
     )
 
 
-def _finding(layout: Layout, largest: int, smallest: WorkerSnapshot) -> Finding:
+def _finding(
+    layout: Layout, largest: int, smallest: WorkerSnapshot, cutting: str
+) -> Finding:
     limit = smallest.memory_limit
     return Finding(
         severity=Severity.warning,
@@ -61,4 +64,5 @@ def _finding(layout: Layout, largest: int, smallest: WorkerSnapshot) -> Finding:
         f"{workers_text([smallest.id])} may use",
         subject=tuple(m.label for m in layout.members),
         evidence={"piece_bytes": largest, "limit_bytes": limit},
+        fixed_by=cutting,
     )

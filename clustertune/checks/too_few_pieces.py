@@ -9,9 +9,10 @@ as long for 32 as for 1.
 Eval sets may be smaller than that: they are scored, not trained on. Pieces whose rows
 are unknown, or differ between X and y, are the subject of ``differing_boundaries``.
 
-Remedy: cut the data into more pieces before it is loaded, arrays with
-``X = X.rechunk({0: rows})``, frames with ``X = X.repartition(npartitions=n)``, all of
-them alike; or train on fewer workers, named in ``workers=``.
+Remedy: ``X, y = clustertune.prepare(client, X, y)`` cuts them, where memory allows. By
+hand, before loading, arrays with ``X = X.rechunk({0: rows})``, frames with
+``X = X.repartition(npartitions=n)``, all of them alike; or train on fewer workers,
+named in ``workers=``.
 """
 
 from __future__ import annotations
@@ -49,14 +50,18 @@ def find(view: View, *, pieces_per_worker: int = 4) -> Iterator[Finding]:
     if n_pieces < n_workers:
         text += f" with rows for {n_workers:,} workers: "
         text += f"{plural(n_workers - n_pieces, 'worker')} cannot take part"
-        yield _finding(Severity.critical, text, layout, evidence, remedy)
+        # fewer rows than workers cannot be cut so that all have some
+        cutting = view.goal.cutting if layout.rows.sum() >= n_workers else ""
+        yield _finding(Severity.critical, text, layout, evidence, remedy, cutting)
         return
     best = attainable(layout, view)
     if best > 1 + view.goal.tolerance + _ROUNDING:
         text += f", the largest {int(layout.rows.max()):,} rows: one of "
         text += f"{plural(n_workers, 'worker')} has {times_text(best)} its share at "
         text += "best, and each round of a fit takes that much longer"
-        yield _finding(Severity.info, text, layout, evidence | {"best": best}, remedy)
+        evidence["best"] = best
+        cutting = view.goal.cutting
+        yield _finding(Severity.info, text, layout, evidence, remedy, cutting)
 
 
 def _finding(
@@ -65,6 +70,7 @@ def _finding(
     layout: Layout,
     evidence: dict[str, float],
     remedy: str,
+    cutting: str,
 ) -> Finding:
     return Finding(
         severity=severity,
@@ -72,6 +78,7 @@ def _finding(
         subject=tuple(m.label for m in layout.members),
         evidence=evidence,
         remedy=remedy,
+        fixed_by=cutting,
     )
 
 

@@ -7,9 +7,10 @@ before it began. Many pieces are harmless while they are large, and small pieces
 they are few, so both limits must be exceeded. Eight times the limit (``excess``) is
 critical for training data: the scheduler then has more to do than the workers.
 
-Remedy: cut larger pieces before loading, arrays with ``X = X.rechunk({0: rows})``,
-frames with ``X = X.repartition(partition_size="100MB")``, all of them at the same rows;
-4 pieces a worker are enough.
+Remedy: ``X, y = clustertune.prepare(client, X, y)`` joins them. By hand, before
+loading, arrays with ``X = X.rechunk({0: rows})``, frames with
+``X = X.repartition(partition_size="100MB")``, all of them at the same rows; 4 pieces a
+worker are enough.
 """
 
 from __future__ import annotations
@@ -44,15 +45,21 @@ def find(view: View, *, small: int = 2**20, excess: float = 8.0) -> Iterator[Fin
             continue
         size = layout_bytes(layout)
         if isinstance(size, Unknown):
-            yield _finding(layout, Severity.unknown, n_pieces, threads, size)
+            yield _finding(layout, Severity.unknown, n_pieces, threads, size, "")
         elif size / n_pieces < small:
             worse = number == 0 and n_pieces > excess * limit * threads
             severity = Severity.critical if worse else Severity.warning
-            yield _finding(layout, severity, n_pieces, threads, size)
+            cutting = view.goal.cutting
+            yield _finding(layout, severity, n_pieces, threads, size, cutting)
 
 
 def _finding(
-    layout: Layout, severity: Severity, n_pieces: int, threads: int, size: int | Unknown
+    layout: Layout,
+    severity: Severity,
+    n_pieces: int,
+    threads: int,
+    size: int | Unknown,
+    cutting: str,
 ) -> Finding:
     if isinstance(size, Unknown):
         text = f"their size is {size}"
@@ -64,4 +71,5 @@ def _finding(
         f"{plural(threads, 'thread')}: {text}",
         subject=tuple(m.label for m in layout.members),
         evidence={"pieces": n_pieces, "threads": threads},
+        fixed_by=cutting,
     )

@@ -9,7 +9,7 @@ cgroup only, and so misses a quota that is set on a parent.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,6 +33,19 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
             [psutil.virtual_memory().total, *(m for _, m in memory_limits())]
         ),
     }
+
+
+def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
+    """Bytes of keys with these names (the first part of the key) that arrived here.
+
+    From the worker's own log, which keeps its last 100,000 transfers.
+    """
+    wanted, total = set(names), 0
+    for transfer in dask_worker.transfer_incoming_log:
+        for key, nbytes in transfer["keys"].items():
+            if isinstance(key, tuple) and key[0] in wanted:
+                total += nbytes or 0
+    return total
 
 
 def nanny_facts(dask_worker: Any) -> float | None:

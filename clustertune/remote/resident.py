@@ -12,7 +12,7 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from time import time
 from typing import Any
@@ -26,7 +26,7 @@ from clustertune.remote.move import ManagerHold, Placing, place
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 1
+PROTOCOL = 2
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -69,6 +69,7 @@ class Resident(SchedulerPlugin):
         self.hold = ManagerHold(scheduler)
         self.report = ""
         self.released: deque[str] = deque(maxlen=1000)  # tokens
+        self.pinned: dict[str, set[Any]] = {}  # keys bound to workers, by name
 
     def attach(self) -> None:
         self.scheduler.add_plugin(self, name=NAME)
@@ -187,6 +188,9 @@ class Resident(SchedulerPlugin):
         self.lease = None
         for job in self.jobs.values():
             job.policy.stopped = True
+        # what was bound to workers must not stay so when its plan has gone
+        for name in list(self.pinned):
+            self._loosen(self.pinned.pop(name))
 
     # --- moves ------------------------------------------------------------------------
 
@@ -259,6 +263,66 @@ class Resident(SchedulerPlugin):
         if job in self.jobs:
             self.jobs[job].policy.stopped = True
 
+    async def wanted(self, keys: Sequence[Any], owner: str) -> int:
+        """How many of packed keys clients other than the owner want, or hold published.
+
+        A data set that is published is wanted by a client of its own.
+        """
+        count = 0
+        for i, key in enumerate(unpack(keys)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None:
+                count += any(c.client_key != owner for c in ts.who_wants or ())
+        return count
+
+    # --- tasks bound to workers -------------------------------------------------------
+
+    def pin(self, token: str, keys: Sequence[Any]) -> str:
+        """Remember packed keys of tasks that are going to be bound to workers.
+
+        A binding outlives its task: computed again after its worker was lost, the task
+        would wait for that worker for ever. Returns the name of the set.
+        """
+        self._check(token)
+        name = uuid4().hex
+        self.pinned[name] = set(unpack(keys))
+        return name
+
+    def free_stuck(self, token: str, name: str) -> int:
+        """Let those of the tasks run anywhere whose worker is gone or paused."""
+        self._check(token)
+        ours = self.pinned.get(name, set())
+        return self._loosen(
+            [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
+        )
+
+    def unpin(self, token: str, name: str) -> None:
+        """Let all of them run anywhere from now on."""
+        self._check(token)
+        self._loosen(self.pinned.pop(name, set()))
+
+    def _loosen(self, keys: Iterable[Any]) -> int:
+        """Undo what annotations have bound; returns how many tasks waited for that."""
+        waiting = {}
+        for key in keys:
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or not ts.worker_restrictions:
+                continue
+            ts.worker_restrictions = None
+            ts.loose_restrictions = False
+            ts.annotations = {
+                k: v
+                for k, v in (ts.annotations or {}).items()
+                if k not in ("workers", "allow_other_workers")
+            }
+            if ts in self.scheduler.unrunnable:
+                waiting[key] = "processing"
+        if waiting:
+            self.scheduler.transitions(waiting, f"clustertune-{time()}")
+        return len(waiting)
+
     # --- the last report --------------------------------------------------------------
 
     def keep(self, report: str) -> None:
@@ -281,5 +345,18 @@ class Job:
 
 
 METHODS = frozenset(
-    ("look", "acquire", "release", "move", "progress", "stop", "keep", "recall")
+    (
+        "look",
+        "acquire",
+        "release",
+        "move",
+        "progress",
+        "stop",
+        "pin",
+        "free_stuck",
+        "unpin",
+        "wanted",
+        "keep",
+        "recall",
+    )
 )

@@ -17,6 +17,7 @@ NAMES = sorted(p.stem for p in (PACKAGE / "checks").glob("[!_]*.py"))
 PURE = {"numpy", "__future__"} | {
     f"clustertune.{name}"
     for name in (
+        "chunking",
         "errors",
         "evenness",
         "layouts",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 
+import dask
 import numpy as np
 import pytest
+from dask._task_spec import Task
 from distributed import Client, wait
 from distributed.utils_test import gen_cluster
 
@@ -197,3 +199,62 @@ async def test_a_report_is_kept(c, s, a, b):
     assert await monitor.ask(c, "recall") == '{"x": 1}'
     with pytest.raises(ValueError, match="not kept"):
         await monitor.ask(c, "keep", report=" " * (resident.MOST_REPORT + 1))
+
+
+async def bound(c, s, where, count=3):
+    """Tasks that run on one worker only, and the lease of the plan that bound them."""
+    lease = Resident(s)
+    lease.attach()
+    lease.acquire(c.id, "prepare", "t")
+    name = lease.pin("t", keys.pack([("bound", i) for i in range(count)]))
+    with dask.annotate(workers=[where], allow_other_workers=False):
+        graph = {("bound", i): Task(("bound", i), int, i) for i in range(count)}
+        futures = c.get(graph, list(graph), sync=False)
+    await soon(lambda: ("bound", 0) in s.tasks)
+    return lease, name, futures
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_tasks_are_let_go(c, s, a, b):
+    """Unpinned, no task is bound any more, nor by what it is computed again from."""
+    lease, name, futures = await bound(c, s, a.address)
+    await wait(futures)
+    tasks = [s.tasks[f.key] for f in futures]
+    assert all(ts.worker_restrictions == {a.address} for ts in tasks)
+    lease.unpin("t", name)
+    assert not any(ts.worker_restrictions or ts.loose_restrictions for ts in tasks)
+    assert not any("workers" in ts.annotations for ts in tasks)
+    await a.close()
+    assert await c.gather(futures) == [0, 1, 2]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_stuck_tasks_are_let_go(c, s, a, b):
+    """Tasks that wait for a worker that is gone run elsewhere; others stay bound."""
+    lease, name, futures = await bound(c, s, "tcp://127.0.0.1:9")
+    await soon(lambda: len(s.unrunnable) == 3)
+    assert lease.free_stuck("t", name) == 3
+    assert await c.gather(futures) == [0, 1, 2]
+    assert lease.free_stuck("t", name) == 0
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
+    """Nobody else would: the plan that bound them has gone."""
+    lease, _, futures = await bound(c, s, "tcp://127.0.0.1:9")
+    lease.release("t")
+    assert await c.gather(futures) == [0, 1, 2]
+    assert not lease.pinned
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_who_wants_keys(c, s, a, b):
+    """Keys that another client wants too are counted, also published ones."""
+    lease = Resident(s)
+    futures = c.map(int, range(4))
+    await wait(futures)
+    packed = keys.pack([f.key for f in futures])
+    assert await lease.wanted(packed, c.id) == 0
+    assert await lease.wanted(packed, "another") == 4
+    await c.publish_dataset(futures[:1], name="one")
+    assert await lease.wanted(packed, c.id) == 1

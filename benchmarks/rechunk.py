@@ -1,0 +1,379 @@
+"""X and y to other pieces after 2 -> 4 workers: ours, and each way that Dask has.
+
+Run: ``python benchmarks/rechunk.py [--rounds 8] [--case big]``; ``--scale 10`` divides
+the rows, for a quick try. Two workers hold everything, then two join them. Every
+variant has a cluster of its own, warmed up alike.
+
+``held``: somebody keeps the old pieces to the end; ``released``: nobody does, Dask's
+variants delete them as soon as the new ones are asked for.
+
+Dask's ways are timed twice. ``bare``: until the new pieces are there, wherever that is.
+``end``: until they lie as ours do, rows even within 5 %, every X_i with its y_i, one
+holder each. Dask has nothing that does this, so our own ``prepare`` does it there too,
+forbidden to cut: the fairest rival that can be had. Between the two the clock stands.
+
+Bytes are what crossed the loopback interface, protocol and all other local traffic
+too. The bound is the fewest that can give the end state with the rows in their order.
+Peaks are of resident memory, above what each worker had at the start, so for a source
+above what it held, and also told in final shares: a quarter of all bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from threading import Event, Thread
+from time import perf_counter, sleep
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import psutil
+from distributed import Client, LocalCluster, futures_of, wait
+from measure import Interval, interval, machine, ratios, run
+from tabulate import tabulate
+
+import clustertune
+
+Figures = dict[str, float]
+Rounds = Sequence[Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows in old pieces, to be cut or joined to new ones."""
+
+    columns: int
+    old: int
+    new: int
+    frame: bool = False
+    in_turn: bool = False  # pieces on the sources by turns; else each has one half
+    rows: int = 1_000_000
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * (self.columns + 1) * 8  # y too
+
+    @property
+    def share(self) -> float:
+        return self.nbytes / 4
+
+    @property
+    def bound(self) -> float:
+        """Half of the rows leave the sources, as each new worker ends with a quarter.
+
+        By turns, both sources hold parts of every new piece. Then the other half moves
+        too, but for the larger part of each piece, which may stay where it is.
+        """
+        parts = self.old // self.new
+        return self.nbytes / 2 * (1 + (parts // 2 / parts if self.in_turn else 0))
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        return ("repartition",) if self.frame else ("tasks", "p2p")
+
+    @property
+    def variants(self) -> list[str]:
+        return [f"{m}_{i}" for i in INPUTS for m in ("ours", *self.rivals)]
+
+    def divided(self, by: int) -> Case:
+        """With fewer rows, so many that all pieces stay alike."""
+        common = math.lcm(self.old, self.new)
+        return replace(self, rows=max(1, self.rows // common // by) * common)
+
+
+WHOLE = {"rechunk": False, "progress": False}  # whole pieces move, none is cut
+INPUTS = ("held", "released")
+CASES = {
+    "big": Case(100, 10, 80),
+    "tiny": Case(100, 2000, 80, in_turn=True),
+    "article": Case(150, 10, 100),
+    "frame": Case(150, 10, 100, frame=True),
+}
+
+
+# --- the data -------------------------------------------------------------------------
+
+
+def load(client: Client, case: Case, addresses: Sequence[str]) -> list[Any]:
+    """X, and y that can be told from it, made on the workers that shall hold them."""
+    rows, n = case.rows // case.old, len(addresses)
+    if case.frame:
+        names = [f"x{i}" for i in range(case.columns)]
+        meta = pd.DataFrame(np.empty((0, case.columns)), columns=names)
+        X = dd.from_map(_piece, range(case.old), rows=rows, names=names, meta=meta)
+        y = X["x0"] * 2
+    else:
+        rng = da.random.default_rng(7)
+        shape = (case.rows, case.columns)
+        X = rng.standard_normal(shape, chunks=(rows, case.columns))
+        y = X[:, 0] * 2
+    where = [addresses[i % n if case.in_turn else i * n // case.old]
+             for i in range(case.old)]  # fmt: skip
+    with dask.annotate(workers=lambda key: where[key[1]], allow_other_workers=False):
+        loaded = list(client.persist([X, y]))
+    wait(loaded)
+    assert all(held == [{w} for w in where] for held in holders(client, loaded))
+    return loaded
+
+
+def _piece(number: int, rows: int, names: list[str]) -> pd.DataFrame:
+    rng = np.random.default_rng(number)
+    return pd.DataFrame(rng.standard_normal((rows, len(names))), columns=names)
+
+
+def pieces(collection: Any) -> list[Any]:
+    """Futures in the order of the rows."""
+    return sorted(futures_of(collection), key=lambda future: future.key[1])
+
+
+def holders(client: Client, collections: Sequence[Any]) -> list[list[set[str]]]:
+    """By collection, who holds each piece."""
+    found = client.who_has(futures_of(list(collections)))
+    return [[set(found[f.key]) for f in pieces(c)] for c in collections]
+
+
+def fullest(client: Client, collections: Sequence[Any]) -> float:
+    """Rows on the worker that has most, over a quarter of all; labels are checked too.
+
+    It may leave copies behind, so it is the last thing to be done.
+    """
+    where = holders(client, collections[:1])[0]
+    counts = client.gather(client.map(_rows, *map(pieces, collections), pure=False))
+    assert -1 not in counts, "rows have other rows' labels"
+    held: Counter[str] = Counter()
+    for workers, rows in zip(where, counts, strict=True):
+        held.update(dict.fromkeys(workers, rows))
+    return max(held.values()) / sum(held.values()) * 4
+
+
+def _rows(X: Any, y: Any) -> int:
+    return len(X) if np.array_equal(np.asarray(X)[:, 0] * 2, np.asarray(y)) else -1
+
+
+# --- one variant ----------------------------------------------------------------------
+
+
+def rechunk(
+    client: Client, method: str, old: list[Any], case: Case, *, release: bool
+) -> list[Any]:
+    """New pieces, loaded; nobody but ``old`` may hold the old ones."""
+    if method == "ours":
+        return list(clustertune.prepare(client, *old, rechunk=case.new,
+                    release_inputs=release, progress=False))  # fmt: skip
+    if method == "repartition":
+        new = [c.repartition(npartitions=case.new) for c in old]
+    else:
+        new = [c.rechunk({0: case.rows // case.new}, method=method) for c in old]
+    new = list(client.persist(new))
+    if release:
+        old.clear()
+    wait(new)
+    return new
+
+
+def warm_up(client: Client, case: Case, addresses: Sequence[str]) -> None:
+    """Imports, connections between all workers, the resident, each method once."""
+    made = [client.submit(np.ones, 1000, workers=[a], pure=False) for a in addresses]
+    wait([client.submit(len, made, workers=[a], pure=False) for a in addresses])
+    few = replace(case, rows=1600, columns=4, old=8, new=16)
+    for method in case.rivals:
+        old = load(client, few, addresses)
+        rechunk(client, method, old, few, release=False)
+    fresh = replace(few, columns=5)  # other keys than what ``old`` still holds
+    rechunk(client, "ours", load(client, fresh, addresses[:2]), few, release=False)
+
+
+def _settle() -> int:
+    """Give back freed memory, which new pieces would fill unseen; the process id."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return os.getpid()
+
+
+@contextmanager
+def peaks(pids: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Bytes by which each process rose above its start, by worker; filled meanwhile."""
+    processes = {w: psutil.Process(pid) for w, pid in pids.items()}
+    start = {w: p.memory_info().rss for w, p in processes.items()}
+    risen, done = dict.fromkeys(pids, 0), Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            for w, process in processes.items():
+                risen[w] = max(risen[w], process.memory_info().rss - start[w])
+
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield risen
+    finally:
+        done.set()
+        thread.join()
+
+
+def clocked(work: Callable[[], list[Any]]) -> tuple[list[Any], float, int]:
+    """What came of the work, its seconds, and the bytes that crossed the loopback."""
+    before, start = _loopback(), perf_counter()
+    result = work()
+    return result, perf_counter() - start, _loopback() - before
+
+
+def _loopback() -> int:
+    return psutil.net_io_counters(pernic=True)["lo"].bytes_recv
+
+
+def variant(name: str, case: Case) -> Figures:
+    method, inputs = name.split("_")
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            memory_limit="6GiB",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        sources = list(client.scheduler_info()["workers"])
+        old = load(client, case, sources)
+        keys = {f.key for f in futures_of(old)}
+        cluster.scale(4)
+        client.wait_for_workers(4)
+        receivers = [w for w in client.scheduler_info()["workers"] if w not in sources]
+        everyone = [*sources, *receivers]
+        warm_up(client, case, everyone)
+        client.run(_settle)
+        sleep(0.5)  # what that set going has an end
+        with peaks(client.run(_settle)) as risen:
+            new, seconds, nbytes = clocked(
+                lambda: rechunk(client, method, old, case, release=inputs == "released")
+            )
+            figures = {"bare": seconds, "bare_bytes": nbytes}
+            figures |= {"end": seconds, "end_bytes": nbytes}
+            figures |= state(client, new, everyone, "bare_")
+            if method != "ours":
+                new, seconds, nbytes = clocked(
+                    lambda: list(clustertune.prepare(client, *new, **WHOLE))
+                )
+                figures["end"] += seconds
+                figures["end_bytes"] += nbytes
+        figures["source"] = max(risen[w] for w in sources)
+        figures["receiver"] = max(risen[w] for w in receivers)
+        figures |= state(client, new, everyone)
+        left = keys & {k for held in client.has_what().values() for k in held}
+        assert left == (keys if inputs == "held" else set()), "old pieces are kept"
+        figures["fullest"] = fullest(client, new)
+        return figures
+
+
+def state(
+    client: Client, new: Sequence[Any], workers: Sequence[str], prefix: str = ""
+) -> Figures:
+    """How many pieces lie on each worker, pairs together, and copies to spare."""
+    X, y = holders(client, new)
+    told = {f"pieces_{i}": sum(w in held for held in X) for i, w in enumerate(workers)}
+    told["pairs"] = sum(a == b for a, b in zip(X, y, strict=True))
+    told["copies"] = sum(len(held) - 1 for held in [*X, *y])
+    return {prefix + k: v for k, v in told.items()}
+
+
+# --- all of them ----------------------------------------------------------------------
+
+
+def tables(rounds: Rounds, case: Case) -> None:
+    def cell(figure: str, unit: float = 1, form: str = ".2f") -> str:
+        i = interval([r[figure] / unit for r in rounds])
+        return f"{i.median:{form}} [{i.low:{form}}, {i.high:{form}}]"
+
+    def peak(figure: str) -> str:
+        return f"{cell(figure, 1e6, '.0f')} = {cell(figure, case.share)}"
+
+    def lie(prefix: str) -> str:
+        names = [*(f"pieces_{i}" for i in range(4)), "pairs"]
+        told = [f"{median(r[prefix + n] for r in rounds):.0f}" for n in names]
+        return f"{'/'.join(told[:4])}, {told[4]}"
+
+    cost, found = [], []
+    for v in case.variants:
+        seconds = [cell(f"{v}.{k}") for k in ("bare", "end")]
+        mb = [cell(f"{v}.{k}_bytes", 1e6, ".0f") for k in ("bare", "end")]
+        cost.append([v, *seconds, *mb])
+        rose = [peak(f"{v}.{k}") for k in ("source", "receiver")]
+        found.append([v, *rose, lie(f"{v}.bare_"), lie(f"{v}."), cell(f"{v}.fullest")])
+    head = "variant", "bare (s)", "end (s)", "bare (MB)", "end (MB)"
+    print(tabulate(cost, headers=head, disable_numparse=True), end="\n\n")
+    head = "variant", "source's peak (MB = shares)", "receiver's peak"
+    head += "bare: pieces, pairs", "end", "rows/share"
+    print(tabulate(found, headers=head, disable_numparse=True), end="\n\n")
+
+
+def judge(rounds: list[Figures], case: Case) -> None:
+    """Against the aims; a ratio of times is paired with the faster rival of a round."""
+
+    def aim(title: str, found: Interval, most: float) -> None:
+        print(f"{title}: {found}  aim <= {most}: {_met(found.high <= most)}")
+
+    def over(figure: str, unit: float) -> Interval:
+        return interval([r[figure] / unit for r in rounds])
+
+    for how in INPUTS:
+        for r in rounds:
+            r["rival"] = min(r[f"{m}_{how}.end"] for m in case.rivals)
+        found = ratios(rounds, f"ours_{how}.end", "rival")
+        aim(f"ours / the faster of Dask's, to the end, {how}", found, 1)
+        aim(f"bytes / bound, {how}", over(f"ours_{how}.end_bytes", case.bound), 1.05)
+    for who, most in {"source": 0.25, "receiver": 1.25}.items():
+        found = over(f"ours_released.{who}", case.share)
+        aim(f"{who}'s peak above its start / final share, released", found, most)
+    wrong = [v for v in case.variants for r in rounds
+             if r[f"{v}.fullest"] > 1.05 or r[f"{v}.copies"]
+             or r[f"{v}.pairs"] != case.new]  # fmt: skip
+    print(f"the same end state in all: {_met(not wrong)} {', '.join(wrong)}")
+
+
+def _met(good: bool) -> str:
+    return "met" if good else "NOT met"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--case", choices=CASES, default="big")
+    parser.add_argument("--scale", type=int, default=1)
+    parser.add_argument("--variant")
+    chosen = parser.parse_args()
+    case = CASES[chosen.case].divided(chosen.scale)
+    if chosen.variant:
+        # Dask warns that it ignores what pins the frames; it does not, as load checks
+        warnings.filterwarnings("ignore", "Dask annotations")
+        logging.getLogger("distributed.shuffle").setLevel(logging.ERROR)
+        print(json.dumps(variant(chosen.variant, case)))
+        return
+    print(f"{chosen.case}: {case.rows:,} x {case.columns} float64, {case.old} -> "
+          f"{case.new} pieces, with y, 2 -> 4 workers; {machine()}, "
+          f"dask {dask.__version__}")  # fmt: skip
+    print(f"{case.nbytes / 1e6:.0f} MB; bound {case.bound / 1e6:.0f} MB, final share "
+          f"{case.share / 1e6:.0f} MB")  # fmt: skip
+    given = (f"--case={chosen.case}", f"--scale={chosen.scale}")
+    rounds = run(sys.argv[0], case.variants, chosen.rounds, *given)
+    tables(rounds, case)
+    judge(rounds, case)
+
+
+if __name__ == "__main__":
+    main()

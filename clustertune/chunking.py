@@ -1,0 +1,112 @@
+"""Where to cut rows, and which rows of the old pieces make up each new one (pure).
+
+Rows are counted from the first row of the first piece; they keep their order. A new
+boundary lies on an old one where that can be: a join costs a copy, and a transfer where
+its parts lie on two workers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clustertune.model import Int64s
+
+
+class Parts(NamedTuple):
+    """Row ranges of old pieces that make up new ones, in the order of rows."""
+
+    new: Int64s  # index of the new piece
+    old: Int64s  # index of the old piece
+    start: Int64s  # first row in the old piece
+    stop: Int64s  # one past the last
+
+
+def even(n_rows: int, n_pieces: int) -> Int64s:
+    """Rows of ``n_pieces`` pieces that differ by one row at most."""
+    edges = np.arange(n_pieces + 1, dtype=np.int64) * n_rows // n_pieces
+    return np.diff(edges)
+
+
+def near(rows: Int64s, most: int) -> Int64s:
+    """Rows of new pieces of up to ``most`` rows, cut near the old boundaries.
+
+    Pieces are joined with the next ones as long as that is not too much, or as they
+    have less than half of it together; what is larger is cut into equal parts. Empty
+    pieces are gone.
+
+    Parameters
+    ----------
+    rows : (pieces,)
+        Rows of the old pieces.
+    most
+        Rows that a new piece has at most, 1 or more.
+    """
+    runs: list[int] = []
+    run = 0
+    for n in rows.tolist():
+        if run + n > most and 2 * run >= most:
+            runs.append(run)
+            run = 0
+        run += n
+    if runs and 2 * run < most:
+        runs[-1] += run
+    elif run:
+        runs.append(run)
+    cut = [even(n, -(-n // most)) for n in runs]
+    return np.concatenate(cut) if cut else np.zeros(0, dtype=np.int64)
+
+
+def joined(rows: Int64s, most: int) -> Int64s:
+    """Rows of runs of whole old pieces, of up to ``most`` rows each where they can be.
+
+    For data that may not be cut: no old boundary that remains is moved.
+    """
+    runs: list[int] = []
+    for n in rows[rows > 0].tolist():
+        if runs and runs[-1] + n <= most:
+            runs[-1] += n
+        else:
+            runs.append(n)
+    return np.array(runs, dtype=np.int64)
+
+
+def parts(old: Int64s, new: Int64s) -> Parts:
+    """Which rows of old pieces make up the new ones.
+
+    An empty new piece has one part without rows, of a piece that is near.
+
+    Parameters
+    ----------
+    old : (pieces,)
+        Rows of the old pieces, one row or more in all.
+    new : (new pieces,)
+        Rows of the new ones, as many in all.
+
+    Raises
+    ------
+    ValueError
+        The numbers of rows differ, or there are none.
+    """
+    if old.sum() != new.sum() or not old.sum():
+        raise ValueError(f"{old.sum():,} rows cannot be cut into {new.sum():,}")
+    ends, new_ends = np.cumsum(old), np.cumsum(new)
+    edges = np.unique(np.concatenate(([0], ends, new_ends)))
+    first, last = edges[:-1], edges[1:]
+    # the piece in which a row is: the first that ends behind it, so never an empty one
+    piece = np.searchsorted(ends, first, side="right")
+    target = np.searchsorted(new_ends, first, side="right")
+    start = first - (ends - old)[piece]
+    stop = start + (last - first)
+    empty = np.flatnonzero(new == 0)
+    if len(empty):
+        beside = np.searchsorted(ends, new_ends[empty], side="right")
+        beside = np.minimum(beside, len(old) - 1)
+        nothing = np.zeros_like(empty)
+        target = np.concatenate((target, empty))
+        piece = np.concatenate((piece, beside))
+        start = np.concatenate((start, nothing))
+        stop = np.concatenate((stop, nothing))
+    order = np.argsort(target, kind="stable")
+    return Parts(*(x[order].astype(np.int64) for x in (target, piece, start, stop)))

@@ -1,0 +1,181 @@
+"""What is cut where, decided without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustertune import checks
+from clustertune.actions import rechunk
+from clustertune.errors import AlignmentError, CapacityError
+from clustertune.model import Layout, Step, View
+from clustertune.planner import make_plan
+from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
+from tests.test_loop import now, run
+
+MIB = 2**20
+
+
+def proposed(seen: View) -> list[Step]:
+    return list(rechunk.propose(checks.run(seen), seen))
+
+
+def unlike(rows: list[int], others: list[int], homes: Any = 0) -> Layout:
+    """X and y of other rows, all on one worker or round robin."""
+
+    def lie(pieces: list[int]) -> list[int]:
+        return [0 if homes == 0 else i % homes for i in range(len(pieces))]
+
+    X = member("X", rows, lie(rows), 80)
+    y = member("y", others, lie(others), 8)
+    return Layout(label="training data", members=(X, y))
+
+
+def two(**options: Any) -> list[Any]:
+    return [worker(0, **options), worker(1, **options)]
+
+
+def test_silent_where_pieces_suit() -> None:
+    """Nothing is cut that is aligned, even and of good size."""
+    assert proposed(view(two(), [layout([10] * 8, [0, 1] * 4)])) == []
+
+
+def test_silent_before_rows_are_known() -> None:
+    """Data that is not loaded, or has other totals, is not cut."""
+    assert proposed(view(two(), [layout([20], None)])) == []
+    assert proposed(view(two(), [unlike([10, 10], [10, 9])])) == []
+
+
+def test_only_what_differs_is_cut() -> None:
+    """The large one stays as it is."""
+    (step,) = proposed(view(two(), [unlike([10] * 8, [20] * 4, homes=2)]))
+    (cut,) = step.args.cuts
+    assert cut.label == "y"
+    assert step.args.rows.tolist() == [10] * 8
+    assert step.price.nbytes is not None
+    assert step.price.nbytes < 80 * 8
+
+
+def test_too_few_pieces_are_cut_for_every_thread() -> None:
+    """Four pieces a thread, on two workers with one and three threads."""
+    some = [worker(0, nthreads=1), worker(1, nthreads=3)]
+    (step,) = proposed(view(some, [layout([1600], [0])]))
+    recut = step.args
+    assert recut.rows.tolist() == [100] * 16
+    assert np.bincount(recut.targets).tolist() == [4, 12]
+    assert step.price.nbytes == 1200 * 88
+
+
+def test_tiny_pieces_are_joined() -> None:
+    """Into the same few for each thread, in the order of rows."""
+    tiny = layout([2] * 5000, [i % 2 for i in range(5000)])
+    (step,) = proposed(view(two(), [tiny]))
+    assert len(step.args.rows) == 8
+    assert step.args.rows.sum() == 10_000
+
+
+def test_large_pieces_are_cut() -> None:
+    """Into pieces of a tenth of the smallest worker at most."""
+    large = layout([1000] * 4, [0, 1, 0, 1], row_bytes={"X": 300_000, "y": 8})
+    (step,) = proposed(view(two(memory_limit=1000 * MIB, process=0), [large]))
+    assert step.args.rows.max() * 300_008 <= 100 * MIB
+    assert "does not fit" not in step.summary
+
+
+def test_a_number_of_pieces() -> None:
+    """As many even pieces as were asked for."""
+    (step,) = proposed(view(two(), [layout([10] * 8, [0, 1] * 4)], rechunk=5))
+    assert step.args.rows.tolist() == [16] * 5
+
+
+def test_blocks_of_columns_are_joined() -> None:
+    """Each part is named once for every block, in order."""
+    X = member("X", [10, 10], [0, 1, 0, 1], 80, column_blocks=2, keys=tuple("abcd"))
+    X = replace(X, nbytes=np.array([400] * 4))
+    y = member("y", [10, 10], [0, 1], 8)
+    data = Layout(label="training data", members=(X, y))
+    (step,) = proposed(view(two(), [data]))
+    cut = step.args.cuts[0]
+    assert cut.label == "X"
+    first = [cut.keys[k] for k, new in zip(cut.key, cut.new) if new == 0]
+    assert first == ["a", "b"]
+
+
+def test_groups_are_not_cut() -> None:
+    """With ``qid`` every boundary is an old one."""
+    data = layout([10, 30], [0, 0], ("X", "y", "qid"))
+    assert proposed(view(two(), [data])) == []
+
+
+def test_old_pieces_count() -> None:
+    """Both do not fit: an error where it must be cut, which names the way out."""
+    small = two(memory_limit=100 * MIB, process=0)
+    data = unlike([100] * 8, [200] * 4, homes=2)
+    large = [
+        replace(m, nbytes=m.rows * n * 1000, total_bytes=None)
+        for m, n in zip(data.members, (20, 80))
+    ]
+    seen = view(small, [replace(data, members=tuple(large))])
+    with pytest.raises(CapacityError, match="release_inputs=True"):
+        proposed(seen)
+    (step,) = proposed(replace(seen, goal=replace(seen.goal, release_inputs=True)))
+    assert step.args.freed == ("y",)
+    ours = [replace(m, ours=True) for m in large]
+    (step,) = proposed(view(small, [replace(data, members=tuple(ours))]))
+    assert step.args.freed == ("y",)
+
+
+def test_what_need_not_be_cut_is_refused_without_room() -> None:
+    """Uneven pieces can stay: the plan says why they are not cut, and goes on."""
+    some = two(memory_limit=100 * MIB, process=0)
+    homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
+    data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
+    seen = view(some, [data])
+    plan = make_plan(checks.run(seen), seen)
+    assert [r.guard for r in plan.refused] == ["memory_is_enough"]
+    assert plan.phase == "place"
+    assert plan.steps
+
+
+@st.composite
+def unlike_starts(draw: Any) -> View:
+    """Workers, and members with as many rows in pieces of any sizes and places."""
+    n_workers = draw(st.integers(1, 4))
+    some = [worker(i, nthreads=draw(st.integers(1, 2))) for i in range(n_workers)]
+    rows = draw(st.lists(st.integers(0, 40), min_size=1, max_size=10).filter(any))
+    members = []
+    for label in ("X", "y", "w"):
+        edges = draw(st.lists(st.integers(0, sum(rows)), max_size=8).map(sorted))
+        mine = rows if label == "X" else np.diff([0, *edges, sum(rows)]).tolist()
+        homes = [draw(st.integers(0, n_workers - 1)) for _ in mine]
+        members.append(member(label, mine, homes, draw(st.sampled_from([8, 80]))))
+    data = Layout(label="training data", members=tuple(members))
+    wanted = draw(st.sampled_from([True, True, 3, 20]))
+    return view(some, [data], rechunk=wanted, release_inputs=draw(st.booleans()))
+
+
+@given(unlike_starts())
+@settings(deadline=None, max_examples=60)
+def test_whatever_the_pieces(start: View) -> None:
+    """Every row is there once, in order, in the same piece of every member."""
+    cluster = MemoryCluster(start)
+    before = now(cluster)
+    total = int(start.layouts[0].members[0].rows.sum())
+    try:
+        run(cluster)
+    except AlignmentError:
+        pieces = len(cluster.contents["X"])
+        few = total if start.goal.rechunk is True else min(total, start.goal.rechunk)
+        assert few < len(start.now.workers) or pieces < len(start.now.workers)
+        return
+    verify(before, now(cluster))
+    contents = cluster.contents
+    assert contents["X"] == contents["y"] == contents["w"]
+    assert [row for piece in contents["X"] for row in piece] == list(range(total))
+    for label, places in cluster.homes.items():
+        assert places == cluster.homes["X"], label

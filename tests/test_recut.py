@@ -1,0 +1,386 @@
+"""Cutting and joining on live clusters: the same rows, where they were meant to be."""
+
+from __future__ import annotations
+
+import asyncio
+from time import sleep
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import wait
+from distributed.client import FutureCancelledError
+from distributed.utils_test import gen_cluster
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import clustertune
+from clustertune.errors import AlignmentError, CapacityError, SharedDataError
+from tests.processes import soon
+
+ROWS = 4000
+
+
+def numbers(columns=5):
+    """Values that tell their row."""
+    return np.arange(ROWS * columns, dtype="f8").reshape(ROWS, columns)
+
+
+async def persisted(client, *collections):
+    """Loaded one by one, so that each lies as it happens to."""
+    loaded = [client.persist(c) for c in collections]
+    await wait(loaded)
+    return loaded
+
+
+async def values(client, *collections):
+    return [await client.compute(c) for c in collections]
+
+
+async def restricted(scheduler):
+    return [ts.key for ts in scheduler.tasks.values() if ts.worker_restrictions]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_labels_are_cut_to_the_data(c, s, a, b):
+    """As many pieces but other rows: y is cut, X keeps its keys and its values."""
+    Xn = numbers()
+    X, y = await persisted(
+        c,
+        da.from_array(Xn, chunks=(1000, 5)),
+        da.from_array(Xn[:, 0], chunks=((1500, 1000, 500, 1000),)),
+    )
+    X2, y2 = p = await clustertune.prepare(c, X, y)
+    assert X2.__dask_keys__() == X.__dask_keys__()
+    assert X2.chunks[0] == y2.chunks[0] == (1000,) * 4
+    np.testing.assert_array_equal((await values(c, X2))[0], Xn)
+    for i in range(4):
+        left, right = await values(c, X2.blocks[i], y2.blocks[i])
+        np.testing.assert_array_equal(left[:, 0], right)
+    assert p.report.status == "done"
+    assert (await p.verify()).status == "fine"
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_the_given_names_still_work(c, s, a, b):
+    """What the caller holds is as it was, also when new pieces have been made."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
+    )
+    X2, y2 = await clustertune.prepare(c, X, y)
+    assert X2.npartitions == y2.npartitions == 8
+    old, new = await values(c, X, X2)
+    np.testing.assert_array_equal(old, Xn)
+    np.testing.assert_array_equal(new, Xn)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_blocks_of_columns_are_joined(c, s, a, b):
+    """Every piece has all columns, in order, also with more dimensions."""
+    Xn = numbers(24).reshape(ROWS, 6, 4)
+    X, y = await persisted(
+        c,
+        da.from_array(Xn, chunks=(700, 4, 3)),
+        da.from_array(Xn[:, 0, 0], chunks=900),
+    )
+    X2, y2 = await clustertune.prepare(c, X, y)
+    assert X2.numblocks[1:] == (1, 1)
+    np.testing.assert_array_equal((await values(c, X2))[0], Xn)
+    np.testing.assert_array_equal((await values(c, y2))[0], Xn[:, 0, 0])
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_frames(c, s, a, b):
+    """Frames and series keep values, types, categories and index."""
+    frame = pd.DataFrame(numbers(), columns=list("abcde"))
+    frame["kind"] = pd.Categorical(["x", "y", "z", "x"] * (ROWS // 4))
+    frame["text"] = frame["a"].astype(str)
+    X, y = await persisted(
+        c,
+        dd.from_pandas(frame, npartitions=3),
+        dd.from_pandas(frame["a"], npartitions=5),
+    )
+    X2, y2 = await clustertune.prepare(c, X, y, rechunk=7)
+    assert X2.npartitions == y2.npartitions == 7
+    found, labels = await values(c, X2, y2)
+    before, _ = await values(c, X, y)
+    pd.testing.assert_frame_equal(found, before)
+    pd.testing.assert_series_equal(labels, frame["a"], check_names=False)
+    apart = await c.compute((X2["a"] - y2).abs().max())
+    assert apart == 0
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_kinds_of_arrays(c, s, a, b):
+    """Masked values stay masked; objects, complex numbers and booleans are kept."""
+    mask = np.arange(ROWS) % 3 == 0
+    y = await persisted(c, da.from_array(np.arange(ROWS) % 2 == 0, chunks=ROWS))
+    for Xn in (
+        np.ma.masked_array(numbers(), np.repeat(mask[:, None], 5, axis=1)),
+        np.array([str(i) for i in range(ROWS)], dtype=object),
+        np.arange(ROWS) * 1j,
+        np.asfortranarray(numbers()),
+    ):
+        (X,) = await persisted(c, da.from_array(Xn, chunks=1500))
+        X2, _ = await clustertune.prepare(c, X, *y)
+        (found,) = await values(c, X2)
+        assert type(found) is type(Xn)
+        assert found.dtype == Xn.dtype
+        np.testing.assert_array_equal(found, Xn)
+        if isinstance(Xn, np.ma.MaskedArray):
+            np.testing.assert_array_equal(found.mask, Xn.mask)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_nothing_stays_bound(c, s, a, b, d):
+    """No task is bound to a worker afterwards, nor are the parts still there."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=700), da.from_array(Xn[:, 0], chunks=1000)
+    )
+    X2, y2 = await clustertune.prepare(c, X, y)
+    assert await restricted(s) == []
+    parts = [ts for k, ts in s.tasks.items() if "parts-" in str(k)]
+    assert parts
+    assert {ts.state for ts in parts} == {"released"}
+    assert not s.plugins["clustertune"].pinned
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_pieces_are_made_where_they_stay(c, s, a, b, d):
+    """After the cut nothing needs to move: rows are even and pairs together."""
+    Xn = numbers()
+    with_pin = {"workers": [a.address]}
+    X = c.persist(da.from_array(Xn, chunks=ROWS), **with_pin)
+    y = c.persist(da.from_array(Xn[:, 0], chunks=ROWS), **with_pin)
+    await wait([X, y])
+    p = await clustertune.prepare(c, X, y)
+    assert [o.action for o in p.report.steps] == ["rechunk"]
+    assert p.report.after[0].separated == 0
+    assert p.report.after[0].imbalance <= 1.05
+    (step,) = p.report.steps
+    assert step.nbytes == pytest.approx(step.predicted_bytes, rel=0.2)
+    assert step.nbytes == pytest.approx((X.nbytes + y.nbytes) * 2 / 3, rel=0.2)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_is_cut_can_be_computed_again(c, s, a, b):
+    """The pieces of a worker that is gone come back, as they were."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
+    )
+    X2, y2 = await clustertune.prepare(c, X, y)
+    await b.close()
+    found, labels = await values(c, X2, y2)
+    np.testing.assert_array_equal(found, Xn)
+    np.testing.assert_array_equal(labels, Xn[:, 0])
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_without_cutting_it_is_an_error(c, s, a, b):
+    """``rechunk=False`` refuses what would need it, and changes nothing."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
+    )
+    where = await c.who_has([*X.__dask_graph__().values()])
+    with pytest.raises(AlignmentError, match="4,000 rows each, cut at other places"):
+        await clustertune.prepare(c, X, y, rechunk=False)
+    assert await c.who_has([*X.__dask_graph__().values()]) == where
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_other_numbers_of_rows_are_an_error(c, s, a, b):
+    """No cut is right then; nothing is touched."""
+    X, y = await persisted(c, da.ones((100, 3), chunks=50), da.ones(99, chunks=33))
+    with pytest.raises(AlignmentError, match="X has 100 rows, y has 99"):
+        await clustertune.prepare(c, X, y)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_fewer_rows_than_workers_are_an_error(c, s, *workers):
+    """They cannot be cut so that all take part; the text says what to do."""
+    X, y = await persisted(c, da.ones((3, 2), chunks=3), da.ones(3, chunks=3))
+    with pytest.raises(AlignmentError, match="name fewer workers in workers="):
+        await clustertune.prepare(c, X, y)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_dry_run_cuts_nothing(c, s, a, b):
+    """It says what would be cut, and what that costs."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
+    )
+    before = set(s.tasks)
+    p = await clustertune.prepare(c, X, y, dry_run=True)
+    assert set(s.tasks) == before
+    (plan,) = p.plan
+    assert plan.phase == "cut"
+    assert plan.steps[0].price.nbytes is not None
+    assert (await p.apply()).report.status == "done"
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_query_groups_are_not_cut(c, s, a, b):
+    """With ``qid`` pieces are joined at most: a cut might go through a group."""
+    Xn = numbers()
+    X, y, q = await persisted(
+        c,
+        da.from_array(Xn, chunks=((100, 1900, 2000), 5)),
+        da.from_array(Xn[:, 0], chunks=1000),
+        da.from_array(np.arange(ROWS) // 100, chunks=1000),
+    )
+    X2, y2, q2 = await clustertune.prepare(c, X, y, qid=q)
+    ends = set(np.cumsum(X2.chunks[0]).tolist())
+    assert ends <= {100, 2000, 4000}
+    assert X2.chunks[0] == y2.chunks[0] == q2.chunks[0]
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 2,
+    worker_kwargs={"memory_limit": "40 MB"},
+)
+async def test_without_room_it_is_an_error(c, s, a, b):
+    """Old and new pieces do not fit: said with sizes, before anything is cut."""
+    X = c.persist(da.ones((1000, 2000), chunks=(1000, 2000)))
+    y = c.persist(da.ones(1000, chunks=500))
+    await wait([X, y])
+    before = set(s.tasks)
+    with pytest.raises(CapacityError):
+        await clustertune.prepare(c, X, y)
+    assert set(s.tasks) == before
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, timeout=60)
+async def test_a_worker_lost_while_cutting(c, s, a, b, d):
+    """Tasks bound to a worker that is gone run elsewhere: nothing waits for it."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=700), da.from_array(Xn[:, 0], chunks=1000)
+    )
+    work = asyncio.ensure_future(clustertune.prepare(c, X, y))
+    await soon(lambda: any("parts-" in str(k) for k in list(s.tasks)))
+    await d.close()
+    X2, y2 = p = await work
+    found, labels = await values(c, X2, y2)
+    np.testing.assert_array_equal(found, Xn)
+    np.testing.assert_array_equal(labels, Xn[:, 0])
+    assert X2.chunks[0] == y2.chunks[0]
+    assert p.report.after[0].separated == 0
+    assert await restricted(s) == []
+
+
+CHUNKS = st.lists(st.integers(1, 30), min_size=1, max_size=9)
+
+
+@given(CHUNKS, st.data())
+@settings(
+    deadline=None,
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_whatever_the_pieces(rows, data):
+    """Values equal row by row, pairs equal, whatever the pieces, types and workers."""
+    total = sum(rows)
+    edges = data.draw(st.lists(st.integers(1, total), max_size=6, unique=True))
+    others = tuple(np.diff(sorted({0, total, *edges})).tolist())
+    frame = data.draw(st.booleans(), label="frame")
+    blocks = data.draw(st.sampled_from([1, 3]), label="blocks")
+    wanted = data.draw(st.sampled_from([True, 1, 4, 50]), label="wanted")
+    nthreads = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
+    some = [("127.0.0.1", n) for n in nthreads]
+
+    @gen_cluster(client=True, nthreads=some)
+    async def cut(c, s, *workers):
+        Xn = np.arange(total * 3, dtype="f4").reshape(total, 3)
+        X = da.from_array(Xn, chunks=(tuple(rows), 1 if blocks == 3 else 3))
+        y = da.from_array(Xn[:, 0], chunks=(others,))
+        if frame:
+            y = y.to_dask_dataframe()
+        X, y = await persisted(c, X, y)
+        try:
+            X2, y2 = p = await clustertune.prepare(c, X, y, rechunk=wanted)
+        except AlignmentError:
+            assert total < len(workers) or (
+                wanted is not True and wanted < len(workers)
+            )
+            return
+        found, labels = await values(c, X2, y2)
+        np.testing.assert_array_equal(found, Xn)
+        np.testing.assert_array_equal(np.asarray(labels), Xn[:, 0])
+        assert X2.npartitions == y2.npartitions
+        assert p.report.after[0].separated == 0
+        sizes = await values(c, y2.map_partitions(len)) if frame else [y2.chunks[0]]
+        assert list(sizes[0]) == list(X2.chunks[0])
+
+    cut()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_released_inputs_are_freed(c, s, a, b):
+    """Only the new pieces are in memory; the given ones are gone, and say so."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
+    )
+    old = [*X.__dask_graph__(), *y.__dask_graph__()]
+    X2, y2 = await clustertune.prepare(c, X, y, release_inputs=True)
+    found, labels = await values(c, X2, y2)
+    np.testing.assert_array_equal(found, Xn)
+    np.testing.assert_array_equal(labels, Xn[:, 0])
+    assert not [k for k in old if k in a.data or k in b.data]
+    # as long as the new pieces need them for that, old ones can be computed again
+    assert await c.compute(X.sum()) == Xn.sum()
+    del X2, y2
+    await soon(lambda: not any(k in s.tasks for k in old))
+    with pytest.raises(FutureCancelledError, match="lost dependencies"):
+        await c.compute(X.sum())
+    with pytest.raises(ValueError, match="X is released"):
+        await clustertune.prepare(c, X, y)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_others_need_is_not_released(c, s, a, b):
+    """Another client's, or a published data set: refused, and nothing is changed."""
+    (X,) = await persisted(c, da.from_array(numbers(), chunks=ROWS))
+    await c.publish_dataset(X, name="mine")
+    with pytest.raises(SharedDataError, match="another client needs too"):
+        await clustertune.prepare(c, X, release_inputs=True)
+    assert await c.compute(X.sum()) == numbers().sum()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_stopped_after_inputs_were_released(c, s, a, b):
+    """The new pieces are then all that there is: they are kept, and said where."""
+    Xn = numbers()
+    (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS))
+
+    def slow(block):
+        sleep(0.5)
+        return block
+
+    busy = c.map(slow, range(8), pure=False)  # the cut has to wait for these
+    work = asyncio.ensure_future(
+        clustertune.prepare(c, X, release_inputs=True, progress=False)
+    )
+    await soon(lambda: s.plugins.get("clustertune") and s.plugins["clustertune"].pinned)
+    await soon(lambda: any(str(k).startswith("('array-") for k in list(s.tasks)))
+    await asyncio.sleep(0.1)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    report = await clustertune.last_report(c)
+    assert "client.get_dataset('clustertune-" in report.error
+    name = report.error.split("get_dataset('")[1].split("'")[0]
+    del X
+    (found,) = await c.get_dataset(name)
+    np.testing.assert_array_equal((await values(c, found))[0], Xn)
+    assert await restricted(s) == []
+    await c.unpublish_dataset(name)
+    del busy
