@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from clustertune.model import Int64s
 
@@ -70,6 +71,22 @@ def joined(rows: Int64s, most: int) -> Int64s:
         else:
             runs.append(n)
     return np.array(runs, dtype=np.int64)
+
+
+def fullest(rows: Int64s, weights: npt.NDArray[np.float64]) -> float:
+    """Rows of the fullest worker over its share, largest pieces given out first.
+
+    Each goes to the worker that is least full with it: no search, so a little more than
+    the least that there is (by at most a third where workers are alike: R. L. Graham,
+    Bounds on multiprocessing timing anomalies, 1969).
+    """
+    claim = weights[weights > 0]
+    shares = (rows.sum() * claim / claim.sum()).tolist()
+    loads = [0] * len(shares)
+    for n in sorted(rows.tolist(), reverse=True):
+        w = min(range(len(shares)), key=lambda i: (loads[i] + n) / shares[i])
+        loads[w] += n
+    return float(max(n / share for n, share in zip(loads, shares, strict=True)))
 
 
 def parts(old: Int64s, new: Int64s) -> Parts:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.chunking import even, joined, near, parts
+from clustertune.chunking import even, fullest, joined, near, parts
 
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any)
 
@@ -117,3 +117,9 @@ def test_many_pieces_are_cut_quickly():
     new = near(old, 22_500)
     assert len(new) == 16
     assert len(parts(old, new).new) == 120_000
+
+
+def test_fullest():
+    """By shares: a worker with three threads may have three times the rows."""
+    assert fullest(array(5, 5, 5, 5), np.array([1.0, 3.0])) == 1.0
+    assert fullest(array(5, 5, 5), np.array([1.0, 1.0, 0.0])) == pytest.approx(4 / 3)

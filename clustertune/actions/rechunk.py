@@ -22,7 +22,6 @@ import numpy.typing as npt
 from clustertune import chunking, layouts
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.errors import CapacityError
-from clustertune.evenness import attainable
 from clustertune.memory import room
 from clustertune.model import (
     Cluster,
@@ -116,15 +115,16 @@ def _new_rows(layout: Layout, view: View) -> Int64s:
 
 def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
     """The first rows that can lie evenly enough, else those that can best."""
+    weights = layouts.weights(view)
     spread = []
     for rows in tries:
-        spread.append(attainable(_bare(layout, rows), view))
+        spread.append(chunking.fullest(rows, weights))
         if spread[-1] <= 1 + view.goal.tolerance + _ROUNDING:
             return rows
     old = _rows(layout.members[0])
     best = int(np.argmin(spread))
     # what cannot be better stays as it is
-    stays = attainable(_bare(layout, old), view) <= spread[best] + _ROUNDING
+    stays = chunking.fullest(old, weights) <= spread[best] + _ROUNDING
     return old if stays and layout.aligned else tries[best]
 
 
