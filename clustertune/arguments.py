@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 from dask.utils import parse_timedelta
 
 
@@ -45,6 +46,32 @@ def cutting(name: str, value: object) -> bool | int:
         f"{name}={value!r} must be True (cut where needed), False (never), or a number "
         "of pieces of at least 1"
     )
+
+
+def kind(name: str, value: object) -> str | None:
+    """``"array"``, or None."""
+    if value is None or value == "array":
+        return "array" if value else None
+    raise ValueError(
+        f'{name}={value!r} must be "array" (frames and series become arrays) or None'
+    )
+
+
+def number_type(name: str, value: Any) -> str | None:
+    """The name of a NumPy type of real numbers, or None.
+
+    Half precision is none of them: it cannot hold numbers above 65,504.
+    """
+    if value is None:
+        return None
+    text = f"{name}={value!r} must be float32, float64, a type of integers, or None"
+    try:
+        found = np.dtype(value)
+    except TypeError as error:
+        raise ValueError(text) from error
+    if found.kind in "iu" or found in (np.float32, np.float64):
+        return str(found.name)
+    raise ValueError(text)
 
 
 def names(name: str, value: Any) -> tuple[str | int, ...] | None:

@@ -12,41 +12,23 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
-import dask
 import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.array.core import concatenate3
-from dask.array.utils import meta_from_array
-from dask.base import annotate
 from dask.dataframe import dispatch
-from dask.dataframe.dask_expr import from_graph
-from distributed import Client
 
-from clustertune.model import Cut, Int64s, Key, Recut
+from clustertune import conversion as converting
+from clustertune.graphs import Graph
+from clustertune.model import Conversion, Cut, Key, Recut
 
 LEAVING, ARRIVING, STAYING = 2, 1, 0  # priorities: what leaves makes room
-
-
-@dataclass
-class Graph:
-    """Tasks, the worker of each, and the keys of the new pieces by label."""
-
-    tasks: dict[Key, Task] = field(default_factory=dict)
-    where: dict[Key, str] = field(default_factory=dict)
-    priority: dict[Key, int] = field(default_factory=dict)
-    pieces: dict[str, list[Key]] = field(default_factory=dict)
-    sent: set[str] = field(default_factory=set)  # names of the keys that travel
-
-    def add(self, task: Task, worker: str, priority: int) -> None:
-        self.tasks[task.key] = task
-        self.where[task.key] = worker
-        self.priority[task.key] = priority
 
 
 def build(recut: Recut, collections: Mapping[str, Any]) -> Graph:
@@ -57,10 +39,15 @@ def build(recut: Recut, collections: Mapping[str, Any]) -> Graph:
     """
     graph = Graph()
     for cut in recut.cuts:
-        _add(graph, cut, recut, collections[cut.label])
+        _cut(graph, cut, recut, collections[cut.label])
     if recut.freed:
         _let_leave_first(graph)
     return graph
+
+
+def sent(graph: Graph) -> list[str]:
+    """Names of the keys that travel."""
+    return sorted({k[0] for k, p in graph.priority.items() if p == LEAVING})  # type: ignore[index]
 
 
 def _let_leave_first(graph: Graph) -> None:
@@ -78,7 +65,7 @@ def _let_leave_first(graph: Graph) -> None:
     gates: dict[str, list[TaskRef]] = {}
     for number, ((source, target), keys) in enumerate(arrived.items()):
         gate = (name, number)
-        graph.add(Task(gate, len, List(*map(TaskRef, keys))), target, ARRIVING)
+        _add(graph, Task(gate, len, List(*map(TaskRef, keys))), target, ARRIVING)
         gates.setdefault(source, []).append(TaskRef(gate))
     for key, task in list(graph.tasks.items()):
         after = gates.get(graph.where[key])
@@ -87,63 +74,17 @@ def _let_leave_first(graph: Graph) -> None:
             graph.tasks[key] = Task(key, operator.getitem, List(made, *after), 0)
 
 
-def submit(client: Client, graph: Graph) -> dict[Key, Any]:
-    """Send it to the scheduler; the futures of the new pieces by key.
-
-    The keys of old pieces are known there and are named only: thousands of futures
-    need not travel.
-    """
-    wanted = [key for keys in graph.pieces.values() for key in keys]
-    quiet = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
-    with (
-        dask.config.set(quiet),
-        annotate(
-            workers=_lookup(graph.where),
-            priority=_lookup(graph.priority),
-            allow_other_workers=False,
-        ),
-    ):
-        futures = client.get(graph.tasks, wanted, sync=False)
-    return dict(zip(wanted, futures, strict=True))
-
-
-def _lookup(known: Mapping[Key, Any]) -> Callable[[Key], Any]:
-    """A closure: it travels by value, and an instance would end the connection."""
-
-    def lookup(key: Key) -> Any:
-        return known.get(key)
-
-    return lookup
-
-
-def rebuilt(
-    collection: Any, keys: Sequence[Key], rows: Int64s, futures: Mapping[Key, Any]
-) -> Any:
-    """The collection made of its new pieces."""
-    graph = {key: futures[key] for key in keys}
-    if isinstance(collection, da.Array):
-        columns = tuple((sum(sizes),) for sizes in collection.chunks[1:])
-        first: Any = keys[0]
-        return da.Array(
-            graph,
-            first[0],
-            (tuple(rows.tolist()), *columns),
-            meta=meta_from_array(collection),
-        )
-    return from_graph(
-        graph,
-        collection._meta,  # noqa: SLF001 (its public name is that of a property)
-        (None,) * (len(keys) + 1),
-        list(keys),
-        "prepared",
-    )
-
-
 # --- one collection -------------------------------------------------------------------
 
 
-def _add(graph: Graph, cut: Cut, recut: Recut, collection: Any) -> None:
-    kind = _Rows(collection)
+def _add(graph: Graph, task: Task, worker: str, priority: int) -> None:
+    graph.tasks[task.key] = task
+    graph.where[task.key] = worker
+    graph.priority[task.key] = priority
+
+
+def _cut(graph: Graph, cut: Cut, recut: Recut, collection: Any) -> None:
+    kind = _Rows(collection, cut.conversion)
     name = f"{kind.name}-{uuid4().hex}"
     keys: list[Key] = []
     for piece, parts in groupby(_parts(cut), key=operator.attrgetter("new")):
@@ -192,17 +133,15 @@ def _piece(
         joined.append(Task(None, operator.getitem, there, len(sent) - 1))
     for owner, views in sources.items():
         bundle = _bundle(key, owner)
-        graph.add(Task(bundle, list, List(*views)), workers[owner], LEAVING)
-        graph.sent.add(bundle[0])
+        _add(graph, Task(bundle, list, List(*views)), workers[owner], LEAVING)
     if len(joined) > 1:
         task = kind.join(key, joined)
     elif sources:
-        (owner,) = sources
-        task = Task(key, operator.getitem, TaskRef(_bundle(key, owner)), 0)
+        task = kind.arrived(key, joined[0])
     else:
         # a part would keep the old piece alive; a whole one is that piece
-        task = Task(key, kind.copy, joined[0])
-    graph.add(task, workers[target], ARRIVING if sources else STAYING)
+        task = kind.alone(key, joined[0])
+    _add(graph, task, workers[target], ARRIVING if sources else STAYING)
 
 
 def _bundle(key: Any, owner: int) -> tuple[Any, ...]:
@@ -213,22 +152,43 @@ def _bundle(key: Any, owner: int) -> tuple[Any, ...]:
 class _Rows:
     """How rows of one kind of collection are cut and joined, in library functions."""
 
-    def __init__(self, collection: Any):
-        self.array = isinstance(collection, da.Array)
-        self.blocks = collection.numblocks[1:] if self.array else ()
-        self.tail = (0,) * len(self.blocks)
-        self.name = "array" if self.array else "frame"
-        plain = self.array and type(meta_from_array(collection)) is np.ndarray
-        # np.array keeps the order of columns and rows in memory
-        self.copy: Callable[..., Any] = (
-            np.array if plain else operator.methodcaller("copy")
+    def __init__(self, collection: Any, conversion: Conversion | None):
+        self.given_array = isinstance(collection, da.Array)
+        self.convert = (
+            None if conversion is None else converting.converter(collection, conversion)
         )
+        meta = converting.meta(collection, conversion)
+        self.array = self.given_array or isinstance(meta, np.ndarray)
+        self.blocks = collection.numblocks[1:] if self.given_array else ()
+        self.tail = (0,) * (meta.ndim - 1) if self.array else ()
+        self.name = "array" if self.array else "frame"
+        self.copy = self._copy(plain=type(meta) is np.ndarray)
+
+    def _copy(self, *, plain: bool) -> Callable[..., Any]:
+        """What makes rows that share no memory with their old piece."""
+        if plain and not self.given_array:
+            return partial(np.array, order="C")  # a frame lies by columns
+        # np.array keeps the order of columns and rows in memory
+        return np.array if plain else operator.methodcaller("copy")
 
     def view(self, part: _Part) -> Any:
-        """These rows of an old piece."""
+        """These rows of an old piece, as they will be."""
         rows = TaskRef(part.key)
-        where = rows if self.array else Task(None, getattr, rows, "iloc")
-        return Task(None, operator.getitem, where, slice(part.start, part.stop))
+        where = rows if self.given_array else Task(None, getattr, rows, "iloc")
+        view = Task(None, operator.getitem, where, slice(part.start, part.stop))
+        return view if self.convert is None else Task(None, self.convert, view)
+
+    def alone(self, key: Key, view: Any) -> Task:
+        """A piece of one view, which shares no memory with the old piece."""
+        if self.given_array and self.convert is not None:
+            return Task(key, view.func, *view.args)  # numbers that were cast are new
+        return Task(key, self.copy, view)
+
+    def arrived(self, key: Key, part: Any) -> Task:
+        """A piece of one part that was sent."""
+        if self.array and not self.given_array:
+            return Task(key, np.ascontiguousarray, part)  # a frame lies by columns
+        return Task(key, part.func, *part.args)
 
     def join(self, key: Key, parts: Iterable[Any]) -> Task:
         """All of them below each other, blocks of columns side by side."""
@@ -238,8 +198,9 @@ class _Rows:
 
     def _nested(self, parts: list[Any]) -> Any:
         """Lists in lists, as deep as the array has dimensions."""
+        blocks = self.blocks if self.given_array else (1,) * len(self.tail)
         nested = parts
-        for size in reversed(self.blocks):
+        for size in reversed(blocks):
             nested = [List(*nested[i : i + size]) for i in range(0, len(nested), size)]
-        assert len(nested) * math.prod(self.blocks) == len(parts)
+        assert len(nested) * math.prod(blocks) == len(parts)
         return List(*nested)

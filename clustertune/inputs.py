@@ -17,11 +17,10 @@ import numpy as np
 from dask._task_spec import Alias
 from dask.array.utils import meta_from_array
 from dask.core import flatten
-from dask.dataframe.dask_expr import from_graph
 from distributed import Client, Future
 
 from clustertune.errors import AlignmentError, ConnectionLostError
-from clustertune.model import Key, Member
+from clustertune.model import Conversion, Int64s, Key, Member
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
 
@@ -256,49 +255,66 @@ def missing(collection: Any) -> int:
     return len(set(collection.__dask_keys__()) - set(collection.__dask_graph__()))
 
 
-def unjoined(collection: Any) -> Any:
-    """A lazy frame of the pieces that it says it has, which Dask will not join."""
-    expression = collection.expr.simplify().lower_completely()
-    return from_graph(
-        expression.__dask_graph__(),
-        collection._meta,  # noqa: SLF001 (its public name is that of a property)
-        collection.divisions,
-        expression.__dask_keys__(),
-        "loaded",
-    )
-
-
-def member(given: Given, keys: Sequence[Key], loaded: bool) -> Member:
+def member(
+    given: Given,
+    keys: Sequence[Key],
+    loaded: bool,
+    rows: Int64s | None = None,
+    conversion: Conversion | None = None,
+) -> Member:
     """A member with what the collection knows of itself, nothing from the cluster."""
     x = given.collection
-    common: dict[str, Any] = {
-        "label": given.label,
-        "keys": tuple(keys),
-        "loaded": loaded,
-        "nbytes": None,
-        "holders": None,
-    }
-    if isinstance(x, da.Array):
-        known = not any(math.isnan(n) for n in x.chunks[0])
-        return Member(
-            kind="array",
-            rows=np.array(x.chunks[0], dtype=np.int64) if known else None,
-            columns=_columns(x),
-            column_blocks=math.prod(x.numblocks[1:]),
-            itemsize=x.dtype.itemsize if x.dtype.kind in "biufc" else None,
-            total_bytes=_total_bytes(x),
-            **common,
-        )
     frame = isinstance(x, dd.DataFrame)
-    dtypes = list(x.dtypes) if frame else [x.dtype]
-    sizes = [d.itemsize for d in dtypes if getattr(d, "kind", "O") in "biufc"]
+    if isinstance(x, da.Array):
+        kind, columns, types = "array", _columns(x), [x.dtype]
+        blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
+    else:
+        kind, columns = (
+            "dataframe" if frame else "series",
+            len(x.columns) if frame else 1,
+        )
+        types, blocks = list(x.dtypes) if frame else [x.dtype], 1
+        size = _frame_bytes(types, rows)
+    numbers = [t for t in types if getattr(t, "kind", "O") in "biufc"]
+    if conversion is not None and not loaded:  # it will be that from the beginning
+        numbers = [np.dtype(conversion.dtype)]
+        size = None
+        if rows is not None and conversion.row_bytes is not None:
+            size = int(rows.sum()) * conversion.row_bytes
     return Member(
-        kind="dataframe" if frame else "series",
-        rows=None,
-        columns=len(x.columns) if frame else 1,
-        itemsize=max(sizes, default=None),
-        **common,
+        label=given.label,
+        kind=kind,
+        keys=tuple(keys),
+        loaded=loaded,
+        rows=rows,
+        nbytes=None,
+        holders=None,
+        columns=columns,
+        column_blocks=blocks,
+        itemsize=max((t.itemsize for t in numbers), default=None),
+        total_bytes=size,
+        conversion=conversion,
     )
+
+
+def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
+    """Of columns of plain numbers, without the index; of others nobody knows."""
+    plain = all(getattr(t, "kind", "O") in "biufcmM" for t in types)
+    if rows is None or not plain:
+        return None
+    widths: list[int] = [t.itemsize for t in types]
+    return int(rows.sum()) * sum(widths)
+
+
+def without_rows(x: da.Array) -> bool:
+    """Whether the array does not know how many rows its pieces have."""
+    return any(math.isnan(n) for n in x.chunks[0])
+
+
+def is_derived(collection: Any) -> bool:
+    """Whether it is computed from pieces that are in memory."""
+    nodes = dict(collection.__dask_graph__()).values()
+    return any(isinstance(node, Future) for node in nodes)
 
 
 def _total_bytes(x: da.Array) -> int | None:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import dask.array as da
 import numpy as np
 from distributed import Client, Future
 
-from clustertune import adapters, cutting, inputs, monitor
+from clustertune import adapters, conversion, cutting, graphs, inputs, loading, monitor
 from clustertune.errors import (
     ConnectionLostError,
     IncompleteError,
@@ -30,9 +32,11 @@ from clustertune.errors import (
     SharedDataError,
 )
 from clustertune.model import (
+    Conversion,
     Goal,
     Key,
     Layout,
+    Load,
     Member,
     Moves,
     Notify,
@@ -48,6 +52,15 @@ logger = logging.getLogger("clustertune")
 POLL = 0.05  # seconds between two questions how far something is
 STUCK = 0.5  # seconds between two questions whether a task waits for a worker
 LANDING = 10.0  # seconds that a cancelled move is given to land what is in flight
+
+
+class _Found(NamedTuple):
+    """What is found out once about a collection: some of it takes a while."""
+
+    keys: list[Key]
+    futures: list[Any] | None  # None: it is not loaded
+    rows: Any  # of every piece, before it is loaded, if known
+    derived: bool  # is lazy, but made of data that is in memory
 
 
 class LiveCluster:
@@ -78,7 +91,7 @@ class LiveCluster:
         self.remaining = remaining
         self.token = ""
         self.opened = False
-        self._found: dict[str, tuple[list[Key], list[Any] | None]] = {}
+        self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of what this call has made
         self.rescued = ""  # the published name of pieces whose old ones are gone
 
@@ -172,10 +185,9 @@ class LiveCluster:
         members: list[Member] = []
         futures: list[Any] = []
         for x in self.given:
-            names, found = await self._pieces(x)
-            member = inputs.member(x, names, found is not None)
-            members.append(replace(member, ours=x.label in self._ours))
-            futures += found or ()
+            found = await self._pieces(x)
+            members.append(self._member(x, found))
+            futures += found.futures or ()
         await self._settle(futures, notify)
         snapshot, seen = await monitor.look(self.client, members)
         while any(_is_missing_pieces(m) for m in seen):
@@ -186,17 +198,25 @@ class LiveCluster:
         layouts = self._layouts(seen)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts)
 
-    async def _pieces(self, given: inputs.Given) -> tuple[list[Key], list[Any] | None]:
-        """Keys and futures, found once: the graph of a lazy frame takes a while."""
+    async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
-            names, futures = await asyncio.to_thread(inputs.pieces, given.collection)
-            # one of another client would be waited for in that client's event loop
-            own = [
-                f if f.client is self.client else Future(f.key, client=self.client)
-                for f in futures or ()
-            ]
-            self._found[given.label] = names, None if futures is None else own
+            find = partial(_find, given.collection, self.client)
+            self._found[given.label] = await asyncio.to_thread(find)
         return self._found[given.label]
+
+    def _member(self, x: inputs.Given, found: _Found) -> Member:
+        member = inputs.member(
+            x,
+            found.keys,
+            found.futures is not None,
+            found.rows,
+            self._conversion(x),
+        )
+        ours = x.label in self._ours
+        return replace(member, ours=ours, derived=found.derived)
+
+    def _conversion(self, x: inputs.Given) -> Conversion | None:
+        return conversion.asked(x.label, x.collection, self.goal)
 
     def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
         rest = iter(members)
@@ -254,22 +274,46 @@ class LiveCluster:
 
     # --- act --------------------------------------------------------------------------
 
-    async def persist(self, notify: Notify) -> None:
-        """Persist what is not, all arrays in one call and all frames in one.
-
-        Two calls would optimise two graphs, and the pieces of X and y that come from
-        one Parquet data set would then differ in number.
-        """
-        everything = list(self.given)
-        lazy = [x for x in everything if (await self._pieces(x))[1] is None]
+    async def persist(self, load: Load, notify: Notify) -> None:
+        """Load what is not, in one graph, each piece where it is to be."""
+        lazy = [
+            loading.Lazy(
+                x.label, x.collection, _named(load, x.label), self._conversion(x)
+            )
+            for x in self.given
+            if (await self._pieces(x)).futures is None
+        ]
         # making the graph takes a while, in which the event loop must go on
-        loaded = await asyncio.to_thread(
-            _persist, self.client, [x.collection for x in lazy]
-        )
-        now = dict(zip((x.label for x in lazy), loaded, strict=True))
-        self._replace(now)
-        fresh = [await self._pieces(x) for x in self.given if x.label in now]
-        await self._settle([f for _, futures in fresh for f in futures or ()], notify)
+        graph = await asyncio.to_thread(loading.build, lazy)
+        async with self._pinned(graph) as pin:
+            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+            self._replace(
+                {
+                    x.label: graphs.collection(
+                        x.collection,
+                        {key: futures[key] for key in graph.pieces[x.label]},
+                        _lengths(x.collection, self._found[x.label]),
+                        x.conversion,
+                        getattr(x.collection, "divisions", None),
+                    )
+                    for x in lazy
+                }
+            )
+            await self._settle(list(futures.values()), notify, "loading", pin)
+
+    @asynccontextmanager
+    async def _pinned(self, graph: graphs.Graph) -> AsyncIterator[str]:
+        """Tasks that are bound to workers, which are let go in the end.
+
+        A binding outlives its task: computed again after its worker was lost, the task
+        would wait for that worker for ever.
+        """
+        names = keys.pack(list(graph.where))
+        pin = await monitor.ask(self.client, "pin", token=self.token, keys=names)
+        try:
+            yield pin
+        finally:
+            await asyncio.shield(self._quietly("unpin", token=self.token, name=pin))
 
     def _replace(self, now: Mapping[str, Any]) -> None:
         """Collections, by label, that this call has made in place of those given."""
@@ -286,30 +330,35 @@ class LiveCluster:
         ones are all that there is: stopped then, they are kept under a published name.
         """
         given = {x.label: x.collection for x in self.given}
-        old = {c.label: self._found[c.label][1] or [] for c in recut.cuts}
+        old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
         freed = [f for label in recut.freed for f in old[label]]
         lent = [f for x in recut.freed if x not in self._ours for f in old[x]]
         await self._refuse_shared(lent)
         graph = await asyncio.to_thread(cutting.build, recut, given)
-        names = keys.pack(list(graph.tasks))
-        pin = await monitor.ask(self.client, "pin", token=self.token, keys=names)
-        futures = await asyncio.to_thread(cutting.submit, self.client, graph)
-        now = {
-            label: cutting.rebuilt(given[label], made, recut.rows, futures)
-            for label, made in graph.pieces.items()
-        }
-        self._replace(now)
-        for future in freed:
-            future.release()  # the scheduler frees it when its last part is cut
-        try:
-            await self._settle(list(futures.values()), notify, "cutting", pin)
-        except BaseException:
-            if lent:
-                await asyncio.shield(self._keep_safe([now[x] for x in recut.freed]))
-            raise
-        finally:
-            await asyncio.shield(self._quietly("unpin", token=self.token, name=pin))
-        return Result(nbytes=await monitor.received(self.client, sorted(graph.sent)))
+        async with self._pinned(graph) as pin:
+            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+            now = {
+                cut.label: graphs.collection(
+                    given[cut.label],
+                    {key: futures[key] for key in graph.pieces[cut.label]},
+                    recut.rows.tolist(),
+                    cut.conversion,
+                    joined=True,
+                )
+                for cut in recut.cuts
+            }
+            self._replace(now)
+            for future in freed:
+                future.release()  # the scheduler frees it when its last part is cut
+            try:
+                await self._settle(list(futures.values()), notify, "cutting", pin)
+            except BaseException:
+                if lent:
+                    made = [now[label] for label in recut.freed]
+                    await asyncio.shield(self._keep_safe(made))
+                raise
+        sent = cutting.sent(graph)
+        return Result(nbytes=await monitor.received(self.client, sent))
 
     async def _refuse_shared(self, lent: list[Any]) -> None:
         """See that nobody else needs pieces of the caller's that will be freed."""
@@ -407,26 +456,43 @@ class LiveCluster:
 
     # --- what prepare hands over ------------------------------------------------------
 
+    def tell_rows(self, view: View) -> None:
+        """Have arrays with unknown chunks know the rows that were counted."""
+        rows = {m.label: m.rows for x in view.layouts for m in x.members if m.loaded}
+        told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
+        self.given = self.given.with_collections(told)
+
     async def keep(self, report: str) -> None:
         """Leave the report with the scheduler, for whoever asks later."""
         if self.opened:
             await self._quietly("keep", report=report)
 
 
-def _persist(client: Client, lazy: Sequence[Any]) -> list[Any]:
-    """Persist arrays in one call and frames in another: Dask warns where they mix.
+def _find(collection: Any, client: Client) -> _Found:
+    """What there is to know of a collection itself, in a thread of its own."""
+    names, futures = inputs.pieces(collection)
+    if futures is None:
+        rows = loading.lengths(collection, asynchronous=client.asynchronous)
+        return _Found(names, None, rows, inputs.is_derived(collection))
+    # one of another client would be waited for in that client's event loop
+    own = [f if f.client is client else Future(f.key, client=client) for f in futures]
+    return _Found(names, own, None, derived=False)
 
-    Where Dask has joined pieces of frames, they are persisted in those that they say.
-    """
-    loaded = list(lazy)
-    for arrays in (True, False):
-        some = [i for i, c in enumerate(lazy) if isinstance(c, da.Array) is arrays]
-        found = client.persist([lazy[i] for i in some]) if some else []
-        if any(map(inputs.missing, found)):
-            found = client.persist([inputs.unjoined(lazy[i]) for i in some])
-        for i, collection in zip(some, found, strict=True):
-            loaded[i] = collection
-    return loaded
+
+def _named(load: Load, label: str) -> list[str] | None:
+    """Addresses of the workers for the pieces of one collection."""
+    targets = load.targets.get(label)
+    return None if targets is None else [load.workers[i] for i in targets.tolist()]
+
+
+def _lengths(collection: Any, found: _Found) -> list[float]:
+    """Rows of the pieces that are going to be loaded, NaN where unknown."""
+    if isinstance(collection, da.Array):
+        return list(collection.chunks[0])
+    if found.rows is None:
+        return [math.nan] * len(found.keys)
+    lengths: list[float] = found.rows.tolist()
+    return lengths
 
 
 def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:

@@ -108,6 +108,25 @@ class Snapshot:
 # --- what we see: the data ----------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """What a collection has to become, where it is not what was asked for."""
+
+    kind: str  # "array", "dataframe" or "series"
+    dtype: str  # of its numbers
+    row_bytes: int | None  # bytes of a row then; None: unknown
+    columns: tuple[Any, ...] = ()  # of a frame that stays one: those that change
+    nullable: bool = False  # may lack values, which become NaN
+
+    def __str__(self) -> str:
+        kinds = {
+            "array": f"an Array of {self.dtype}",
+            "dataframe": f"a DataFrame with {self.dtype} for numbers",
+            "series": f"a Series of {self.dtype}",
+        }
+        return kinds[self.kind]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Member:
     """One of the row-aligned collections of a layout: X, or y, or a weight.
@@ -129,9 +148,10 @@ class Member:
     column_blocks: int = 1  # 1: every piece has all columns
     itemsize: int | None = None  # bytes of the widest number in a row; None: no number
     total_bytes: int | None = None  # what the collection says of itself before loading
-    ours: bool = (
-        False  # made by this call: its pieces are freed once nothing needs them
-    )
+    conversion: Conversion | None = None  # what it has to become
+    derived: bool = False  # not loaded, but made of data that is in memory
+    # made by this call: its pieces are freed once nothing needs them
+    ours: bool = False
 
     @property
     def n_pieces(self) -> int:
@@ -213,6 +233,8 @@ class Goal:
     strict: bool = False  # what the fit will lack in memory is an error
     rechunk: bool | int = True  # cut where needed; never; or into so many pieces
     release_inputs: bool = False  # free old pieces that are cut, one by one
+    to: str | None = None  # "array": frames and series become arrays
+    dtype: str | None = None  # of the numbers in features
 
     @property
     def cutting(self) -> str:
@@ -327,6 +349,7 @@ class Cut:
     start: Int64s  # first row in that key
     stop: Int64s  # one past the last
     owner: Int64s  # index into ``Recut.workers``: who holds that key
+    conversion: Conversion | None = None  # what its pieces become on the way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -339,6 +362,17 @@ class Recut:
     cuts: tuple[Cut, ...]
     freed: tuple[str, ...] = ()  # labels of which the old pieces go as they are cut
     shortage: str = ""  # why it does not fit the workers' memory, if it does not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Load:
+    """Where pieces that are not in memory yet are to be loaded.
+
+    Collections that are not named here are loaded where Dask puts them.
+    """
+
+    workers: tuple[str, ...]  # addresses
+    targets: Mapping[str, Int64s]  # by label, per key: index into ``workers``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +437,7 @@ class Cluster(Protocol):
     async def look(self, notify: Notify) -> View:
         """See the cluster and the data as they are now."""
 
-    async def persist(self, notify: Notify) -> None:
+    async def persist(self, load: Load, notify: Notify) -> None:
         """Load everything given that is not in memory yet, jointly."""
 
     async def scale(self, n_workers: int, notify: Notify) -> None:

@@ -13,6 +13,7 @@ from clustertune import actions
 from clustertune.model import (
     Action,
     Finding,
+    Load,
     Moves,
     Plan,
     Recut,
@@ -95,6 +96,8 @@ def _targets(step: Step) -> list[str]:
         used = {i for m in args.moves for i in m.targets.tolist()}
     elif isinstance(args, Recut):
         used = set(args.targets.tolist())
+    elif isinstance(args, Load):
+        used = {i for targets in args.targets.values() for i in targets.tolist()}
     else:
         return []
     return [args.workers[i] for i in sorted(used)]
@@ -122,6 +125,8 @@ def pieces_are_in_memory(step: Step, view: View) -> str | None:
 
 def thresholds_are_known(step: Step, view: View) -> str | None:
     """Filling a worker whose limits are not known might make it spill or pause."""
+    if isinstance(step.args, Load):
+        return None  # it has to be loaded somewhere
     by_address = {w.address: w for w in view.now.workers}
     for address in _targets(step):
         worker = by_address.get(address)

@@ -20,6 +20,7 @@ from distributed import Client
 from clustertune import (
     arguments,
     checks,
+    conversion,
     executor,
     inputs,
     monitor,
@@ -131,6 +132,8 @@ def prepare(
     n_workers: int | None = None,
     workers: Sequence[str | int] | None = None,
     rechunk: bool | int = True,
+    to: str | None = None,
+    dtype: Any = None,
     release_inputs: bool = False,
     tolerance: float = 0.05,
     memory_fraction: float = 0.7,
@@ -171,6 +174,12 @@ def prepare(
         True: cut and join pieces where their rows do not fit each other or the
         workers; y and companions are cut where X is. False: never, which is an error
         where it would be needed. A number: cut the training data into so many.
+    to
+        ``"array"``: DataFrames and Series become Arrays of known chunks, in the same
+        pass in which they are loaded or cut. A lacking value becomes NaN.
+    dtype
+        The number type of the features (X, and X of eval sets), such as ``"float32"``.
+        Columns of a DataFrame that are not numbers stay as they are.
     release_inputs
         Free the pieces of collections that are cut one by one, as soon as each is, for
         data that would not fit twice. Those collections, and what is made of them
@@ -228,18 +237,23 @@ LeaseHeldError
     }
     given = inputs.gather(X, y, others, companions, eval_set)
     inputs.check_client(client, given)
+    goal = Goal(
+        workload=workloads.choose(workload, estimator),
+        n_workers=arguments.count("n_workers", n_workers),
+        rechunk=arguments.cutting("rechunk", rechunk),
+        release_inputs=arguments.flag("release_inputs", release_inputs),
+        to=arguments.kind("to", to),
+        dtype=arguments.number_type("dtype", dtype),
+        tolerance=arguments.fraction("tolerance", tolerance, zero=True),
+        memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
+        strict=strict,
+    )
+    for x in given:
+        conversion.asked(x.label, x.collection, goal)  # refuses what cannot be
     request = Request(
         client=client,
         given=given,
-        goal=Goal(
-            workload=workloads.choose(workload, estimator),
-            n_workers=arguments.count("n_workers", n_workers),
-            rechunk=arguments.cutting("rechunk", rechunk),
-            release_inputs=arguments.flag("release_inputs", release_inputs),
-            tolerance=arguments.fraction("tolerance", tolerance, zero=True),
-            memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
-            strict=strict,
-        ),
+        goal=goal,
         workers=arguments.names("workers", workers),
         timeout=arguments.duration("timeout", timeout),
         progress=progress,
@@ -312,6 +326,7 @@ async def _work(
         return
     async with cluster.lease("prepare", notify):
         await tune(cluster, journal, notify=notify, settings=settings)
+    cluster.tell_rows(journal.views[-1])
     loaded = [v for v in journal.views if all(x.loaded for x in v.layouts)]
     wrong = verification.losses(loaded[0], loaded[-1]) if loaded else ()
     if wrong:

@@ -24,6 +24,7 @@ from clustertune.model import (
     Goal,
     Int64s,
     Layout,
+    Load,
     Member,
     Move,
     Moves,
@@ -142,14 +143,22 @@ class MemoryCluster:
         now = Snapshot(time=0.0, scheduler="memory://", workers=workers)
         return View(snapshots=(now,), goal=self.goal, layouts=layouts)
 
-    async def persist(self, notify: Notify) -> None:
+    async def persist(self, load: Load, notify: Notify) -> None:
         self.calls.append("persist")
         addresses = list(self.workers)
         for x in self.layouts:
             for m in x.members:
-                if not m.loaded:
-                    target = self.arrives(m.n_pieces, len(addresses))
-                    self.homes[m.label] = [{addresses[i]} for i in target.tolist()]
+                if m.loaded:
+                    continue
+                target = load.targets.get(m.label)
+                if target is None:
+                    target = self.arrives(len(m.keys), len(addresses))
+                    wanted = [addresses[i] for i in target.tolist()]
+                else:
+                    wanted = [load.workers[i] for i in target.tolist()]
+                self.homes[m.label] = [
+                    {a if a in self.workers else addresses[0]} for a in wanted
+                ]
         self.layouts = tuple(
             replace(x, members=tuple(_loaded(m) for m in x.members))
             for x in self.layouts
@@ -240,7 +249,7 @@ class MemoryCluster:
         self.homes[m.label] = homes
         self.recuts += 1
         return replace(
-            m,
+            _converted(m),
             keys=tuple((f"{m.label}-{self.recuts}", i) for i in range(len(new))),
             rows=np.array([len(rows) for rows in new], dtype=np.int64),
             nbytes=nbytes,
@@ -298,4 +307,12 @@ def _loaded(m: Member) -> Member:
         return m
     rows = np.zeros(len(m.keys), dtype=np.int64) if m.rows is None else m.rows
     width = 8 if m.total_bytes is None else m.total_bytes // max(1, rows.sum())
-    return replace(m, loaded=True, rows=rows, nbytes=rows * width, ours=True)
+    nbytes = np.repeat(rows * width, m.column_blocks) // m.column_blocks
+    return _converted(replace(m, loaded=True, rows=rows, nbytes=nbytes, ours=True))
+
+
+def _converted(m: Member) -> Member:
+    """The member, which has become what was asked for."""
+    if m.conversion is None:
+        return m
+    return replace(m, kind=m.conversion.kind, conversion=None)

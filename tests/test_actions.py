@@ -15,8 +15,8 @@ import clustertune
 from clustertune import actions, checks
 from clustertune.actions import persist, rebalance, scale
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.model import Moves, Step, Unknown, View
-from clustertune.testing import MemoryCluster, layout, view, worker
+from clustertune.model import Layout, Load, Moves, Step, Unknown, View
+from clustertune.testing import MemoryCluster, layout, member, view, worker
 
 MB = 2**20
 
@@ -95,7 +95,7 @@ def test_persist_everything_in_one_step() -> None:
     (step,) = propose(persist, seen)
     assert step.action == "persist"
     assert step.summary == "load X, y, eval_set[0].X (176.0 MiB) in one call"
-    assert step.price.peak == 2 * MB * 88 + 4 * 80
+    assert step.price.peak == MB * 88 + 4 * 80
     assert step.price.nbytes is None
     cluster = MemoryCluster(seen)
     assert enact(persist, step, cluster).undone == ""
@@ -118,6 +118,65 @@ def test_what_is_loaded_is_not_loaded_again() -> None:
     mixed = replace(mixed, members=(mixed.members[0], lazy))
     (step,) = propose(persist, view((), [mixed]))
     assert step.summary == "load y (80 B) in one call"
+
+
+def loads(layouts: Any, workers: Any) -> dict[str, list[int]]:
+    """By label the workers, by number, on which keys are to be loaded."""
+    (step,) = propose(persist, view(workers, layouts))
+    assert isinstance(step.args, Load)
+    return {label: where.tolist() for label, where in step.args.targets.items()}
+
+
+TWO = [worker(0), worker(1)]
+
+
+def test_lazy_pieces_are_loaded_where_they_train() -> None:
+    """By rows, pairs together; blocks of columns with their rows; in even shares."""
+    X = member("X", [30, 10, 20], None)
+    X = replace(X, keys=tuple(range(6)), column_blocks=2)
+    y = member("y", [30, 10, 20], None)
+    y = replace(y, keys=tuple(range(3)))
+    found = loads([Layout(label="training data", members=(X, y))], TWO)
+    a, b = found["y"][0], 1 - found["y"][0]
+    assert found == {"X": [a, a, b, b, b, b], "y": [a, b, b]}
+
+
+def test_pieces_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
+    """Companions follow X, also where that is loaded; the cut has less to send."""
+    X = member("X", [10, 10, 10, 10], [0, 1, 1, 0])
+    y = replace(member("y", [12, 16, 12], None), keys=tuple(range(3)))
+    found = loads([Layout(label="training data", members=(X, y))], TWO)
+    assert found == {"y": [0, 1, 0]}
+
+
+def test_what_cannot_be_bound() -> None:
+    """Unknown rows, other numbers of rows, and what is made of data in memory."""
+    X = replace(member("X", [10, 10], None), keys=(0, 1))
+    for y in (
+        replace(member("y", None, None), keys=(2, 3)),
+        replace(member("y", [10, 11], None), keys=(2, 3)),
+        replace(member("y", [10, 10], None), keys=(2, 3), derived=True),
+    ):
+        data = Layout(label="training data", members=(X, y))
+        assert list(loads([data], TWO)) == ["X"]
+    (step,) = propose(persist, view(TWO, [data]))
+    assert step.gain.endswith("; X where training needs it")
+    assert loads([data], [worker(0, status="paused")]) == {}
+
+
+def test_what_cannot_fit_is_not_loaded() -> None:
+    """Unless its size is unknown; what is loaded already takes room as well."""
+    small = [worker(i, memory_limit=1000, process=0) for i in range(2)]
+    data = layout([10] * 4, None, row_bytes={"X": 50, "y": 8})
+    with pytest.raises(CapacityError, match=r"X and y \(2.3 KiB\) cannot be loaded"):
+        propose(persist, view(small, [data]))
+    assert propose(persist, view(small, [layout([10], None, total_bytes=None)]))
+    other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")
+    lazy = layout([10], None, row_bytes={"X": 30, "y": 8})
+    assert propose(persist, view(small, [lazy]))
+    full = replace(other, members=(member("eval_set[0].X", [10], [0], 90),))
+    with pytest.raises(CapacityError, match="n_workers="):
+        propose(persist, view(small[:1], [lazy, full]))
 
 
 # --- rebalance ----------------------------------------------------------------------

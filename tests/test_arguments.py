@@ -98,3 +98,19 @@ def test_no_duration(value: object) -> None:
     """What is no duration above 0 is refused, with its name, value and an example."""
     with pytest.raises(ValueError, match=r'timeout=.* must be a duration, like "10 mi'):
         arguments.duration("timeout", value)
+
+
+def test_kinds_and_number_types():
+    """What may be asked for, by any name that NumPy has for it."""
+    assert arguments.kind("to", None) is None
+    assert arguments.kind("to", "array") == "array"
+    for value in ("frame", True, np.ndarray, ""):
+        with pytest.raises(ValueError, match='must be "array"'):
+            arguments.kind("to", value)
+    assert arguments.number_type("dtype", None) is None
+    for value in ("float32", np.float32, "f4", np.dtype("f4")):
+        assert arguments.number_type("dtype", value) == "float32"
+    assert arguments.number_type("dtype", int) == "int64"
+    for value in ("float16", "bool", "complex64", "category", object, "x", 3):
+        with pytest.raises(ValueError, match="must be float32, float64, a type of"):
+            arguments.number_type("dtype", value)

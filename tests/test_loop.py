@@ -22,7 +22,7 @@ from clustertune.errors import (
 )
 from clustertune.evenness import attainable
 from clustertune.journal import Journal
-from clustertune.model import Layout, Moves, Notify, Result, View
+from clustertune.model import Conversion, Layout, Moves, Notify, Result, View
 from clustertune.preparation import tune
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
 
@@ -140,8 +140,9 @@ def test_new_workers_get_their_share() -> None:
 
 
 def test_lazy_data_is_loaded_then_placed() -> None:
-    """Everything is persisted in one call, then its pieces are placed."""
-    start = view(workers(2), [layout(ROWS, None, members=("X", "y", "w"))])
+    """Data made of what is in memory is made where that lies, then placed."""
+    data = layout(ROWS, None, members=("X", "y", "w"), derived=True)
+    start = view(workers(2), [data])
     cluster = MemoryCluster(start, arrives=all_on(1))
     journal = run(cluster)
     assert cluster.calls == ["persist", "move 18"]
@@ -152,15 +153,52 @@ def test_lazy_data_is_loaded_then_placed() -> None:
 
 def test_lazy_data_that_comes_to_lie_well_is_only_loaded() -> None:
     """If Dask puts the pieces where they belong, nothing moves."""
-    cluster = MemoryCluster(view(workers(3), [layout(ROWS, None)]))
+    cluster = MemoryCluster(view(workers(3), [layout(ROWS, None, derived=True)]))
     run(cluster)
     assert cluster.calls == ["persist"]
 
 
+def test_lazy_data_of_known_rows_is_loaded_where_it_belongs() -> None:
+    """By threads, on the workers that train: nothing has to move."""
+    some = (worker(0), worker(1, nthreads=3), worker(2, status="paused"))
+    cluster = MemoryCluster(view(some, [layout(ROWS, None)]), arrives=all_on(0))
+    journal = run(cluster)
+    assert cluster.calls == ["persist"]
+    assert cluster.moved == 0
+    assert cluster.homes["X"] == cluster.homes["y"]
+    assert spread(cluster) == [3, 9, 0]
+    verify(journal.views[0], journal.views[-1])
+
+
+def test_lazy_data_is_converted_while_it_is_loaded() -> None:
+    """It needs no cut then; data that is loaded already does, where it lies."""
+    wanted = Conversion(kind="array", dtype="float32", row_bytes=4)
+    for homes, calls in ((None, ["persist"]), ([0, 1] * 6, ["recut 12"])):
+        data = layout(ROWS, homes, kind="dataframe", conversion=wanted)
+        cluster = MemoryCluster(view(workers(2), [data], rechunk=False))
+        journal = run(cluster)
+        assert cluster.calls == calls
+        members = journal.views[-1].layouts[0].members
+        assert {(m.kind, m.conversion) for m in members} == {("array", None)}
+        assert "other_type" in {f.check for f in journal.findings[0]}
+        assert "other_type" not in {f.check for f in journal.findings[-1]}
+
+
 def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
-    """X is in memory and y is not: y is loaded, and then follows its X."""
+    """X is in memory and y is not: y is loaded where its X is."""
     data = layout(ROWS, [0, 1] * 6)
     lazy = layout(ROWS, None).members[1]
+    data = replace(data, members=(data.members[0], lazy))
+    cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
+    run(cluster)
+    assert cluster.calls == ["persist"]
+    assert cluster.homes["X"] == cluster.homes["y"]
+
+
+def test_members_that_are_loaded_elsewhere_follow() -> None:
+    """X is in memory, y is made of something else there: it then follows its X."""
+    data = layout(ROWS, [0, 1] * 6)
+    lazy = layout(ROWS, None, derived=True).members[1]
     data = replace(data, members=(data.members[0], lazy))
     cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
     run(cluster)
@@ -171,7 +209,8 @@ def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
 
 def test_scale_then_load_then_place() -> None:
     """The workers that are asked for come first, and get their share in the end."""
-    start = view(workers(1), [layout(ROWS, None)], n_workers=3)
+    data = layout(ROWS, None, derived=True)
+    start = view(workers(1), [data], n_workers=3)
     cluster = MemoryCluster(start, arrives=all_on(0))
     journal = run(cluster)
     assert cluster.calls == ["scale 3", "persist", "move 16"]

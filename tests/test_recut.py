@@ -39,6 +39,15 @@ async def values(client, *collections):
     return [await client.compute(c) for c in collections]
 
 
+async def lengths(client, x):
+    """Rows of the pieces as they are."""
+    if isinstance(x, da.Array):
+        blocks = [x.blocks[i] for i in range(x.numblocks[0])]
+        assert [len(b) for b in await values(client, *blocks)] == list(x.chunks[0])
+        return list(x.chunks[0])
+    return list(await client.compute(x.map_partitions(len)))
+
+
 async def restricted(scheduler):
     return [ts.key for ts in scheduler.tasks.values() if ts.worker_restrictions]
 
@@ -111,6 +120,43 @@ async def test_frames(c, s, a, b):
     pd.testing.assert_series_equal(labels, frame["a"], check_names=False)
     apart = await c.compute((X2["a"] - y2).abs().max())
     assert apart == 0
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_frames_become_arrays(c, s, a, b):
+    """In the pass in which they are cut; the old pieces are not kept alive by views."""
+    frame = pd.DataFrame(numbers(), columns=list("abcde"))
+    X, y = await persisted(
+        c,
+        dd.from_pandas(frame, npartitions=3),
+        dd.from_pandas(frame["a"].astype("Int32"), npartitions=5),
+    )
+    X2, y2 = p = await clustertune.prepare(c, X, y, to="array", dtype="f4", rechunk=7)
+    assert X2.chunks == (y2.chunks[0], (5,))
+    found, labels = await values(c, X2, y2)
+    assert (found.dtype, labels.dtype) == ("float32", "float64")
+    np.testing.assert_array_equal(found, numbers().astype("f4"))
+    np.testing.assert_array_equal(labels, numbers()[:, 0])
+    for piece in [w.data[k] for w in (a, b) for k in w.data if k[0] == X2.name]:
+        root = piece
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        assert root.nbytes < 1.2 * piece.nbytes
+        assert piece.flags.c_contiguous
+    assert [plan.phase for plan in p.plan] == ["cut"]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_only_the_type_changes(c, s, a, b):
+    """Where pieces may not be cut they keep their rows; of numbers nothing is lost."""
+    Xn = numbers()
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=500), da.from_array(Xn[:, 0], chunks=500)
+    )
+    X2, y2 = await clustertune.prepare(c, X, y, dtype="float32", rechunk=False)
+    assert (X2.dtype, y2.dtype, X2.chunks) == ("float32", "float64", X.chunks)
+    np.testing.assert_array_equal((await values(c, X2))[0], Xn.astype("f4"))
+    assert y2.name == y.name
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
@@ -282,7 +328,7 @@ CHUNKS = st.lists(st.integers(1, 30), min_size=1, max_size=9)
 @given(CHUNKS, st.data())
 @settings(
     deadline=None,
-    max_examples=15,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_whatever_the_pieces(rows, data):
@@ -290,7 +336,10 @@ def test_whatever_the_pieces(rows, data):
     total = sum(rows)
     edges = data.draw(st.lists(st.integers(1, total), max_size=6, unique=True))
     others = tuple(np.diff(sorted({0, total, *edges})).tolist())
-    frame = data.draw(st.booleans(), label="frame")
+    frames = data.draw(st.sampled_from(["", "y", "X", "Xy"]), label="frames")
+    loaded = data.draw(st.booleans(), label="loaded")
+    to = data.draw(st.sampled_from([None, "array"]), label="to")
+    dtype = data.draw(st.sampled_from([None, "float64"]), label="dtype")
     blocks = data.draw(st.sampled_from([1, 3]), label="blocks")
     wanted = data.draw(st.sampled_from([True, 1, 4, 50]), label="wanted")
     nthreads = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
@@ -301,23 +350,31 @@ def test_whatever_the_pieces(rows, data):
         Xn = np.arange(total * 3, dtype="f4").reshape(total, 3)
         X = da.from_array(Xn, chunks=(tuple(rows), 1 if blocks == 3 else 3))
         y = da.from_array(Xn[:, 0], chunks=(others,))
-        if frame:
+        if "X" in frames:
+            X = X.rechunk({1: -1}).to_dask_dataframe()
+        if "y" in frames:
             y = y.to_dask_dataframe()
-        X, y = await persisted(c, X, y)
+        if loaded:
+            X, y = await persisted(c, X, y)
+        options = {"rechunk": wanted, "to": to, "dtype": dtype}
         try:
-            X2, y2 = p = await clustertune.prepare(c, X, y, rechunk=wanted)
+            X2, y2 = p = await clustertune.prepare(c, X, y, **options)
         except AlignmentError:
             assert total < len(workers) or (
                 wanted is not True and wanted < len(workers)
             )
             return
         found, labels = await values(c, X2, y2)
-        np.testing.assert_array_equal(found, Xn)
+        np.testing.assert_array_equal(np.asarray(found), Xn)
         np.testing.assert_array_equal(np.asarray(labels), Xn[:, 0])
+        assert np.asarray(found).dtype == (dtype or "float32")
+        assert np.asarray(labels).dtype == "float32"
         assert X2.npartitions == y2.npartitions
         assert p.report.after[0].separated == 0
-        sizes = await values(c, y2.map_partitions(len)) if frame else [y2.chunks[0]]
-        assert list(sizes[0]) == list(X2.chunks[0])
+        sizes = [await lengths(c, x) for x in (X2, y2)]
+        assert sizes[0] == sizes[1]
+        for name, x in (("X", X2), ("y", y2)):
+            assert isinstance(x, da.Array) is (to == "array" or name not in frames)
 
     cut()
 

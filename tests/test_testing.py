@@ -11,10 +11,11 @@ import pytest
 
 from clustertune import builders, testing
 from clustertune.errors import ScaleError
-from clustertune.model import Move, Moves, Result, View
+from clustertune.model import Load, Move, Moves, Result, View
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
 
 ROWS = [10, 20, 30, 40]
+ANYWHERE = Load(workers=(), targets={})
 
 
 def at(i: int) -> str:
@@ -152,16 +153,26 @@ def test_persist() -> None:
         ({"arrives": lambda n, w: np.full(n, w - 1)}, [2] * 4),
     ):
         cluster = three(data, **how)
-        asyncio.run(cluster.persist(lambda *_: None))
+        asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
         assert homes(cluster, "y") == [{at(i)} for i in expected]
         assert homes(cluster, "X") == [{at(2)}] * 4
         assert cluster.calls == ["persist"]
 
 
+def test_persist_where_it_is_said() -> None:
+    """Pieces come to lie on the worker named; of one that is gone, on another."""
+    cluster = three(layout(ROWS, None))
+    cluster.kill(at(2))
+    targets = {"X": np.array([1, 0, 2, 1])}
+    load = Load(workers=(at(0), at(1), at(2)), targets=targets)
+    asyncio.run(cluster.persist(load, lambda *_: None))
+    assert homes(cluster, "X") == [{at(i)} for i in (1, 0, 0, 1)]
+
+
 def test_persist_tells_rows_and_bytes() -> None:
     """Loaded data has the bytes that it said it would have."""
     cluster = three(layout(ROWS, None))
-    asyncio.run(cluster.persist(lambda *_: None))
+    asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
     X, y = look(cluster).layouts[0].members
     assert X.loaded
     assert y.loaded

@@ -1,50 +1,196 @@
-"""Load everything that is not in memory yet, jointly.
+"""Load everything that is not in memory yet, in one graph, where it belongs.
 
-Collections that are persisted one by one may come out with other pieces than they say
-(the readers of Parquet merge small columns), and their pieces land on different
-workers. Arrays are persisted in one call and frames in one: Dask warns where they mix.
-Nothing is at risk: what is loaded can be loaded again.
+Where the rows of pieces are known beforehand (arrays of known chunks, Parquet files by
+their footers), each piece is computed on the worker that will train on it; companions
+go where X is. Other data is loaded where Dask puts it, and moves after; so is data that
+is made of what is in memory, since it is made where that lies. All is loaded in the
+pieces that the collections say. Nothing is at risk: what is loaded can be loaded again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
+from clustertune import chunking, layouts
+from clustertune.errors import CapacityError
+from clustertune.memory import room
 from clustertune.model import (
     Cluster,
     Finding,
+    Int64s,
+    Layout,
+    Load,
     Member,
     Notify,
     Price,
     Result,
     Step,
+    Unknown,
     View,
 )
-from clustertune.wording import bytes_text
+from clustertune.placement import place
+from clustertune.sizes import held_bytes, layout_bytes, member_bytes
+from clustertune.wording import bytes_text, names_text, plural
+
+AIM = 0.2  # of the tolerance, as where pieces are moved
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for all collections that are not loaded."""
+    """One step for all collections that are not loaded.
+
+    Raises
+    ------
+    CapacityError
+        The data says that it is larger than the workers have room for.
+    """
     lazy = [m for layout in view.layouts for m in layout.members if not m.loaded]
     if not lazy:
         return
+    _refuse_too_much(lazy, view)
+    targets: dict[str, Int64s] = {}
+    for layout in view.layouts:
+        targets |= _targets(layout, view)
     size = _size(lazy)
-    amount = "of unknown size" if size is None else f"({bytes_text(size)})"
+    amount = "of unknown size" if isinstance(size, Unknown) else f"({bytes_text(size)})"
+    placed = [m.label for m in lazy if m.label in targets]
     yield Step(
         action="persist",
         summary=f"load {', '.join(m.label for m in lazy)} {amount} in one call",
-        price=Price(nbytes=None, seconds=None, peak=size),
-        gain="pieces and row counts of all collections agree and are known",
+        price=Price(nbytes=None, seconds=None, peak=_peak(lazy, targets, view)),
+        gain="pieces and row counts of all collections agree and are known"
+        + (f"; {names_text(placed)} where training needs it" if placed else ""),
+        args=Load(workers=tuple(w.address for w in view.now.workers), targets=targets),
     )
 
 
-def _size(members: list[Member]) -> int | None:
-    sizes = [m.total_bytes for m in members]
-    known = [s for s in sizes if s is not None]
-    return sum(known) if len(known) == len(sizes) else None
+def _size(members: list[Member]) -> int | Unknown:
+    total = 0
+    for member in members:
+        size = member_bytes(member)
+        if isinstance(size, Unknown):
+            return size
+        total += size
+    return total
+
+
+def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | None:
+    """Bytes that the fullest worker receives; if that is open, all of them."""
+    size = _size(lazy)
+    if isinstance(size, Unknown):
+        return None
+    if any(m.label not in targets for m in lazy):
+        return size
+    loaded = np.zeros(len(view.now.workers))
+    for member in lazy:
+        np.add.at(loaded, targets[member.label], _key_bytes(member))
+    return int(loaded.max())
+
+
+def _key_bytes(member: Member) -> Int64s:
+    """Bytes of every key, by its rows."""
+    total = member_bytes(member)
+    assert member.rows is not None
+    assert isinstance(total, int)
+    blocks = member.column_blocks
+    rows = np.repeat(member.rows, blocks)
+    return (rows * (total / max(1, int(rows.sum())))).astype(np.int64)
+
+
+def _refuse_too_much(lazy: list[Member], view: View) -> None:
+    """Loading what cannot fit would make workers spill or be killed first."""
+    size = _size(lazy)
+    free = np.maximum(0.0, _room(view))[layouts.weights(view) > 0]
+    if isinstance(size, Unknown) or not len(free) or size <= free.sum():
+        return
+    text = (
+        f"{names_text([m.label for m in lazy])} ({bytes_text(size)}) cannot be loaded: "
+        f"below the lines at which workers spill, {plural(len(free), 'worker')} have "
+        f"{bytes_text(free.sum())} of room"
+    )
+    if not free.any():
+        raise CapacityError(f"{text}; free memory there, or add workers: n_workers=")
+    enough = max(len(free) + 1, int(np.ceil(size / free.mean())))
+    raise CapacityError(
+        f"{text}; about {enough} workers of this size would do: n_workers={enough}; or "
+        'make it smaller, for example with dtype="float32"'
+    )
+
+
+def _room(view: View) -> npt.NDArray[np.float64]:
+    """Bytes that every worker has room for beside what is loaded already."""
+    return room(view) - held_bytes(view.layouts, len(view.now.workers))
+
+
+# --- where each piece belongs ---------------------------------------------------------
+
+
+def _targets(layout: Layout, view: View) -> dict[str, Int64s]:
+    """By label the worker of every key, where that can be told."""
+    open_ = [m for m in layout.members if _can_be_bound(m)]
+    if not open_ or not view.eligible_workers:
+        return {}
+    rows, home = _anchor(layout, open_[0], view)
+    total = int(rows.sum())
+    return {
+        m.label: np.repeat(_follow(rows, home, m.rows), m.column_blocks)
+        for m in open_
+        if m.rows is not None and int(m.rows.sum()) == total
+    }
+
+
+def _can_be_bound(member: Member) -> bool:
+    known = member.rows is not None and bool(member.rows.sum())
+    return known and not member.loaded and not member.derived
+
+
+def _anchor(layout: Layout, first: Member, view: View) -> tuple[Int64s, Int64s]:
+    """Rows of pieces and their workers: of what is loaded, else as it should be."""
+    n_workers = len(view.now.workers)
+    for member in layout.members:
+        if member.loaded and member.rows is not None and member.column_blocks == 1:
+            only = Layout(label=layout.label, members=(member,))
+            home = layouts.homes(only, n_workers)
+            if (home >= 0).all():
+                return member.rows, home
+    assert first.rows is not None
+    return first.rows, _placed(layout, first.rows, view)
+
+
+def _placed(layout: Layout, rows: Int64s, view: View) -> Int64s:
+    none = np.zeros(0, dtype=np.int64)
+    size = layout_bytes(layout)
+    total = 0 if isinstance(size, Unknown) else size
+    nbytes = (rows * (total / int(rows.sum()))).astype(np.int64)
+    for budget in (np.maximum(0.0, _room(view)), None):
+        try:
+            found = place(
+                rows,
+                (none, none, none),
+                layouts.weights(view),
+                nbytes=nbytes,
+                budget=budget,
+                tolerance=AIM * view.goal.tolerance,
+            )
+        except CapacityError:
+            continue  # pieces that are too large fit after they are cut
+        return found.target.astype(np.int64)
+    raise AssertionError("without budgets everything has a place")
+
+
+def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
+    """For pieces of ``own`` rows the worker that has most of the rows beside them."""
+    parts = chunking.parts(rows, own)
+    shared = np.zeros((len(own), int(home.max()) + 1), dtype=np.int64)
+    np.add.at(shared, (parts.new, home[parts.old]), parts.stop - parts.start)
+    most: Int64s = shared.argmax(axis=1)
+    return most
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Persist and wait."""
-    await cluster.persist(notify)
+    """Load and wait."""
+    assert isinstance(step.args, Load)
+    await cluster.persist(step.args, notify)
     return Result()

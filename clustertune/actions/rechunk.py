@@ -88,7 +88,11 @@ def _rows(member: Member) -> Int64s:
 
 
 def _changes(member: Member, rows: Int64s) -> bool:
-    return member.column_blocks > 1 or not np.array_equal(_rows(member), rows)
+    return (
+        member.column_blocks > 1
+        or member.conversion is not None
+        or not np.array_equal(_rows(member), rows)
+    )
 
 
 # --- where to cut ---------------------------------------------------------------------
@@ -97,6 +101,8 @@ def _changes(member: Member, rows: Int64s) -> bool:
 def _new_rows(layout: Layout, view: View) -> Int64s:
     """Rows of the new pieces: those of X where they suit."""
     old, total = _rows(layout.members[0]), int(_rows(layout.members[0]).sum())
+    if view.goal.rechunk is False:
+        return old  # only what the pieces are made of changes
     if any(m.label == "qid" for m in layout.members):
         return old if _suits(layout, old, view) else _joined(layout, view)
     if not isinstance(view.goal.rechunk, bool) and layout is view.layouts[0]:
@@ -202,15 +208,26 @@ def _step(
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
         shortage=shortage,
     )
-    names = names_text([m.label for m in changed])
     return Step(
         action="rechunk",
-        summary=f"cut {names} into {plural(len(rows), 'piece')} of up to "
-        f"{int(rows.max()):,} rows",
+        summary=_summary(changed, rows),
         price=_price(recut, changed, view),
         gain=_gain(layout, rows, about),
         args=recut,
     )
+
+
+def _summary(changed: list[Member], rows: Int64s) -> str:
+    """What is cut, and what only becomes of another kind or number type."""
+    cut = [m for m in changed if _changes(replace(m, conversion=None), rows)]
+    texts = []
+    if cut:
+        texts.append(
+            f"cut {names_text([m.label for m in cut])} into "
+            f"{plural(len(rows), 'piece')} of up to {int(rows.max()):,} rows"
+        )
+    texts += [f"make {m.label} {m.conversion}" for m in changed if m.conversion]
+    return ", ".join(texts)
 
 
 def _draft(member: Member, rows: Int64s, view: View) -> Cut:
@@ -226,14 +243,25 @@ def _draft(member: Member, rows: Int64s, view: View) -> Cut:
         start=repeated.start,
         stop=repeated.stop,
         owner=np.full(len(key), -1, dtype=np.int64),
+        conversion=member.conversion,
     )
 
 
 def _part_bytes(cut: Cut, member: Member) -> Int64s:
+    """Bytes of every part as it will be."""
     assert member.nbytes is not None
     rows = np.repeat(_rows(member), member.column_blocks)[cut.key]
-    share = (cut.stop - cut.start) / np.maximum(1, rows)
+    share = (cut.stop - cut.start) / np.maximum(1, rows) * _growth(member)
     return (member.nbytes[cut.key] * share).astype(np.int64)
+
+
+def _growth(member: Member) -> float:
+    """Bytes of a converted member over those that it has."""
+    assert member.nbytes is not None
+    conversion, now = member.conversion, int(member.nbytes.sum())
+    if conversion is None or conversion.row_bytes is None or not now:
+        return 1.0
+    return conversion.row_bytes * int(_rows(member).sum()) / now
 
 
 def _targets(
@@ -386,6 +414,8 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
     gains = []
     if "differing_boundaries" in checks:
         gains.append("every piece has the rows of its labels and companions")
+    if "other_type" in checks:
+        gains.append("kind and number type are those asked for")
     if "column_chunks" in checks:
         gains.append("every piece has all columns")
     old = layout.members[0].n_pieces

@@ -1,0 +1,172 @@
+"""Kinds and number types that were asked for with ``to=`` and ``dtype=``.
+
+What has to change is decided from what a collection says of itself, before anything is
+loaded. It is changed while pieces are loaded or cut, by methods of the pieces, which
+are called by library functions: nothing of ours travels.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from dask.array.utils import meta_from_array
+
+from clustertune.model import Conversion, Goal
+from clustertune.wording import names_text
+
+
+def asked(label: str, x: Any, goal: Goal) -> Conversion | None:
+    """What must change of a collection; None: it is as it was asked for.
+
+    ``dtype`` is of features, X and those of eval sets: labels, weights and groups keep
+    their numbers.
+
+    Raises
+    ------
+    ValueError
+        It cannot become that without a change of its values.
+    """
+    features = label.rpartition(".")[2] == "X"
+    dtype = np.dtype(goal.dtype) if goal.dtype and features else None
+    if isinstance(x, da.Array):
+        return None if dtype is None else _of_array(label, x, dtype)
+    if goal.to == "array":
+        return _to_array(label, x, dtype)
+    return None if dtype is None else _of_frame(label, x, dtype)
+
+
+def _of_array(label: str, x: da.Array, dtype: np.dtype[Any]) -> Conversion | None:
+    if x.dtype == dtype:
+        return None
+    _refuse_lossy(label, [x.dtype], dtype)
+    width = math.prod(x.shape[1:])
+    known = not math.isnan(width)
+    return Conversion(
+        kind="array",
+        dtype=dtype.name,
+        row_bytes=int(width) * dtype.itemsize if known else None,
+    )
+
+
+def _to_array(label: str, x: Any, dtype: np.dtype[Any] | None) -> Conversion:
+    types = _types(x)
+    other = [str(name) for name, t in types if not _is_number(t)]
+    if other:
+        raise ValueError(
+            f'to="array": {label} is not all numbers: {_of_types(x, other)}; encode or '
+            "drop that first, for example with .cat.codes or dask_ml.preprocessing"
+        )
+    plain = [_plain(t) for _, t in types]
+    if dtype is None:
+        dtype = np.result_type(*plain)
+    else:
+        _refuse_lossy(label, plain, dtype)
+    nullable = any(not isinstance(t, np.dtype) for _, t in types)
+    return Conversion(
+        kind="array",
+        dtype=dtype.name,
+        row_bytes=len(types) * dtype.itemsize,
+        nullable=nullable,
+    )
+
+
+def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
+    """Numbers are cast; other columns (categories, text) stay what they are."""
+    types = _types(x)
+    changed = [(name, t) for name, t in types if _is_number(t) and t != dtype]
+    if not changed:
+        return None
+    _refuse_lossy(label, [_plain(t) for _, t in changed], dtype)
+    sizes = [dtype.itemsize if _is_number(t) else None for _, t in types]
+    known = [s for s in sizes if s is not None]
+    return Conversion(
+        kind="dataframe" if isinstance(x, dd.DataFrame) else "series",
+        dtype=dtype.name,
+        columns=tuple(name for name, _ in changed),
+        row_bytes=sum(known) if len(known) == len(sizes) else None,
+    )
+
+
+def _types(x: Any) -> list[tuple[Any, Any]]:
+    """(name, type) of every column."""
+    return (
+        list(x.dtypes.items()) if isinstance(x, dd.DataFrame) else [(x.name, x.dtype)]
+    )
+
+
+def _of_types(x: Any, names: list[str]) -> str:
+    """The columns, each with its type; of a Series its type alone."""
+    types = {str(name): t for name, t in _types(x)}
+    if not isinstance(x, dd.DataFrame):
+        return f"its type is {types[names[0]]}"
+    return names_text([f"{name} ({types[name]})" for name in names])
+
+
+def _is_number(dtype: Any) -> bool:
+    """Real numbers and truth values, NumPy's and those that may lack a value."""
+    number = pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_bool_dtype(dtype)
+    return number and _plain(dtype).kind in "biuf"
+
+
+def _plain(dtype: Any) -> np.dtype[Any]:
+    """The NumPy type for it: a float where a value may be lacking, which is NaN."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    inner = getattr(dtype, "numpy_dtype", np.dtype(object))
+    return inner if inner.kind not in "biu" else np.dtype(np.float64)
+
+
+def _refuse_lossy(label: str, types: list[np.dtype[Any]], dtype: np.dtype[Any]) -> None:
+    """Fewer digits were asked for; cut off or overflown numbers were not."""
+    rule: Any = "same_kind" if dtype.kind == "f" else "safe"
+    wrong = sorted({t.name for t in types if not np.can_cast(t, dtype, rule)})
+    if wrong:
+        raise ValueError(
+            f'dtype="{dtype.name}": {label} has numbers of type {", ".join(wrong)}, '
+            "which do not all fit in it; give a float type, or cast them yourself"
+        )
+
+
+# --- how ------------------------------------------------------------------------------
+
+
+def converter(x: Any, conversion: Conversion) -> Callable[[Any], Any]:
+    """The function of a piece of x, or of some of its rows; it may return a view."""
+    dtype = conversion.dtype
+    if isinstance(x, da.Array):
+        return operator.methodcaller("astype", dtype)
+    if conversion.kind == "array":
+        lacking = {"na_value": math.nan} if conversion.nullable else {}
+        return operator.methodcaller("to_numpy", dtype, **lacking)
+    one = isinstance(x, dd.Series)
+    types = dict.fromkeys(conversion.columns, dtype)
+    return operator.methodcaller("astype", dtype if one else types)
+
+
+def meta(x: Any, conversion: Conversion | None) -> Any:
+    """An empty piece of the collection as it will be."""
+    if isinstance(x, da.Array):
+        own: Any = meta_from_array(x)
+        return own if conversion is None else own.astype(conversion.dtype)
+    own = x._meta  # noqa: SLF001 (its public name is that of a property)
+    if conversion is None:
+        return own
+    if conversion.kind == "array":
+        shape = (0, len(x.columns)) if isinstance(x, dd.DataFrame) else (0,)
+        return np.empty(shape, dtype=conversion.dtype)
+    return converter(x, conversion)(own)
+
+
+def column_chunks(x: Any, *, joined: bool) -> tuple[tuple[Any, ...], ...]:
+    """The chunks of an array with these columns, but for those of its rows."""
+    if isinstance(x, da.Array):
+        chunks: tuple[tuple[Any, ...], ...] = x.chunks[1:]
+        return tuple((sum(sizes),) for sizes in chunks) if joined else chunks
+    return ((len(x.columns),),) if isinstance(x, dd.DataFrame) else ()

@@ -1,0 +1,104 @@
+"""Graphs of our own: tasks that are bound to workers, and collections made of them.
+
+A graph is sent as it is: Dask neither joins nor renames its tasks, so the keys of all
+pieces and the worker of each are known beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.base import annotate
+from dask.dataframe.dask_expr import from_graph
+from distributed import Client
+
+from clustertune import conversion as converting
+from clustertune.inputs import without_rows
+from clustertune.model import Conversion, Int64s, Key
+
+
+@dataclass
+class Graph:
+    """Tasks, the worker of each, and the keys of the pieces to be made, by label."""
+
+    tasks: dict[Key, Any] = field(default_factory=dict)
+    where: dict[Key, str] = field(default_factory=dict)
+    priority: dict[Key, int] = field(default_factory=dict)
+    pieces: dict[str, list[Key]] = field(default_factory=dict)
+
+
+def submit(client: Client, graph: Graph) -> dict[Key, Any]:
+    """Send it to the scheduler; the futures of the pieces by key.
+
+    Keys that the scheduler knows may be named only: thousands of futures need not
+    travel.
+    """
+    wanted = [key for keys in graph.pieces.values() for key in keys]
+    with ExitStack() as around:
+        quiet = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
+        around.enter_context(dask.config.set(quiet))
+        if graph.where:
+            where = _lookup(graph.where, ())
+            around.enter_context(annotate(workers=where, allow_other_workers=False))
+        if graph.priority:
+            around.enter_context(annotate(priority=_lookup(graph.priority, 0)))
+        futures = client.get(graph.tasks, wanted, sync=False)
+    return dict(zip(wanted, futures, strict=True))
+
+
+def _lookup(known: Mapping[Key, Any], rest: Any) -> Callable[[Key], Any]:
+    """A closure: it travels by value, and an instance would end the connection."""
+
+    def lookup(key: Key) -> Any:
+        return known.get(key, rest)
+
+    return lookup
+
+
+def collection(
+    like: Any,
+    pieces: Mapping[Key, Any],
+    rows: Sequence[float],
+    conversion: Conversion | None = None,
+    divisions: Sequence[Any] | None = None,
+    *,
+    joined: bool = False,
+) -> Any:
+    """A collection of these pieces, which are like those of another one.
+
+    Parameters
+    ----------
+    like
+        The Array, DataFrame or Series that the pieces come from.
+    pieces
+        Futures by key, in order.
+    rows
+        Of every piece, NaN where unknown; used for arrays.
+    conversion
+        What the pieces have become.
+    divisions
+        Of a frame; None: unknown.
+    joined
+        Whether blocks of columns have been joined.
+    """
+    meta, keys = converting.meta(like, conversion), list(pieces)
+    if isinstance(like, da.Array) or isinstance(meta, np.ndarray):
+        first: Any = keys[0]
+        columns = converting.column_chunks(like, joined=joined)
+        return da.Array(dict(pieces), first[0], (tuple(rows), *columns), meta=meta)
+    unknown = (None,) * (len(keys) + 1)
+    return from_graph(dict(pieces), meta, divisions or unknown, keys, "prepared")
+
+
+def with_rows(x: Any, rows: Int64s | None) -> Any:
+    """The same array, which now knows the rows of its pieces."""
+    if rows is None or not isinstance(x, da.Array) or not without_rows(x):
+        return x
+    chunks = (tuple(rows.tolist()), *x.chunks[1:])
+    return da.Array(x.dask, x.name, chunks, meta=x._meta)  # noqa: SLF001

@@ -1,0 +1,144 @@
+"""What ``to=`` and ``dtype=`` change, and what they refuse to."""
+
+from __future__ import annotations
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from clustertune.conversion import asked, converter, meta
+from clustertune.model import Goal
+from clustertune.workloads import generic
+
+FRAME = pd.DataFrame(
+    {
+        "f": np.arange(6, dtype="f8") / 4,
+        "g": np.arange(6, dtype="f4"),
+        "i": np.arange(6),
+        "b": [True, False] * 3,
+        "n": pd.array([1, 2, None, 4, 5, 6], dtype="Int64"),
+        "c": pd.Categorical(list("abcabc")),
+        "t": list("uvwuvw"),
+        "d": pd.date_range("2024", periods=6),
+    }
+)
+X = dd.from_pandas(FRAME, npartitions=2)
+
+
+def goal(**wanted):
+    return Goal(workload=generic.PROFILE, **wanted)
+
+
+def test_nothing_was_asked_for():
+    """Kinds and types are what they are, also where they are mixed."""
+    for x in (X, X["t"], da.ones((4, 2))):
+        assert asked("X", x, goal()) is None
+
+
+def test_what_is_so_already():
+    """An array stays the array that it is, a frame of that type that frame."""
+    assert asked("X", da.ones((4, 2)), goal(to="array")) is None
+    assert asked("X", da.ones((4, 2)), goal(to="array", dtype="float64")) is None
+    assert asked("X", X[["f"]], goal(dtype="float64")) is None
+
+
+def test_only_features_are_cast():
+    """Labels and weights keep their numbers; features of eval sets are cast."""
+    array = da.ones((4, 2))
+    for label in ("y", "sample_weight", "others[0]", "eval_set[0].y"):
+        assert asked(label, array, goal(dtype="float32")) is None
+    for label in ("X", "eval_set[0].X"):
+        found = asked(label, array, goal(dtype="float32"))
+        assert (found.kind, found.dtype, found.row_bytes) == ("array", "float32", 8)
+        assert str(found) == "an Array of float32"
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [
+        (["f", "g", "i", "b"], "float64"),
+        (["g"], "float32"),
+        (["i"], "int64"),
+        (["b"], "bool"),
+        (["n"], "float64"),
+        (["i", "n"], "float64"),
+    ],
+)
+def test_frames_become_arrays(columns, dtype):
+    """Of the type that holds all columns; a lacking value becomes NaN."""
+    found = asked("X", X[columns], goal(to="array"))
+    assert (found.kind, found.dtype) == ("array", dtype)
+    assert found.row_bytes == len(columns) * np.dtype(dtype).itemsize
+    made = converter(X[columns], found)(FRAME[columns])
+    assert type(made) is np.ndarray
+    assert (made.dtype, made.shape) == (dtype, (6, len(columns)))
+    expected = FRAME[columns].astype(dtype if "n" not in columns else "float64")
+    np.testing.assert_array_equal(made, expected)
+    empty = meta(X[columns], found)
+    assert (empty.dtype, empty.shape) == (dtype, (0, len(columns)))
+
+
+def test_a_series_becomes_an_array():
+    """It has one dimension."""
+    found = asked("y", X["n"], goal(to="array", dtype="float32"))
+    assert (found.kind, found.dtype, found.row_bytes) == ("array", "float64", 8)
+    made = converter(X["n"], found)(FRAME["n"])
+    np.testing.assert_array_equal(made, [1, 2, np.nan, 4, 5, 6])
+    assert meta(X["n"], found).shape == (0,)
+
+
+def test_features_as_an_array_of_one_type():
+    """Kind and type change at once."""
+    found = asked("X", X[["f", "n"]], goal(to="array", dtype="float32"))
+    made = converter(X[["f", "n"]], found)(FRAME[["f", "n"]])
+    assert made.dtype == "float32"
+    assert np.isnan(made[2, 1])
+
+
+def test_numbers_in_a_frame_are_cast():
+    """Other columns stay; truth values are numbers as well."""
+    found = asked("X", X, goal(dtype="float32"))
+    assert found.kind == "dataframe"
+    assert found.columns == ("f", "i", "b", "n")
+    assert found.row_bytes is None
+    made = converter(X, found)(FRAME)
+    assert made.dtypes["f"] == made.dtypes["n"] == "float32"
+    assert made["c"].equals(FRAME["c"])
+    assert str(found) == "a DataFrame with float32 for numbers"
+    assert meta(X, found).dtypes["i"] == "float32"
+    assert asked("X", X[["f", "i"]], goal(dtype="float32")).row_bytes == 8
+
+
+@pytest.mark.parametrize("column", ["c", "t", "d"])
+def test_what_is_no_number_is_refused(column):
+    """By the names of columns and their types, with what to do."""
+    with pytest.raises(
+        ValueError, match=rf"X is not all numbers: {column} \("
+    ) as caught:
+        asked("X", X[["f", column]], goal(to="array"))
+    assert "encode or drop that first" in str(caught.value)
+    with pytest.raises(ValueError, match="y is not all numbers: its type is"):
+        asked("y", X[column], goal(to="array"))
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (da.ones(3), "int64"),
+        (da.ones(3, dtype="i8"), "int32"),
+        (da.ones(3, dtype="i4"), "uint32"),
+        (da.ones(3, dtype="c16"), "float64"),
+        (da.ones(3, dtype=object, chunks=3), "float64"),
+        (X[["f"]], "int64"),
+        (X[["n"]], "int64"),
+    ],
+)
+def test_numbers_that_would_not_fit_are_refused(x, dtype):
+    """Cut off, wrapped around, or lacking: digits may be lost, numbers may not."""
+    with pytest.raises(ValueError, match="which do not all fit in it"):
+        asked("X", x, goal(dtype=dtype))
+    if isinstance(x, dd.DataFrame):
+        with pytest.raises(ValueError, match="which do not all fit in it"):
+            asked("X", x, goal(to="array", dtype=dtype))
