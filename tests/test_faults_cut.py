@@ -1,0 +1,124 @@
+"""Workers killed, calls interrupted, while data is loaded and cut, in real processes.
+
+The moments differ: after a number of pieces has been made. Every row is there
+afterwards or computed again, with its own label, and no task stays bound to a worker.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from time import sleep
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+
+import clustertune
+from tests.processes import until
+from tests.test_faults import Preparing
+
+ROWS, COLUMNS = 300_000, 100
+SEED = 7
+
+
+def source() -> tuple[da.Array, da.Array]:
+    """240 MB that can be computed again; labels that tell their row, cut elsewhere."""
+    X = da.random.default_rng(SEED).random((ROWS, COLUMNS), chunks=(5_000, COLUMNS))
+    return X, (X[:, 0] * 2).rechunk(7_100)
+
+
+def slowly(block: Any) -> Any:
+    sleep(0.02)
+    return block
+
+
+def bound(dask_scheduler: Any) -> dict[str, int]:
+    """Of the tasks that this plan has bound to workers: all, known, and done."""
+    resident = dask_scheduler.plugins["clustertune"]
+    ours = set().union(*resident.pinned.values()) if resident.pinned else set()
+    found = [dask_scheduler.tasks[k] for k in ours if k in dask_scheduler.tasks]
+    done = sum(ts.state in ("memory", "released", "forgotten") for ts in found)
+    return {"all": len(ours), "known": len(found), "done": done}
+
+
+def restricted(dask_scheduler: Any) -> int:
+    return sum(bool(ts.worker_restrictions) for ts in dask_scheduler.tasks.values())
+
+
+def at_work(client: Client, fraction: float) -> bool:
+    """Whether so much of the tasks that are bound has been done."""
+    now = client.run_on_scheduler(bound)
+    return now["known"] > 0 and now["done"] >= fraction * now["all"]
+
+
+def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
+    """Every row is there, with its own label, in pieces of the same rows."""
+    expected, _ = source()
+    assert X.chunks[0] == y.chunks[0]
+    x, t = client.gather(client.compute([X, y]))
+    assert np.array_equal(x, expected.compute(scheduler="sync"))
+    assert np.array_equal(t, x[:, 0] * 2)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "victim"), [(0.0, 0), (0.2, 1), (0.4, 2), (0.6, 0)]
+)
+@pytest.mark.parametrize("what", ["cut", "load"])
+def test_a_worker_is_killed(
+    local_cluster: Any, what: str, fraction: float, victim: int
+) -> None:
+    """Whichever worker dies and when, prepare ends with every row, paired and even."""
+    _, client = local_cluster(3)
+    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
+    X, y = source()
+    if what == "cut":
+        X, y = client.persist([X, y])
+        wait([X, y])
+    else:
+        X, y = X.map_blocks(slowly), y.map_blocks(slowly)
+    pids = list(client.run(os.getpid).values())
+    preparing = Preparing(client, X, y)
+    preparing.start()
+    until(lambda: at_work(client, fraction))
+    assert preparing.is_alive()
+    os.kill(pids[victim], signal.SIGKILL)
+    preparing.join(120)
+    assert isinstance(preparing.result, clustertune.Prepared), preparing.result
+    after = preparing.result.report.after[0]
+    assert after.separated == 0
+    assert_whole(client, *preparing.result)
+    until(lambda: client.run_on_scheduler(restricted) == 0)
+
+
+@pytest.mark.parametrize("what", ["cut", "load"])
+def test_interrupted(local_cluster: Any, what: str) -> None:
+    """^C lets go of what was being made; what was given is as it was."""
+    _, client = local_cluster(2)
+    clustertune.prepare(client, da.ones((20, 1), chunks=1))
+    X, y = source()
+    if what == "cut":
+        X, y = client.persist([X, y])
+        wait([X, y])
+        busy = client.map(slowly, range(200), pure=False)  # so that there is time
+    else:
+        X, y, busy = X.map_blocks(slowly), y.map_blocks(slowly), []
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: at_work(client, 0.0))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        clustertune.prepare(client, X, y)
+    thread.join()
+    del busy
+    until(lambda: client.run_on_scheduler(restricted) == 0)
+    until(lambda: client.run_on_scheduler(bound)["all"] == 0)
+    assert_whole(client, *clustertune.prepare(client, X, y))
