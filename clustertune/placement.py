@@ -220,6 +220,7 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
     numbers = (size + 1) * np.log(max(workers, 2))
     # The biggest piece has to be somewhere.
     floor = max(floor, problem.rows.max(initial=0) / problem.share.max() * EXACT)
+    floor = max(floor, _least(problem.rows, problem.share) * EXACT)
     target = _first(problem, floor)
     _occupy(problem, target, floor)
     settled = (_kept(problem, target) == problem.most).all()
@@ -232,6 +233,24 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
         if _worst(problem, target) > floor:
             _polish(problem, target, _worst(problem, target) * EXACT)
     return target, max(floor, _worst(problem, target))
+
+
+def _least(rows: Array, share: Array) -> float:
+    """What the fullest worker has at least over its share: rows come in whole units.
+
+    The unit is the greatest common divisor of all pieces. Giving each unit to the
+    worker that is least full with it is best for units that are alike.
+    """
+    unit = int(np.gcd.reduce(rows)) if rows.size else 0
+    if unit == 0:
+        return 1.0
+    load = np.floor(share / unit) * unit
+    left = round((rows.sum() - load.sum()) / unit)
+    if left > share.size:  # budgets have cut the shares: this is no bound then
+        return 1.0
+    for _ in range(left):
+        load[((load + unit) / share).argmin()] += unit
+    return float((load / share).max())
 
 
 def _first(problem: _Problem, limit: float) -> Array:

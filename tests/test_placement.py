@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, brentq, milp
 
+from clustertune import placement
 from clustertune.errors import CapacityError
 from clustertune.placement import place
 
@@ -479,3 +480,24 @@ def test_malformed_input_is_refused(changes, message):
     }
     with pytest.raises(ValueError, match=message):
         place(**arguments)
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    st.lists(st.floats(0.5, 3), min_size=1, max_size=3),
+    st.integers(1, 5),
+)
+def test_the_least_is_no_more_than_the_best(counts, weights, unit):
+    """The bound by common divisors: never above what trying all ways finds."""
+    rows = np.array(counts) * unit
+    if not rows.sum():
+        return
+    share = rows.sum() * np.array(weights) / sum(weights)
+    ways = itertools.product(range(len(weights)), repeat=len(counts))
+    best = min((np.bincount(w, rows, len(weights)) / share).max() for w in ways)
+    assert placement._least(rows, share) <= best * (1 + 1e-9)
+
+
+def test_the_least_of_like_pieces_is_the_best():
+    """Ten pieces on four workers: three on the fullest."""
+    assert placement._least(np.full(10, 7), np.full(4, 17.5)) == 3 / 2.5
