@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clustertune import checks
 from clustertune.actions import rechunk
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.model import Layout, Step, View
+from clustertune.model import Conversion, Layout, Step, View
 from clustertune.planner import make_plan
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 from tests.test_loop import now, run
@@ -110,6 +110,35 @@ def test_groups_are_not_cut() -> None:
     """With ``qid`` every boundary is an old one."""
     data = layout([10, 30], [0, 0], ("X", "y", "qid"))
     assert proposed(view(two(), [data])) == []
+
+
+def test_whole_old_pieces_leave_first_where_they_are_freed() -> None:
+    """What stays is copied last, when the memory of what has left is free."""
+    some = [worker(i) for i in range(4)]
+    data = layout([800] * 10, [0] * 5 + [1] * 5)
+    (held,) = proposed(view(some, [data], rechunk=80))
+    (freed,) = proposed(view(some, [data], rechunk=80, release_inputs=True))
+    assert freed.price == held.price
+    assert np.bincount(freed.args.targets).tolist() == [20] * 4
+    for source in (0, 1):
+        own = freed.args.targets[source * 40 : source * 40 + 40].tolist()
+        assert own[-20:] == [source] * 20
+        assert source not in own[:20]
+        assert own[:20] == sorted(own[:20])
+
+
+def test_a_converted_member_is_cut_in_its_new_size() -> None:
+    """Price and room are those of what it becomes; without cutting it keeps its rows."""
+    half = Conversion(kind="array", dtype="float32", row_bytes=40)
+    X = member("X", [100] * 8, [0, 1] * 4, 80, conversion=half)
+    data = Layout(label="training data", members=(X,))
+    for cutting in (True, False):
+        (step,) = proposed(view(two(), [data], rechunk=cutting))
+        assert step.summary == "make X an Array of float32"
+        assert step.gain == "kind and number type are those asked for"
+        assert step.price.peak == 8 * 100 * 40 // 2
+        assert step.args.rows.tolist() == [100] * 8
+        assert step.args.cuts[0].conversion == half
 
 
 def test_old_pieces_count() -> None:

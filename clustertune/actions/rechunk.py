@@ -301,12 +301,40 @@ def _targets(
     budget = _budget(layout, view, cut_labels, release=release)
     found = placed(budget)
     if found is not None:
-        return found.target.astype(np.int64), ""
+        target = found.target.astype(np.int64)
+        cut_members = [m for m in layout.members if m.label in cut_labels]
+        if any(_is_freed(m, release) for m in cut_members):
+            target = _by_neighbours(target, rows, nbytes, coordinates)
+        return target, ""
     freeing = _budget(layout, view, cut_labels, release=True)
     hint = "" if release or placed(freeing) is None else _FREEING
     found = placed(None)
     assert found is not None
     return found.target.astype(np.int64), _too_much(layout, view, nbytes, budget) + hint
+
+
+def _by_neighbours(
+    target: Int64s,
+    rows: Int64s,
+    nbytes: Int64s,
+    held: tuple[Int64s, ...],
+) -> Int64s:
+    """Targets exchanged between new pieces that are alike, so that neighbours go alike.
+
+    Whole old pieces then leave a worker, and their memory is free before any part that
+    stays is copied. Alike are pieces of as many rows and bytes, all on one worker.
+    """
+    piece, worker, amount = held
+    spread = np.zeros((len(rows), int(worker.max(initial=0)) + 1))
+    np.add.at(spread, (piece, worker), amount)
+    home, number = spread.argmax(axis=1), np.arange(len(rows))
+    others = np.where((spread > 0).sum(axis=1) == 1, -1, number)  # alike to none
+    stays = target == home  # these come last: they are copied when others have left
+    before = np.lexsort((number, others, home, nbytes, rows))
+    after = np.lexsort((target, stays, others, home, nbytes, rows))
+    result = target.copy()
+    result[before] = target[after]
+    return result
 
 
 def _where(cut: Cut, member: Member, amount: Int64s) -> tuple[Int64s, Int64s, Int64s]:
