@@ -128,7 +128,7 @@ def test_whole_old_pieces_leave_first_where_they_are_freed() -> None:
 
 
 def test_a_converted_member_is_cut_in_its_new_size() -> None:
-    """Price and room are those of what it becomes; without cutting it keeps its rows."""
+    """Price and room are those of what it becomes; pieces may stay as they are."""
     half = Conversion(kind="array", dtype="float32", row_bytes=40)
     X = member("X", [100] * 8, [0, 1] * 4, 80, conversion=half)
     data = Layout(label="training data", members=(X,))
