@@ -16,6 +16,7 @@ import dask.array as da
 import numpy as np
 from dask.base import annotate
 from dask.dataframe.dask_expr import from_graph
+from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from clustertune import conversion as converting
@@ -40,6 +41,8 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
     travel.
     """
     wanted = [key for keys in graph.pieces.values() for key in keys]
+    # as a graph of layers it is named at random; of a dict Dask would hash every task
+    layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
     with ExitStack() as around:
         quiet = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
         around.enter_context(dask.config.set(quiet))
@@ -48,7 +51,7 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
             around.enter_context(annotate(workers=where, allow_other_workers=False))
         if graph.priority:
             around.enter_context(annotate(priority=_lookup(graph.priority, 0)))
-        futures = client.get(graph.tasks, wanted, sync=False)
+        futures = client.get(layers, wanted, sync=False)
     return dict(zip(wanted, futures, strict=True))
 
 
