@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+from dask._task_spec import Task
 from dask.array.utils import meta_from_array
 
 from clustertune.model import Conversion, Goal
@@ -63,12 +64,14 @@ def _to_array(label: str, x: Any, dtype: np.dtype[Any] | None) -> Conversion:
             f'to="array": {label} is not all numbers: {_of_types(x, other)}; encode or '
             "drop that first, for example with .cat.codes or dask_ml.preprocessing"
         )
-    plain = [_plain(t) for _, t in types]
+    # numbers of groups are whole, and not lacking: as floats large ones would be others
+    whole = label == "qid"
+    plain = [_inner(t) if whole else _plain(t) for _, t in types]
     if dtype is None:
         dtype = np.result_type(*plain)
     else:
         _refuse_lossy(label, plain, dtype)
-    nullable = any(not isinstance(t, np.dtype) for _, t in types)
+    nullable = not whole and any(not isinstance(t, np.dtype) for _, t in types)
     return Conversion(
         kind="array",
         dtype=dtype.name,
@@ -117,10 +120,16 @@ def _is_number(dtype: Any) -> bool:
 
 def _plain(dtype: Any) -> np.dtype[Any]:
     """The NumPy type for it: a float where a value may be lacking, which is NaN."""
+    inner = _inner(dtype)
+    lacks = not isinstance(dtype, np.dtype) and inner.kind in "biu"
+    return np.dtype(np.float64) if lacks else inner
+
+
+def _inner(dtype: Any) -> np.dtype[Any]:
+    """The NumPy type of the values that are there."""
     if isinstance(dtype, np.dtype):
         return dtype
-    inner = getattr(dtype, "numpy_dtype", np.dtype(object))
-    return inner if inner.kind not in "biu" else np.dtype(np.float64)
+    return getattr(dtype, "numpy_dtype", np.dtype(object))
 
 
 def _refuse_lossy(label: str, types: list[np.dtype[Any]], dtype: np.dtype[Any]) -> None:
@@ -137,17 +146,50 @@ def _refuse_lossy(label: str, types: list[np.dtype[Any]], dtype: np.dtype[Any]) 
 # --- how ------------------------------------------------------------------------------
 
 
-def converter(x: Any, conversion: Conversion) -> Callable[[Any], Any]:
-    """The function of a piece of x, or of some of its rows; it may return a view."""
+def converter(x: Any, conversion: Conversion) -> tuple[Callable[[Any], Any], ...]:
+    """Functions that are applied to a piece of x, or to some of its rows, in turn.
+
+    The result may be a view. A piece may be of another type than the collection says
+    (integers that lack a value in one file are floats there): what would not fit is an
+    error then, and never another number.
+    """
     dtype = conversion.dtype
+    whole = np.dtype(dtype).kind in "biu"
+    rule = "safe" if whole else "same_kind"
+    cast = operator.methodcaller("astype", dtype, casting=rule)
     if isinstance(x, da.Array):
-        return operator.methodcaller("astype", dtype)
+        return (cast,)
     if conversion.kind == "array":
-        lacking = {"na_value": math.nan} if conversion.nullable else {}
-        return operator.methodcaller("to_numpy", dtype, **lacking)
+        if not whole:
+            lacking = {"na_value": math.nan} if conversion.nullable else {}
+            return (operator.methodcaller("to_numpy", dtype, **lacking),)
+        # pandas would cut off what is lacking or no whole number; truth values beside
+        # whole numbers would make it objects
+        return (*_as_whole(x, dtype), operator.methodcaller("to_numpy"), cast)
     one = isinstance(x, dd.Series)
     types = dict.fromkeys(conversion.columns, dtype)
-    return operator.methodcaller("astype", dtype if one else types)
+    return (operator.methodcaller("astype", dtype if one else types),)
+
+
+def _as_whole(x: Any, dtype: str) -> tuple[Callable[[Any], Any], ...]:
+    """What makes truth values, and nullable types, plain whole numbers; or raises."""
+    types = _types(x)
+    odd = {
+        name: dtype
+        for name, t in types
+        if not isinstance(t, np.dtype) or (t.kind == "b" and dtype != "bool")
+    }
+    if not odd:
+        return ()
+    one = isinstance(x, dd.Series)
+    return (operator.methodcaller("astype", dtype if one else odd),)
+
+
+def applied(functions: Iterable[Callable[[Any], Any]], to: Any) -> Any:
+    """A task that applies them one after the other."""
+    for function in functions:
+        to = Task(None, function, to)
+    return to
 
 
 def meta(x: Any, conversion: Conversion | None) -> Any:
@@ -161,7 +203,9 @@ def meta(x: Any, conversion: Conversion | None) -> Any:
     if conversion.kind == "array":
         shape = (0, len(x.columns)) if isinstance(x, dd.DataFrame) else (0,)
         return np.empty(shape, dtype=conversion.dtype)
-    return converter(x, conversion)(own)
+    for function in converter(x, conversion):
+        own = function(own)
+    return own
 
 
 def column_chunks(x: Any, *, joined: bool) -> tuple[tuple[Any, ...], ...]:

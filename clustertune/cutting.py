@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -21,7 +22,7 @@ from uuid import uuid4
 import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
-from dask.array.core import concatenate3
+from dask.array.core import _concatenate2, concatenate3
 from dask.dataframe import dispatch
 
 from clustertune import conversion as converting
@@ -62,16 +63,21 @@ def _let_leave_first(graph: Graph) -> None:
             for source in sources:
                 arrived.setdefault((source, graph.where[key]), []).append(key)
     name = f"arrived-{uuid4().hex}"
-    gates: dict[str, list[TaskRef]] = {}
+    counts: dict[str, list[TaskRef]] = {}
     for number, ((source, target), keys) in enumerate(arrived.items()):
+        count = (name, number)
+        _add(graph, Task(count, len, List(*map(TaskRef, keys))), target, ARRIVING)
+        counts.setdefault(source, []).append(TaskRef(count))
+    gates: dict[str, TaskRef] = {}
+    for number, (source, there) in enumerate(counts.items(), len(arrived)):
         gate = (name, number)
-        _add(graph, Task(gate, len, List(*map(TaskRef, keys))), target, ARRIVING)
-        gates.setdefault(source, []).append(TaskRef(gate))
+        _add(graph, Task(gate, len, List(*there)), source, ARRIVING)
+        gates[source] = TaskRef(gate)
     for key, task in list(graph.tasks.items()):
-        after = gates.get(graph.where[key])
-        if graph.priority[key] == STAYING and after:
+        if graph.priority[key] == STAYING and graph.where[key] in gates:
             made = Task(None, task.func, *task.args)
-            graph.tasks[key] = Task(key, operator.getitem, List(made, *after), 0)
+            after = gates[graph.where[key]]
+            graph.tasks[key] = Task(key, operator.getitem, List(made, after), 0)
 
 
 # --- one collection -------------------------------------------------------------------
@@ -155,7 +161,7 @@ class _Rows:
     def __init__(self, collection: Any, conversion: Conversion | None):
         self.given_array = isinstance(collection, da.Array)
         self.convert = (
-            None if conversion is None else converting.converter(collection, conversion)
+            () if conversion is None else converting.converter(collection, conversion)
         )
         meta = converting.meta(collection, conversion)
         self.array = self.given_array or isinstance(meta, np.ndarray)
@@ -168,19 +174,19 @@ class _Rows:
         """What makes rows that share no memory with their old piece."""
         if plain and not self.given_array:
             return partial(np.array, order="C")  # a frame lies by columns
-        # np.array keeps the order of columns and rows in memory
-        return np.array if plain else operator.methodcaller("copy")
+        # this keeps the order of columns and rows in memory, masks, and what is sparse
+        return copy if plain else operator.methodcaller("copy")
 
     def view(self, part: _Part) -> Any:
         """These rows of an old piece, as they will be."""
         rows = TaskRef(part.key)
         where = rows if self.given_array else Task(None, getattr, rows, "iloc")
         view = Task(None, operator.getitem, where, slice(part.start, part.stop))
-        return view if self.convert is None else Task(None, self.convert, view)
+        return converting.applied(self.convert, view)
 
     def alone(self, key: Key, view: Any) -> Task:
         """A piece of one view, which shares no memory with the old piece."""
-        if self.given_array and self.convert is not None:
+        if self.given_array and self.convert:
             return Task(key, view.func, *view.args)  # numbers that were cast are new
         return Task(key, self.copy, view)
 
@@ -192,15 +198,19 @@ class _Rows:
 
     def join(self, key: Key, parts: Iterable[Any]) -> Task:
         """All of them below each other, blocks of columns side by side."""
-        if self.array:
-            return Task(key, concatenate3, self._nested(list(parts)))
-        return Task(key, dispatch.concat, List(*parts))
-
-    def _nested(self, parts: list[Any]) -> Any:
-        """Lists in lists, as deep as the array has dimensions."""
+        if not self.array:
+            return Task(key, dispatch.concat, List(*parts))
         blocks = self.blocks if self.given_array else (1,) * len(self.tail)
-        nested = parts
-        for size in reversed(blocks):
-            nested = [List(*nested[i : i + size]) for i in range(0, len(nested), size)]
-        assert len(nested) * math.prod(blocks) == len(parts)
-        return List(*nested)
+        if self.convert:  # all are of one type, and rows come to lie as rows
+            return Task(key, concatenate3, _nested(list(parts), blocks))
+        # this finds a type that holds the numbers of all parts, whatever they say
+        blocks = () if math.prod(blocks) == 1 else blocks
+        join = partial(_concatenate2, axes=list(range(1 + len(blocks))))
+        return Task(key, join, _nested(list(parts), blocks))
+
+
+def _nested(parts: list[Any], blocks: Sequence[int]) -> Any:
+    """Lists in lists, one for each number of blocks, in a list of rows."""
+    for size in reversed(blocks):
+        parts = [List(*parts[i : i + size]) for i in range(0, len(parts), size)]
+    return List(*parts)

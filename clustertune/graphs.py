@@ -20,7 +20,6 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from clustertune import conversion as converting
-from clustertune.inputs import without_rows
 from clustertune.model import Conversion, Int64s, Key
 
 
@@ -101,7 +100,9 @@ def collection(
 
 def with_rows(x: Any, rows: Int64s | None) -> Any:
     """The same array, which now knows the rows of its pieces."""
-    if rows is None or not isinstance(x, da.Array) or not without_rows(x):
+    if rows is None or not isinstance(x, da.Array):
+        return x
+    if tuple(rows.tolist()) == x.chunks[0]:
         return x
     chunks = (tuple(rows.tolist()), *x.chunks[1:])
     return da.Array(x.dask, x.name, chunks, meta=x._meta)  # noqa: SLF001

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from clustertune.errors import (
 )
 from clustertune.model import (
     Conversion,
+    Cut,
     Goal,
     Key,
     Layout,
@@ -51,6 +52,8 @@ logger = logging.getLogger("clustertune")
 
 POLL = 0.05  # seconds between two questions how far something is
 STUCK = 0.5  # seconds between two questions whether a task waits for a worker
+RELEASE = 0.01  # seconds between two looks which old pieces can go
+RESCUE = 60.0  # seconds in which what took the place of released pieces is published
 LANDING = 10.0  # seconds that a cancelled move is given to land what is in flight
 
 
@@ -61,6 +64,40 @@ class _Found(NamedTuple):
     futures: list[Any] | None  # None: it is not loaded
     rows: Any  # of every piece, before it is loaded, if known
     derived: bool  # is lazy, but made of data that is in memory
+
+
+class Release:
+    """Lets go of old pieces of one collection as soon as nothing is made of them.
+
+    So every row is in an old piece that is held or in a new one that is there.
+    """
+
+    def __init__(self, cut: Cut, old: Sequence[Any], new: Sequence[Any]):
+        self.label = cut.label
+        self._old = dict(enumerate(old))
+        self._waiting = dict(enumerate(new))
+        self._parts = np.split(cut.key, np.searchsorted(cut.new, range(1, len(new))))
+        self._uses = np.bincount(cut.key, minlength=len(old))
+        self._unused = np.flatnonzero(self._uses == 0).tolist()  # without rows
+
+    def go_on(self) -> int:
+        """Release what can go; how many that were."""
+        there = [n for n, f in self._waiting.items() if f.status == "finished"]
+        for number in there:
+            del self._waiting[number]
+            self._uses[self._parts[number]] -= 1
+        if not there:
+            return 0
+        parts = np.unique(np.concatenate([self._parts[n] for n in there]))
+        done = [*parts[self._uses[parts] == 0].tolist(), *self._unused]
+        self._unused = []
+        for k in done:
+            self._old.pop(k).release()
+        return len(done)
+
+    def held(self) -> list[Any]:
+        """Old pieces that have not been let go, if new ones are still to be made."""
+        return list(self._old.values())
 
 
 class LiveCluster:
@@ -93,7 +130,8 @@ class LiveCluster:
         self.opened = False
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of what this call has made
-        self.rescued = ""  # the published name of pieces whose old ones are gone
+        self._lent: set[str] = set()  # labels of the caller's that were released
+        self._left: list[Release] = []  # of the cut that is going on
 
     # --- begin ------------------------------------------------------------------------
 
@@ -226,15 +264,21 @@ class LiveCluster:
         )
 
     async def _settle(
-        self, futures: list[Any], notify: Notify, doing: str = "loading", pin: str = ""
+        self,
+        futures: list[Any],
+        notify: Notify,
+        doing: str = "loading",
+        pin: str = "",
+        release: Callable[[], None] | None = None,
     ) -> None:
         """Wait until every piece is in memory; raise what went wrong with one.
 
         ``pin`` names tasks that are bound to workers: those of a worker that is gone
-        or paused are let go.
+        or paused are let go. ``release`` is called now and then, and at the end.
         """
         pending = futures
         asked = monotonic()
+        pause = POLL if release is None else RELEASE
         # "lost" is what a client calls a key whose worker died until it is there again
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
             await self._refuse_failed(futures)
@@ -247,9 +291,13 @@ class LiveCluster:
                 asked = monotonic()
                 token = self.token
                 await monitor.ask(self.client, "free_stuck", token=token, name=pin)
+            if release is not None:
+                release()
             # looking at 100,000 states takes as long as the pause should
-            await asyncio.sleep(POLL + len(futures) * 1e-6)
+            await asyncio.sleep(pause + len(futures) * 1e-6)
         await self._refuse_failed(futures)
+        if release is not None:
+            release()
 
     def _refuse_late(self) -> None:
         """Before Python 3.12 a cancelled ``wait_for`` may go on: see for ourselves."""
@@ -287,19 +335,31 @@ class LiveCluster:
         graph = await asyncio.to_thread(loading.build, lazy)
         async with self._pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            self._replace(
-                {
-                    x.label: graphs.collection(
-                        x.collection,
-                        {key: futures[key] for key in graph.pieces[x.label]},
-                        _lengths(x.collection, self._found[x.label]),
-                        x.conversion,
-                        getattr(x.collection, "divisions", None),
-                    )
-                    for x in lazy
-                }
+            try:
+                await self._settle(list(futures.values()), notify, "loading", pin)
+            except BaseException:
+                for future in futures.values():
+                    future.release()  # a traceback would keep them
+                raise
+        self._replace(await asyncio.to_thread(self._loaded, lazy, graph, futures))
+
+    def _loaded(
+        self,
+        lazy: Sequence[loading.Lazy],
+        graph: graphs.Graph,
+        futures: Mapping[Key, Any],
+    ) -> dict[str, Any]:
+        """By label the collections of what was loaded."""
+        return {
+            x.label: graphs.collection(
+                x.collection,
+                {key: futures[key] for key in graph.pieces[x.label]},
+                _lengths(x.collection, self._found[x.label]),
+                x.conversion,
+                getattr(x.collection, "divisions", None),
             )
-            await self._settle(list(futures.values()), notify, "loading", pin)
+            for x in lazy
+        }
 
     @asynccontextmanager
     async def _pinned(self, graph: graphs.Graph) -> AsyncIterator[str]:
@@ -308,7 +368,9 @@ class LiveCluster:
         A binding outlives its task: computed again after its worker was lost, the task
         would wait for that worker for ever.
         """
-        names = keys.pack(list(graph.where))
+        # sorted by name, so that ranges are ranges
+        bound = sorted(graph.where, key=_name_of)
+        names = await asyncio.to_thread(keys.pack, bound)
         pin = await monitor.ask(self.client, "pin", token=self.token, keys=names)
         try:
             yield pin
@@ -326,45 +388,59 @@ class LiveCluster:
         """Make new pieces where they are to be; old ones are freed if that was asked.
 
         The tasks are bound to their workers until all is done; one whose worker is
-        lost or paused meanwhile runs anywhere. Once old pieces are released, the new
-        ones are all that there is: stopped then, they are kept under a published name.
+        lost or paused meanwhile runs anywhere. An old piece is let go when everything
+        that is made of it is there.
         """
         given = {x.label: x.collection for x in self.given}
         old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
-        freed = [f for label in recut.freed for f in old[label]]
-        lent = [f for x in recut.freed if x not in self._ours for f in old[x]]
-        await self._refuse_shared(lent)
+        lent = {x for x in recut.freed if x not in self._ours}
+        await self._refuse_shared(lent, old)
         graph = await asyncio.to_thread(cutting.build, recut, given)
         async with self._pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            now = {
-                cut.label: graphs.collection(
-                    given[cut.label],
-                    {key: futures[key] for key in graph.pieces[cut.label]},
-                    recut.rows.tolist(),
-                    cut.conversion,
-                    joined=True,
+            now = await asyncio.to_thread(_new, recut, given, graph, futures)
+            releases = [
+                Release(
+                    cut, old[cut.label], [futures[k] for k in graph.pieces[cut.label]]
                 )
                 for cut in recut.cuts
-            }
+                if cut.label in recut.freed
+            ]
+
+            def release() -> None:
+                if sum(r.go_on() for r in releases) and lent:
+                    self._lent |= lent
+
+            self._left = [r for r in releases if r.label in lent]
             self._replace(now)
-            for future in freed:
-                future.release()  # the scheduler frees it when its last part is cut
-            try:
-                await self._settle(list(futures.values()), notify, "cutting", pin)
-            except BaseException:
-                if lent:
-                    made = [now[label] for label in recut.freed]
-                    await asyncio.shield(self._keep_safe(made))
-                raise
+            await self._settle(
+                list(futures.values()),
+                notify,
+                "cutting",
+                pin,
+                release if releases else None,
+            )
+            self._left = []
         sent = cutting.sent(graph)
         return Result(nbytes=await monitor.received(self.client, sent))
 
-    async def _refuse_shared(self, lent: list[Any]) -> None:
+    async def _refuse_shared(
+        self, lent: Collection[str], old: Mapping[str, list[Any]]
+    ) -> None:
         """See that nobody else needs pieces of the caller's that will be freed."""
+        freed = [f for label in lent for f in old[label]]
+        wanted = {f.key for f in freed}
+        for label, found in self._found.items():
+            if label not in lent and not wanted.isdisjoint(
+                f.key for f in found.futures or ()
+            ):
+                raise SharedDataError(
+                    f"release_inputs=True would free pieces that {label} needs too; "
+                    "give a copy of it, or leave release_inputs out"
+                )
         # one future of each is the caller's own
-        here = sum(self.client.refcount[f.key] > 1 for f in lent)
-        packed = keys.pack([f.key for f in lent])
+        here = sum(self.client.refcount[f.key] > 1 for f in freed)
+        packed = keys.pack([f.key for f in freed])
         owner = self.client.id
         there = await monitor.ask(self.client, "wanted", keys=packed, owner=owner)
         if here or there:
@@ -375,17 +451,33 @@ class LiveCluster:
                 "or leave release_inputs out"
             )
 
-    async def _keep_safe(self, made: list[Any]) -> None:
-        """Publish new pieces, the old ones of which are gone, for who called us."""
+    async def rescue(self) -> str:
+        """Publish what is made of released pieces; says where, or nothing.
+
+        Whoever called has names for pieces that are gone, and none for what took their
+        place. What is not cut yet is published beside it.
+        """
+        if not self._lent:
+            return ""
         name = f"clustertune-{self.token[:8]}"
+        made = [x.collection for x in self.given if x.label in self._lent]
+        left = [f for r in self._left for f in r.held()]
         try:
-            publish = self.client.publish_dataset(made, name=name)
-            await asyncio.wait_for(publish, LANDING)
+            await asyncio.wait_for(self._publish(name, made, left), RESCUE)
         # whatever it is, it must not hide what the caller has to say
         except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not publish %s: %r", name, error)
-        else:
-            self.rescued = name
+            return "; what was cut of released pieces could not be published"
+        rest = f"; pieces that were not cut yet in {name + '-left'!r}" if left else ""
+        return (
+            "; old pieces of what was cut are released: the new ones are in "
+            f"client.get_dataset({name!r}), in the order given{rest}"
+        )
+
+    async def _publish(self, name: str, made: list[Any], left: list[Any]) -> None:
+        await self.client.publish_dataset(made, name=name)
+        if left:
+            await self.client.publish_dataset(left, name=f"{name}-left")
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         """Ask the cluster object for workers and wait until they are there.
@@ -457,7 +549,7 @@ class LiveCluster:
     # --- what prepare hands over ------------------------------------------------------
 
     def tell_rows(self, view: View) -> None:
-        """Have arrays with unknown chunks know the rows that were counted."""
+        """Have arrays know the rows that were counted, whatever was said before."""
         rows = {m.label: m.rows for x in view.layouts for m in x.members if m.loaded}
         told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
         self.given = self.given.with_collections(told)
@@ -466,6 +558,29 @@ class LiveCluster:
         """Leave the report with the scheduler, for whoever asks later."""
         if self.opened:
             await self._quietly("keep", report=report)
+
+
+def _name_of(key: Key) -> str:
+    return str(key[0]) if isinstance(key, tuple) else str(key)
+
+
+def _new(
+    recut: Recut,
+    given: Mapping[str, Any],
+    graph: graphs.Graph,
+    futures: Mapping[Key, Any],
+) -> dict[str, Any]:
+    """By label the collections of new pieces."""
+    return {
+        cut.label: graphs.collection(
+            given[cut.label],
+            {key: futures[key] for key in graph.pieces[cut.label]},
+            recut.rows.tolist(),
+            cut.conversion,
+            joined=True,
+        )
+        for cut in recut.cuts
+    }
 
 
 def _find(collection: Any, client: Client) -> _Found:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +22,7 @@ from dask._task_spec import Task, TaskRef, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.core import flatten, toposort
 from dask.dataframe.dask_expr import from_graph
-from dask.dataframe.dask_expr._expr import Lengths, Literal
+from dask.dataframe.dask_expr._expr import Lengths, Literal, Partitions
 from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetPyarrowFS
 
 from clustertune import conversion as converting
@@ -54,7 +55,8 @@ def lengths(x: Any, *, asynchronous: bool) -> Int64s | None:
     """
     if isinstance(x, da.Array):
         return None if without_rows(x) else np.array(x.chunks[0], dtype=np.int64)
-    if asynchronous and any(map(_reads_by_tasks, x.expr.walk())):
+    nodes = list(x.expr.walk())
+    if any(map(_selects, nodes)) or (asynchronous and any(map(_reads_by_tasks, nodes))):
         return None
     try:
         told = Lengths(x.expr).simplify()
@@ -63,8 +65,15 @@ def lengths(x: Any, *, asynchronous: bool) -> Int64s | None:
         logger.info("rows are not known before loading: %r", error)
         return None
     found = told.operand("value") if isinstance(told, Literal) else ()
-    # of a selection of pieces Dask 2026.8 may tell too many or too few
     return np.array(found, dtype=np.int64) if len(found) == x.npartitions else None
+
+
+def _selects(node: Any) -> bool:
+    """Whether it takes some pieces of a source: Dask 2026.8 tells those of others."""
+    if isinstance(node, Partitions):
+        return True
+    parameters = getattr(node, "_parameters", ())
+    return "_partitions" in parameters and node.operand("_partitions") is not None
 
 
 def _reads_by_tasks(node: Any) -> bool:
@@ -128,7 +137,7 @@ def unjoined(collection: Any) -> Any:
 def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
     """Add what makes pieces of another kind or number type of those loaded."""
     assert x.conversion is not None
-    function = converting.converter(x.collection, x.conversion)
+    functions = converting.converter(x.collection, x.conversion)
     meta = converting.meta(x.collection, x.conversion)
     given_array = isinstance(x.collection, da.Array)
     becomes_array = isinstance(meta, np.ndarray) and not given_array
@@ -138,10 +147,10 @@ def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
     for i, old in enumerate(keys):
         position: Any = old[1:] if given_array else (i, *tail)  # type: ignore[index]
         key = (name, *position)
-        graph.tasks[key] = Task(key, function, TaskRef(old))
-        if becomes_array:  # a frame lies by columns
-            inner = Task(None, function, TaskRef(old))
-            graph.tasks[key] = Task(key, np.ascontiguousarray, inner)
+        piece = converting.applied(functions, TaskRef(old))
+        if becomes_array:  # a view would keep the whole frame, which lies by columns
+            piece = Task(None, partial(np.array, order="C"), piece)
+        graph.tasks[key] = Task(key, piece.func, *piece.args)
         made.append(key)
     return made
 

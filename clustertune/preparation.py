@@ -8,6 +8,7 @@ limit, and the report, which is made whichever way the call ends.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +37,8 @@ from clustertune.prepared import Again, Prepared
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.wording import seconds_text
+
+logger = logging.getLogger("clustertune")
 
 ROUNDS = 6
 VAIN = 2  # rounds in a row without any effect, after which no other is tried
@@ -284,11 +287,9 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
     except BaseException as error:  # whatever it is goes on, after the report
         ours = _explain(error, cluster, request.timeout)
         text = _text(ours)
-        if cluster.rescued:
-            text += (
-                "; the old pieces of what was cut were released: the new ones are in "
-                f"client.get_dataset({cluster.rescued!r}), in the order given"
-            )
+        if where := await asyncio.shield(cluster.rescue()):
+            text += where
+            _tell(ours, where)
         report = journal.report("failed", monotonic() - start, text)
         if isinstance(ours, ClustertuneError):
             ours.report = report
@@ -339,17 +340,26 @@ def _explain(
     """The time limit as an error of ours; every other one as it is."""
     if isinstance(error, asyncio.TimeoutError) and cluster.remaining() <= 0:
         return TimedOutError(
-            f"timeout={seconds_text(timeout)} is over; data that was in memory before "
-            "is whole, and lies as the report says as far as it was moved; what this "
-            "call was loading is let go; give a longer timeout"
+            f"timeout={seconds_text(timeout)} is over; what was in memory before, and "
+            "was not released, is whole, and lies as the report says as far as it was "
+            "moved; what this call was loading is let go; give a longer timeout"
         )
     return error
+
+
+def _tell(error: BaseException, where: str) -> None:
+    """Have whoever gets the error learn where the data is now."""
+    if isinstance(error, ClustertuneError):
+        error.args = (f"{error}{where}",)
+    elif hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(where.removeprefix("; "))
+    logger.warning("clustertune was stopped%s", where)
 
 
 def _text(error: BaseException) -> str:
     """What is said of it in one line."""
     if isinstance(error, asyncio.CancelledError):
-        return "interrupted; no data was lost"
+        return "interrupted"
     return str(error) or type(error).__name__
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from clustertune import layouts
 from clustertune.memory import room
-from clustertune.model import Layout, View
+from clustertune.model import Layout, Member, View
 from clustertune.sizes import held_bytes
 
 
@@ -57,12 +57,18 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
             yield f"{int((~there).sum())} pieces of {now.label} are nowhere in memory"
         if was.loaded and was.keys != now.keys and not now.ours:
             yield f"{now.label} has other keys than before"
-        if was.rows is None or now.rows is None:
-            continue
-        if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
-            yield f"pieces of {now.label} have other rows than before"
-        elif was.rows.sum() != now.rows.sum():
-            yield f"{now.label} had {was.rows.sum():,} rows and has {now.rows.sum():,}"
+        yield from _other_rows(was, now)
+
+
+def _other_rows(was: Member, now: Member) -> Iterator[str]:
+    if was.rows is None:
+        return
+    if now.rows is None:
+        yield f"rows of {now.label} were known before and cannot be counted now"
+    elif was.keys == now.keys and not np.array_equal(was.rows, now.rows):
+        yield f"pieces of {now.label} have other rows than before"
+    elif was.rows.sum() != now.rows.sum():
+        yield f"{now.label} had {was.rows.sum():,} rows and has {now.rows.sum():,}"
 
 
 def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:

@@ -27,6 +27,12 @@ FRAME = pd.DataFrame(
 X = dd.from_pandas(FRAME, npartitions=2)
 
 
+def converted(x, conversion, piece):
+    for function in converter(x, conversion):
+        piece = function(piece)
+    return piece
+
+
 def goal(**wanted):
     return Goal(workload=generic.PROFILE, **wanted)
 
@@ -71,7 +77,7 @@ def test_frames_become_arrays(columns, dtype):
     found = asked("X", X[columns], goal(to="array"))
     assert (found.kind, found.dtype) == ("array", dtype)
     assert found.row_bytes == len(columns) * np.dtype(dtype).itemsize
-    made = converter(X[columns], found)(FRAME[columns])
+    made = converted(X[columns], found, FRAME[columns])
     assert type(made) is np.ndarray
     assert (made.dtype, made.shape) == (dtype, (6, len(columns)))
     expected = FRAME[columns].astype(dtype if "n" not in columns else "float64")
@@ -84,7 +90,7 @@ def test_a_series_becomes_an_array():
     """It has one dimension."""
     found = asked("y", X["n"], goal(to="array", dtype="float32"))
     assert (found.kind, found.dtype, found.row_bytes) == ("array", "float64", 8)
-    made = converter(X["n"], found)(FRAME["n"])
+    made = converted(X["n"], found, FRAME["n"])
     np.testing.assert_array_equal(made, [1, 2, np.nan, 4, 5, 6])
     assert meta(X["n"], found).shape == (0,)
 
@@ -92,7 +98,7 @@ def test_a_series_becomes_an_array():
 def test_features_as_an_array_of_one_type():
     """Kind and type change at once."""
     found = asked("X", X[["f", "n"]], goal(to="array", dtype="float32"))
-    made = converter(X[["f", "n"]], found)(FRAME[["f", "n"]])
+    made = converted(X[["f", "n"]], found, FRAME[["f", "n"]])
     assert made.dtype == "float32"
     assert np.isnan(made[2, 1])
 
@@ -103,7 +109,7 @@ def test_numbers_in_a_frame_are_cast():
     assert found.kind == "dataframe"
     assert found.columns == ("f", "i", "b", "n")
     assert found.row_bytes is None
-    made = converter(X, found)(FRAME)
+    made = converted(X, found, FRAME)
     assert made.dtypes["f"] == made.dtypes["n"] == "float32"
     assert made["c"].equals(FRAME["c"])
     assert str(found) == "a DataFrame with float32 for numbers"
@@ -142,3 +148,46 @@ def test_numbers_that_would_not_fit_are_refused(x, dtype):
     if isinstance(x, dd.DataFrame):
         with pytest.raises(ValueError, match="which do not all fit in it"):
             asked("X", x, goal(to="array", dtype=dtype))
+
+
+def test_pieces_of_another_type_than_they_say():
+    """A whole number that is lacking in one file makes it floats: an error, not -2**63.
+
+    Where they happen to be whole, and there, it is as well: other pieces may not be.
+    """
+    ints = X[["i"]]
+    found = asked("X", ints, goal(to="array"))
+    for odd in ([2.5, 1.0], [np.nan, 1.0]):
+        with pytest.raises((TypeError, ValueError)):
+            converted(ints, found, pd.DataFrame({"i": odd}))
+    both = X[["i", "b"]]
+    found = asked("X", both, goal(to="array"))
+    with pytest.raises((TypeError, ValueError)):
+        converted(both, found, pd.DataFrame({"i": [1.5], "b": [True]}))
+    floats = X[["f"]]
+    found = asked("X", floats, goal(to="array"))
+    made = converted(floats, found, pd.DataFrame({"f": [1, 2]}))
+    assert made.dtype == "float64"
+    array = da.ones(3, dtype="i4", chunks=3)
+    found = asked("X", array, goal(dtype="int64"))
+    with pytest.raises(TypeError, match="Cannot cast"):
+        converted(array, found, np.array([1.5]))
+
+
+def test_truth_values_beside_whole_numbers():
+    """As whole numbers; by themselves they stay truth values."""
+    found = asked("X", X[["i", "b"]], goal(to="array"))
+    made = converted(X[["i", "b"]], found, FRAME[["i", "b"]])
+    assert made.dtype == "int64"
+    assert made[:, 1].tolist() == [1, 0] * 3
+
+
+def test_numbers_of_groups_stay_whole():
+    """As floats, large ones would be others; one that is lacking is an error."""
+    large = pd.DataFrame({"q": pd.array([2**60 + 1, 2**60 + 3], dtype="Int64")})
+    q = dd.from_pandas(large, npartitions=1)["q"]
+    found = asked("qid", q, goal(to="array"))
+    assert found.dtype == "int64"
+    assert converted(q, found, large["q"]).tolist() == [2**60 + 1, 2**60 + 3]
+    with pytest.raises((TypeError, ValueError)):
+        converted(q, found, pd.Series(pd.array([1, None], dtype="Int64")))

@@ -413,31 +413,117 @@ async def test_what_others_need_is_not_released(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_stopped_after_inputs_were_released(c, s, a, b):
-    """The new pieces are then all that there is: they are kept, and said where."""
+async def test_pieces_that_the_same_call_needs_are_not_released(c, s, a, b):
+    """An eval set that is a part of the training data."""
+    frame = pd.DataFrame(numbers(), columns=list("abcde"))
+    (X,) = await persisted(c, dd.from_pandas(frame, npartitions=4))
+    some = X.partitions[:2]
+    with pytest.raises(SharedDataError, match="needs too"):
+        await clustertune.prepare(
+            c, X, eval_set=[(some, some["a"])], rechunk=7, release_inputs=True
+        )
+    assert await c.compute(X["a"].sum()) == frame["a"].sum()
+
+
+def slow(block):
+    sleep(0.5)
+    return block
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_stopped_before_anything_is_released(c, s, a, b):
+    """What was given is whole, and nothing is published."""
     Xn = numbers()
     (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS))
-
-    def slow(block):
-        sleep(0.5)
-        return block
-
     busy = c.map(slow, range(8), pure=False)  # the cut has to wait for these
     work = asyncio.ensure_future(
         clustertune.prepare(c, X, release_inputs=True, progress=False)
     )
-    await soon(lambda: s.plugins.get("clustertune") and s.plugins["clustertune"].pinned)
     await soon(lambda: any(str(k).startswith("('array-") for k in list(s.tasks)))
-    await asyncio.sleep(0.1)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
+    assert await c.compute(X.sum()) == Xn.sum()
+    assert await c.list_datasets() == ()
+    assert await restricted(s) == []
+    del busy
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_stopped_after_inputs_were_released(c, s, a, b):
+    """New pieces, and old ones that are not cut, are then all that there is: kept."""
+    Xn = numbers()
+    (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS // 8))
+    first = X.__dask_keys__()[0][0]
+    busy = c.map(slow, range(4), workers=[b.address], pure=False)  # keeps one of two
+    work = asyncio.ensure_future(
+        clustertune.prepare(c, X, rechunk=32, release_inputs=True, progress=False)
+    )
+    await soon(lambda: len({k for w in (a, b) for k in w.data if k[0] == first[0]}) < 8)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await work
     report = await clustertune.last_report(c)
     assert "client.get_dataset('clustertune-" in report.error
+    if hasattr(caught.value, "add_note"):
+        assert "client.get_dataset" in "".join(caught.value.__notes__)
     name = report.error.split("get_dataset('")[1].split("'")[0]
-    del X
+    del X, work, caught, report
     (found,) = await c.get_dataset(name)
     np.testing.assert_array_equal((await values(c, found))[0], Xn)
-    assert await restricted(s) == []
-    await c.unpublish_dataset(name)
+    assert all(str(k).startswith("slow") for k in await restricted(s))
     del busy
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_failed_after_inputs_were_released(c, s, a, b):
+    """Another set of the call cannot be released: the error says where the first is."""
+    Xn = numbers()
+    X, valid = await persisted(
+        c,
+        da.from_array(Xn, chunks=ROWS),
+        da.from_array(Xn + 1, chunks=((1, ROWS - 1), 5)),
+    )
+    y = await c.persist(da.from_array(Xn[:, 0], chunks=1000))
+    await c.publish_dataset(y, name="wanted")
+    with pytest.raises(SharedDataError, match="another client needs") as caught:
+        await clustertune.prepare(c, X, eval_set=[(valid, y)], release_inputs=True)
+    assert "client.get_dataset('clustertune-" in str(caught.value)
+    name = str(caught.value).split("get_dataset('")[1].split("'")[0]
+    (found,) = await c.get_dataset(name)
+    np.testing.assert_array_equal((await values(c, found))[0], Xn)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_pieces_of_other_types_than_they_say(c, s, a, b):
+    """Joined, they have a type that holds the numbers of all; nothing is cut off."""
+
+    def odd(block, block_info=None):
+        number = block_info[0]["chunk-location"][0]
+        return block.astype("f8") + 0.5 if number == 1 else block
+
+    X = da.arange(40, chunks=5).map_blocks(odd, dtype="i8")
+    (X,) = await persisted(c, X)
+    (X2,) = await clustertune.prepare(c, X, rechunk=2)
+    expected = np.arange(40.0)
+    expected[5:10] += 0.5
+    np.testing.assert_array_equal((await values(c, X2))[0], expected)
+    words = da.from_array(np.array((["ab"] * 5 + ["abcdef"] * 5) * 2), chunks=5)
+    (words,) = await persisted(c, words.map_blocks(lambda b: b.astype(f"U{len(b[0])}")))
+    (joined,) = await clustertune.prepare(c, words, rechunk=2)
+    for piece in await values(c, joined.blocks[0], joined.blocks[1]):
+        assert piece.tolist() == ["ab"] * 5 + ["abcdef"] * 5
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_masks_that_the_array_does_not_tell(c, s, a, b):
+    """A part that is copied alone keeps its mask, whatever the array says it is."""
+
+    def masked(block):
+        return np.ma.masked_equal(block, 3)
+
+    X = da.arange(40, chunks=40).map_blocks(masked, dtype="i8", meta=np.array([], "i8"))
+    (X,) = await persisted(c, X)
+    (X2,) = await clustertune.prepare(c, X, rechunk=4)
+    pieces = await values(c, *(X2.blocks[i] for i in range(4)))
+    assert [np.ma.count_masked(p) for p in pieces] == [1, 0, 0, 0]
