@@ -81,12 +81,11 @@ def fullest(rows: Int64s, weights: npt.NDArray[np.float64]) -> float:
     Bounds on multiprocessing timing anomalies, 1969).
     """
     claim = weights[weights > 0]
-    shares = (rows.sum() * claim / claim.sum()).tolist()
-    loads = [0] * len(shares)
-    for n in sorted(rows.tolist(), reverse=True):
-        w = min(range(len(shares)), key=lambda i: (loads[i] + n) / shares[i])
-        loads[w] += n
-    return float(max(n / share for n, share in zip(loads, shares, strict=True)))
+    shares = rows.sum() * claim / claim.sum()
+    loads = np.zeros(len(shares))
+    for n in np.sort(rows)[::-1].tolist():
+        loads[((loads + n) / shares).argmin()] += n
+    return float((loads / shares).max())
 
 
 def parts(old: Int64s, new: Int64s) -> Parts:

@@ -149,6 +149,19 @@ def test_pieces_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
     assert found == {"y": [0, 1, 0]}
 
 
+def test_workers_that_may_not_train_are_not_loaded_to() -> None:
+    """Not where X lies on them still, nor for a piece without rows."""
+    some = [worker(0, status="paused"), worker(1), worker(2)]
+    X = member("X", [10, 10, 10, 10], [0, 0, 1, 2])
+    y = replace(member("y", [10, 10, 10, 10], None), keys=tuple(range(4)))
+    found = loads([Layout(label="training data", members=(X, y))], some)
+    assert 0 not in found["y"]
+    assert found["y"][2:] == [1, 2]
+    empty = replace(member("X", [10, 0, 10, 10, 10], None), keys=tuple(range(5)))
+    found = loads([Layout(label="training data", members=(empty,))], some)
+    assert 0 not in found["X"]
+
+
 def test_what_cannot_be_bound() -> None:
     """Unknown rows, other numbers of rows, and what is made of data in memory."""
     X = replace(member("X", [10, 10], None), keys=(0, 1))

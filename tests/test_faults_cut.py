@@ -94,6 +94,34 @@ def test_a_worker_is_killed(
     until(lambda: client.run_on_scheduler(restricted) == 0)
 
 
+def pause(dask_worker: Any) -> None:
+    from distributed.core import Status
+
+    dask_worker.memory_manager.memory_pause_fraction = 1e-9
+    dask_worker.status = Status.paused
+
+
+@pytest.mark.parametrize("what", ["cut", "load"])
+def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
+    """What it was given and has not begun is made by the others."""
+    _, client = local_cluster(3)
+    clustertune.prepare(client, da.ones((30, 1), chunks=1))
+    X, y = source()
+    if what == "cut":
+        X, y = client.persist([X, y])
+        wait([X, y])
+    else:
+        X, y = X.map_blocks(slowly), y.map_blocks(slowly)
+    preparing = Preparing(client, X, y)
+    preparing.start()
+    until(lambda: at_work(client, 0.1))
+    client.run(pause, workers=[list(client.scheduler_info()["workers"])[-1]])
+    preparing.join(120)
+    assert isinstance(preparing.result, clustertune.Prepared), preparing.result
+    assert_whole(client, *preparing.result)
+    until(lambda: client.run_on_scheduler(restricted) == 0)
+
+
 @pytest.mark.parametrize("what", ["cut", "load"])
 def test_interrupted(local_cluster: Any, what: str) -> None:
     """^C lets go of what was being made; what was given is as it was."""

@@ -112,6 +112,85 @@ def test_groups_are_not_cut() -> None:
     assert proposed(view(two(), [data])) == []
 
 
+def test_pieces_of_groups_end_where_all_of_them_do() -> None:
+    """X and qid from two sources: a boundary of one may go through a group."""
+    X = member("X", [10, 10, 10, 10, 20, 20], [0, 1, 0, 1, 0, 1], 80)
+    qid = member("qid", [20, 25, 15, 20], [0, 1, 0, 1], 8)
+    data = Layout(label="training data", members=(X, qid))
+    (step,) = proposed(view(two(), [data]))
+    assert step.args.rows.tolist() == [20, 40, 20]
+
+
+def test_groups_that_cannot_lie_evenly_stay() -> None:
+    """Joining makes nothing more even: they are not copied for nothing."""
+    data = layout([1000] + [10] * 10, [0] * 6 + [1] * 5, ("X", "y", "qid"))
+    assert proposed(view(two(), [data])) == []
+    few = layout([16, 16], [0, 1], ("X", "y", "qid"))
+    found = checks.run(view([worker(i) for i in range(3)], [few]))
+    (finding,) = (f for f in found if f.check == "too_few_pieces")
+    assert "groups are not cut" in finding.remedy
+
+
+def test_the_least_is_cut_where_all_does_not_fit() -> None:
+    """X could lie more evenly, but there is no room; y has to be cut to it."""
+    some = two(memory_limit=100 * MIB, process=10 * MIB)
+    X = member("X", [MIB] * 5, [0, 1, 0, 1, 0], 14)
+    y = member("y", [2 * MIB, 3 * MIB], [0, 1], 1)
+    seen = view(some, [Layout(label="training data", members=(X, y))])
+    (step,) = proposed(seen)
+    assert [cut.label for cut in step.args.cuts] == ["y"]
+    assert not step.args.shortage
+
+
+def test_room_is_given_out_once() -> None:
+    """Two sets of data that are cut in one plan share the workers' memory."""
+    some = two(memory_limit=100 * MIB, process=10 * MIB)
+    train = layout([10 * MIB], [0], ("X",), row_bytes={"X": 1})
+    valid = layout(
+        [14 * MIB], [1], ("eval_set[0].X",), {"eval_set[0].X": 1}, "eval_set[0]"
+    )
+    wanted = Conversion(kind="array", dtype="float64", row_bytes=3)
+    one = replace(valid.members[0], conversion=wanted)
+    valid = replace(valid, members=(one,))
+    alone = proposed(view(some, [layout([1], [0], ("X",)), valid]))
+    assert alone
+    both = replace(train.members[0], conversion=replace(wanted, row_bytes=8))
+    seen = view(some, [replace(train, members=(both,)), valid])
+    with pytest.raises(CapacityError, match="eval_set"):
+        proposed(seen)
+
+
+def test_what_was_asked_for_is_done_or_an_error() -> None:
+    """Frames instead of arrays, or other pieces, would be a surprise later."""
+    full = two(memory_limit=100 * MIB, process=10 * MIB)
+    wanted = Conversion(kind="array", dtype="float64", row_bytes=1)
+    data = layout([25 * MIB] * 4, [0, 1] * 2, ("X",), {"X": 1}, conversion=wanted)
+    with pytest.raises(CapacityError, match=r"release_inputs=True|n_workers="):
+        proposed(view(full, [data]))
+    with pytest.raises(AlignmentError, match="rechunk=1, but there are 2 workers"):
+        proposed(view(two(), [layout([10] * 4, [0, 1] * 2)], rechunk=1))
+
+
+def test_how_many_workers_would_do() -> None:
+    """One that comes has all of its room, not what is left beside old pieces."""
+    some = [worker(i, memory_limit=100 * MIB, process=0) for i in range(4)]
+    data = layout([50 * MIB] * 4, list(range(4)), ("X",), {"X": 1})
+    with pytest.raises(CapacityError, match="n_workers=") as caught:
+        proposed(view(some, [data], rechunk=21))
+    enough = int(str(caught.value).split("n_workers=")[1].split(";")[0])
+    assert 6 <= enough <= 9
+
+
+def test_the_users_settings_decide_what_suits() -> None:
+    """Pieces that are small by their measure are joined, not handed back."""
+    data = layout([20_000] * 600, [0, 1] * 300, ("X",))
+    seen = view(two(), [data])
+    settings = {"too_many_pieces": {"small": 2**30}}
+    found = checks.run(seen, settings)
+    (step,) = rechunk.propose(found, seen)
+    assert len(step.args.rows) < 600
+
+
 def test_whole_old_pieces_leave_first_where_they_are_freed() -> None:
     """What stays is copied last, when the memory of what has left is free."""
     some = [worker(i) for i in range(4)]

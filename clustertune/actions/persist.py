@@ -51,8 +51,15 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         return
     _refuse_too_much(lazy, view)
     targets: dict[str, Int64s] = {}
+    free = np.maximum(0.0, _room(view))
     for layout in view.layouts:
-        targets |= _targets(layout, view)
+        found = _targets(layout, view, free)
+        for member in layout.members:
+            if member.label in found and isinstance(member_bytes(member), int):
+                taken = np.zeros(len(free))
+                np.add.at(taken, found[member.label], _key_bytes(member))
+                free = np.maximum(0.0, free - taken)
+        targets |= found
     size = _size(lazy)
     amount = "of unknown size" if isinstance(size, Unknown) else f"({bytes_text(size)})"
     placed = [m.label for m in lazy if m.label in targets]
@@ -127,12 +134,14 @@ def _room(view: View) -> npt.NDArray[np.float64]:
 # --- where each piece belongs ---------------------------------------------------------
 
 
-def _targets(layout: Layout, view: View) -> dict[str, Int64s]:
+def _targets(
+    layout: Layout, view: View, free: npt.NDArray[np.float64]
+) -> dict[str, Int64s]:
     """By label the worker of every key, where that can be told."""
     open_ = [m for m in layout.members if _can_be_bound(m)]
     if not open_ or not view.eligible_workers:
         return {}
-    rows, home = _anchor(layout, open_[0], view)
+    rows, home = _anchor(layout, open_[0], view, free)
     total = int(rows.sum())
     return {
         m.label: np.repeat(_follow(rows, home, m.rows), m.column_blocks)
@@ -146,7 +155,9 @@ def _can_be_bound(member: Member) -> bool:
     return known and not member.loaded and not member.derived
 
 
-def _anchor(layout: Layout, first: Member, view: View) -> tuple[Int64s, Int64s]:
+def _anchor(
+    layout: Layout, first: Member, view: View, free: npt.NDArray[np.float64]
+) -> tuple[Int64s, Int64s]:
     """Rows of pieces and their workers: of what is loaded, else as it should be."""
     n_workers = len(view.now.workers)
     for member in layout.members:
@@ -154,17 +165,23 @@ def _anchor(layout: Layout, first: Member, view: View) -> tuple[Int64s, Int64s]:
             only = Layout(label=layout.label, members=(member,))
             home = layouts.homes(only, n_workers)
             if (home >= 0).all():
+                may = layouts.weights(view) > 0
+                if not may[home].all():  # these will have to leave
+                    placed = _placed(layout, member.rows, view, free)
+                    home = np.where(may[home], home, placed)
                 return member.rows, home
     assert first.rows is not None
-    return first.rows, _placed(layout, first.rows, view)
+    return first.rows, _placed(layout, first.rows, view, free)
 
 
-def _placed(layout: Layout, rows: Int64s, view: View) -> Int64s:
+def _placed(
+    layout: Layout, rows: Int64s, view: View, free: npt.NDArray[np.float64]
+) -> Int64s:
     none = np.zeros(0, dtype=np.int64)
     size = layout_bytes(layout)
     total = 0 if isinstance(size, Unknown) else size
     nbytes = (rows * (total / int(rows.sum()))).astype(np.int64)
-    for budget in (np.maximum(0.0, _room(view)), None):
+    for budget in (free, None):
         try:
             found = place(
                 rows,
@@ -183,10 +200,14 @@ def _placed(layout: Layout, rows: Int64s, view: View) -> Int64s:
 def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
     """For pieces of ``own`` rows the worker that has most of the rows beside them."""
     parts = chunking.parts(rows, own)
-    shared = np.zeros((len(own), int(home.max()) + 1), dtype=np.int64)
-    np.add.at(shared, (parts.new, home[parts.old]), parts.stop - parts.start)
-    most: Int64s = shared.argmax(axis=1)
-    return most
+    n_workers = int(home.max()) + 1
+    code, part = np.unique(parts.new * n_workers + home[parts.old], return_inverse=True)
+    # a piece without rows goes where the one beside it is
+    shared = np.bincount(part.reshape(-1), np.maximum(1, parts.stop - parts.start))
+    order = np.lexsort((-code, shared))  # the last of a piece has most
+    result = np.zeros(len(own), dtype=np.int64)
+    result[code[order] // n_workers] = code[order] % n_workers
+    return result
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

@@ -19,9 +19,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import chunking, layouts
-from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
-from clustertune.errors import CapacityError
+from clustertune import boundaries, chunking, layouts
+from clustertune.errors import AlignmentError, CapacityError
 from clustertune.memory import room
 from clustertune.model import (
     Cluster,
@@ -45,7 +44,7 @@ from clustertune.wording import bytes_text, names_text, plural
 AIM = 0.2  # of the tolerance, as where whole pieces are placed
 COPYING = 1e9  # bytes per second: what one thread copied here, page faults included
 OVERHEAD = 0.1  # seconds that any graph takes
-_ROUNDING = 1e-9
+ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
     "; or free the old pieces while they are cut, which makes the collections that you "
     "gave unusable: release_inputs=True"
@@ -57,23 +56,72 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
     Raises
     ------
+    AlignmentError
+        Fewer pieces were asked for than there are workers.
     CapacityError
-        Pieces that must be cut do not fit below the lines at which workers spill
-        beside the old ones.
+        Pieces that must be cut, or are to become something else, do not fit below the
+        lines at which workers spill beside the old ones.
     """
     wrong = [f for f in findings if f.fixed_by == "rechunk"]
     if not view.eligible_workers:
         return
+    _refuse_too_few(view)
+    taken = np.zeros(len(view.now.workers))
     for layout in view.layouts:
         labels = {m.label for m in layout.members}
         about = [f for f in wrong if not labels.isdisjoint(f.subject)]
         if not about or not _is_known(layout):
             continue
-        rows = _new_rows(layout, view)
-        changed = [m for m in layout.members if _changes(m, rows)]
-        if changed:
-            must = any(f.severity is Severity.critical for f in about)
-            yield _step(layout, view, rows, changed, about, must=must)
+        step = _best_step(layout, view, about, taken)
+        if step is None:
+            continue
+        assert isinstance(step.args, Recut)
+        if not step.args.shortage:
+            taken = taken + _made(step.args, layout)
+        yield step
+
+
+def _refuse_too_few(view: View) -> None:
+    """Cutting first, and finding out then, might leave released data without names."""
+    wanted, n_workers = view.goal.rechunk, len(view.eligible_workers)
+    if not isinstance(wanted, bool) and wanted < n_workers and view.layouts:
+        raise AlignmentError(
+            f"rechunk={wanted}, but there are {n_workers} workers to train on: each "
+            f"needs a piece; ask for at least {n_workers}, or name fewer in workers="
+        )
+
+
+def _best_step(
+    layout: Layout,
+    view: View,
+    about: list[Finding],
+    taken: npt.NDArray[np.float64],
+) -> Step | None:
+    """The step that is wanted; if that does not fit, the one that has to be.
+
+    ``taken`` are bytes that other steps of this plan bring to each worker.
+    """
+    must = any(f.severity is Severity.critical or f.check in ASKED_FOR for f in about)
+    own = boundaries.rows_of(layout.members[0])
+    rows = boundaries.new_rows(layout, view, about)
+    step = _step(layout, view, rows, about, taken)
+    if step is None or not step.args.shortage or not must:  # type: ignore[attr-defined]
+        return step
+    if not np.array_equal(rows, own) and layout.members[0].column_blocks == 1:
+        least = _step(layout, view, own, about, taken)
+        if least is not None and not least.args.shortage:  # type: ignore[attr-defined]
+            return least
+    raise CapacityError(step.args.shortage)  # type: ignore[attr-defined]
+
+
+def _made(recut: Recut, layout: Layout) -> npt.NDArray[np.float64]:
+    """Bytes of new pieces on each worker."""
+    members = {m.label: m for m in layout.members}
+    made = np.zeros(len(recut.workers))
+    for cut in recut.cuts:
+        amount = _part_bytes(cut, members[cut.label])
+        np.add.at(made, recut.targets[cut.new], amount)
+    return made
 
 
 def _is_known(layout: Layout) -> bool:
@@ -82,103 +130,12 @@ def _is_known(layout: Layout) -> bool:
     return layout.loaded and len(totals) == 1 and totals.isdisjoint((-1, 0))
 
 
-def _rows(member: Member) -> Int64s:
-    assert member.rows is not None
-    return member.rows
-
-
 def _changes(member: Member, rows: Int64s) -> bool:
     return (
         member.column_blocks > 1
         or member.conversion is not None
-        or not np.array_equal(_rows(member), rows)
+        or not np.array_equal(boundaries.rows_of(member), rows)
     )
-
-
-# --- where to cut ---------------------------------------------------------------------
-
-
-def _new_rows(layout: Layout, view: View) -> Int64s:
-    """Rows of the new pieces: those of X where they suit."""
-    old, total = _rows(layout.members[0]), int(_rows(layout.members[0]).sum())
-    if view.goal.rechunk is False:
-        return old  # only what the pieces are made of changes
-    if any(m.label == "qid" for m in layout.members):
-        return old if _suits(layout, old, view) else _joined(layout, view)
-    if not isinstance(view.goal.rechunk, bool) and layout is view.layouts[0]:
-        return chunking.even(total, min(total, view.goal.rechunk))
-    if _suits(layout, old, view):
-        return old
-    most = _most_rows(layout, view)
-    closest = chunking.near(old, most)
-    if layout is not view.layouts[0]:
-        return closest  # is scored only, and need not lie evenly
-    finer = chunking.near(old, max(1, most // 2))
-    return _most_even(
-        layout, [closest, finer, chunking.even(total, -(-total // most))], view
-    )
-
-
-def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
-    """The first rows that can lie evenly enough, else those that can best."""
-    weights = layouts.weights(view)
-    spread = []
-    for rows in tries:
-        spread.append(chunking.fullest(rows, weights))
-        if spread[-1] <= 1 + view.goal.tolerance + _ROUNDING:
-            return rows
-    old = _rows(layout.members[0])
-    best = int(np.argmin(spread))
-    # what cannot be better stays as it is
-    stays = chunking.fullest(old, weights) <= spread[best] + _ROUNDING
-    return old if stays and layout.aligned else tries[best]
-
-
-def _joined(layout: Layout, view: View) -> Int64s:
-    old = _rows(layout.members[0])
-    return chunking.joined(old, _most_rows(layout, view))
-
-
-def _most_rows(layout: Layout, view: View) -> int:
-    """Rows of a piece: so that each thread has some, and none is too large."""
-    profile = view.goal.workload
-    total = int(_rows(layout.members[0]).sum())
-    threads = sum(w.nthreads for w in view.eligible_workers)
-    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
-    largest = min([profile.max_piece_bytes, *(n // 10 for n in limits)])
-    n_pieces = max(
-        threads * profile.pieces_per_thread, math.ceil(layout.nbytes / max(1, largest))
-    )
-    return max(1, -(-total // n_pieces))
-
-
-def _suits(layout: Layout, rows: Int64s, view: View) -> bool:
-    """Whether pieces of these rows are neither too few, too many nor too large."""
-    bare = _bare(layout, rows)
-    only = replace(view, layouts=(bare,))
-    if layout.members[0].column_blocks > 1:
-        n_bytes = layout.nbytes / max(1, len(rows))
-        if n_bytes > view.goal.workload.max_piece_bytes:
-            return False
-    if any(large_pieces.find(only)) or any(too_many_pieces.find(only)):
-        return False
-    return layout is not view.layouts[0] or not any(too_few_pieces.find(only))
-
-
-def _bare(layout: Layout, rows: Int64s) -> Layout:
-    """The layout as if its pieces had these rows: one member, held by nobody."""
-    total = int(rows.sum())
-    nbytes = (rows * (layout.nbytes / max(1, total))).astype(np.int64)
-    none = np.zeros(0, dtype=np.int64)
-    member = replace(
-        layout.members[0],
-        keys=tuple(range(len(rows))),
-        rows=rows,
-        nbytes=nbytes,
-        holders=(none, none),
-        column_blocks=1,
-    )
-    return Layout(label=layout.label, members=(member,))
 
 
 # --- where to put ---------------------------------------------------------------------
@@ -188,15 +145,14 @@ def _step(
     layout: Layout,
     view: View,
     rows: Int64s,
-    changed: list[Member],
     about: list[Finding],
-    *,
-    must: bool,
-) -> Step:
+    taken: npt.NDArray[np.float64],
+) -> Step | None:
+    changed = [m for m in layout.members if _changes(m, rows)]
+    if not changed:
+        return None
     drafts = [_draft(m, rows, view) for m in changed]
-    target, shortage = _targets(layout, view, rows, drafts)
-    if shortage and must:
-        raise CapacityError(shortage)
+    target, shortage = _targets(layout, view, rows, drafts, taken)
     cuts = tuple(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
     )
@@ -232,7 +188,10 @@ def _summary(changed: list[Member], rows: Int64s) -> str:
 
 def _draft(member: Member, rows: Int64s, view: View) -> Cut:
     """The parts of a member's new pieces, their owners not chosen yet."""
-    found, blocks = chunking.parts(_rows(member), rows), member.column_blocks
+    found, blocks = (
+        chunking.parts(boundaries.rows_of(member), rows),
+        member.column_blocks,
+    )
     repeated = chunking.Parts(*(np.repeat(x, blocks) for x in found))
     key = repeated.old * blocks + np.tile(np.arange(blocks), len(found.new))
     return Cut(
@@ -250,7 +209,7 @@ def _draft(member: Member, rows: Int64s, view: View) -> Cut:
 def _part_bytes(cut: Cut, member: Member) -> Int64s:
     """Bytes of every part as it will be."""
     assert member.nbytes is not None
-    rows = np.repeat(_rows(member), member.column_blocks)[cut.key]
+    rows = np.repeat(boundaries.rows_of(member), member.column_blocks)[cut.key]
     share = (cut.stop - cut.start) / np.maximum(1, rows) * _growth(member)
     return (member.nbytes[cut.key] * share).astype(np.int64)
 
@@ -261,11 +220,15 @@ def _growth(member: Member) -> float:
     conversion, now = member.conversion, int(member.nbytes.sum())
     if conversion is None or conversion.row_bytes is None or not now:
         return 1.0
-    return conversion.row_bytes * int(_rows(member).sum()) / now
+    return conversion.row_bytes * int(boundaries.rows_of(member).sum()) / now
 
 
 def _targets(
-    layout: Layout, view: View, rows: Int64s, drafts: list[Cut]
+    layout: Layout,
+    view: View,
+    rows: Int64s,
+    drafts: list[Cut],
+    taken: npt.NDArray[np.float64],
 ) -> tuple[Int64s, str]:
     """Workers of the new pieces, and why they do not fit, if they do not."""
     members = {m.label: m for m in layout.members}
@@ -298,7 +261,7 @@ def _targets(
             return None
 
     release = view.goal.release_inputs
-    budget = _budget(layout, view, cut_labels, release=release)
+    budget = _budget(layout, view, cut_labels, taken, release=release)
     found = placed(budget)
     if found is not None:
         target = found.target.astype(np.int64)
@@ -306,7 +269,7 @@ def _targets(
         if any(_is_freed(m, release) for m in cut_members):
             target = _by_neighbours(target, rows, nbytes, coordinates)
         return target, ""
-    freeing = _budget(layout, view, cut_labels, release=True)
+    freeing = _budget(layout, view, cut_labels, taken, release=True)
     hint = "" if release or placed(freeing) is None else _FREEING
     found = placed(None)
     assert found is not None
@@ -325,10 +288,12 @@ def _by_neighbours(
     stays is copied. Alike are pieces of as many rows and bytes, all on one worker.
     """
     piece, worker, amount = held
-    spread = np.zeros((len(rows), int(worker.max(initial=0)) + 1))
-    np.add.at(spread, (piece, worker), amount)
-    home, number = spread.argmax(axis=1), np.arange(len(rows))
-    others = np.where((spread > 0).sum(axis=1) == 1, -1, number)  # alike to none
+    number, n_workers = np.arange(len(rows)), int(worker.max(initial=0)) + 1
+    codes = np.unique(piece[amount > 0] * n_workers + worker[amount > 0])
+    holders = np.bincount(codes // n_workers, minlength=len(rows))
+    home = np.full(len(rows), -1, dtype=np.int64)
+    home[codes // n_workers] = codes % n_workers
+    others = np.where(holders == 1, -1, number)  # alike to none
     stays = target == home  # these come last: they are copied when others have left
     before = np.lexsort((number, others, home, nbytes, rows))
     after = np.lexsort((target, stays, others, home, nbytes, rows))
@@ -369,7 +334,12 @@ def _is_freed(member: Member, release: bool) -> bool:
 
 
 def _budget(
-    layout: Layout, view: View, cut_labels: list[str], *, release: bool
+    layout: Layout,
+    view: View,
+    cut_labels: list[str],
+    taken: npt.NDArray[np.float64],
+    *,
+    release: bool,
 ) -> npt.NDArray[np.float64]:
     """Bytes of new pieces that each worker has room for beside what stays.
 
@@ -378,7 +348,7 @@ def _budget(
     of them, one is there beside its parts.
     """
     n_workers = len(view.now.workers)
-    left = room(view)
+    left = room(view) - taken
     for other in view.layouts:
         for member in other.members:
             if other is layout and member.label not in cut_labels:
@@ -412,8 +382,9 @@ def _too_much(
     )
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
-    enough = len(rooms) + math.ceil((nbytes.sum() - rooms.sum()) / rooms.mean())
-    enough = max(len(rooms) + 1, enough)
+    # a worker that comes has all of its room
+    whole = room(view)[layouts.weights(view) > 0].mean()
+    enough = len(rooms) + max(1, math.ceil((nbytes.sum() - rooms.sum()) / whole))
     return f"{text}; about {enough} workers of this size would do: n_workers={enough}"
 
 

@@ -86,6 +86,8 @@ def _remedy(layout: Layout, n_workers: int, pieces_per_worker: int) -> str:
     total = int(layout.rows.sum())
     if total < n_workers:
         return f"for {plural(total, 'row')} in all name fewer workers in workers="
+    if any(m.label == "qid" for m in layout.members):
+        return "groups are not cut: name fewer workers in workers=, or load more pieces"
     n_pieces = n_workers * pieces_per_worker
     return "; ".join(_cut(m, total, n_pieces) for m in layout.members)
 

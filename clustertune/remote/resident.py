@@ -70,6 +70,7 @@ class Resident(SchedulerPlugin):
         self.report = ""
         self.released: deque[str] = deque(maxlen=1000)  # tokens
         self.pinned: dict[str, set[Any]] = {}  # keys bound to workers, by name
+        self.loosening: set[asyncio.Task[int]] = set()
 
     def attach(self) -> None:
         self.scheduler.add_plugin(self, name=NAME)
@@ -79,9 +80,8 @@ class Resident(SchedulerPlugin):
         """End what runs. Unregistering a plugin alone would leave its tasks running."""
         for job in self.jobs.values():
             job.task.cancel()
-        await asyncio.gather(
-            *(job.task for job in self.jobs.values()), return_exceptions=True
-        )
+        tasks = [*(job.task for job in self.jobs.values()), *self.loosening]
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self.scheduler.handlers.get(NAME) == self.handle:
             del self.scheduler.handlers[NAME]
 
@@ -189,8 +189,11 @@ class Resident(SchedulerPlugin):
         for job in self.jobs.values():
             job.policy.stopped = True
         # what was bound to workers must not stay so when its plan has gone
-        for name in list(self.pinned):
-            self._loosen(self.pinned.pop(name))
+        for keys in self.pinned.values():
+            task = asyncio.ensure_future(self._loosen(keys))
+            self.loosening.add(task)
+            task.add_done_callback(self.loosening.discard)
+        self.pinned.clear()
 
     # --- moves ------------------------------------------------------------------------
 
@@ -279,34 +282,47 @@ class Resident(SchedulerPlugin):
 
     # --- tasks bound to workers -------------------------------------------------------
 
-    def pin(self, token: str, keys: Sequence[Any]) -> str:
+    async def pin(self, token: str, keys: Sequence[Any]) -> str:
         """Remember packed keys of tasks that are going to be bound to workers.
 
         A binding outlives its task: computed again after its worker was lost, the task
         would wait for that worker for ever. Returns the name of the set.
         """
         self._check(token)
-        name = uuid4().hex
-        self.pinned[name] = set(unpack(keys))
+        name, bound = uuid4().hex, set()
+        for i, key in enumerate(unpack(keys)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            bound.add(key)
+        self._check(token)  # it may have ended in between
+        self.pinned[name] = bound
         return name
 
-    def free_stuck(self, token: str, name: str) -> int:
-        """Let those of the tasks run anywhere whose worker is gone or paused."""
+    async def free_stuck(self, token: str, name: str) -> int:
+        """Let those of the tasks run anywhere whose worker is gone or paused.
+
+        What a paused worker was given stays with it, and it will not begin it.
+        """
         self._check(token)
         ours = self.pinned.get(name, set())
-        return self._loosen(
-            [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
-        )
+        stuck = [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
+        for ws in list(self.scheduler.workers.values()):
+            if ws.status.name != "running":
+                waiting = (ts for ts in ws.processing if ts not in ws.executing)
+                stuck += [ts.key for ts in waiting if ts.key in ours]
+        return await self._loosen(stuck)
 
-    def unpin(self, token: str, name: str) -> None:
+    async def unpin(self, token: str, name: str) -> None:
         """Let all of them run anywhere from now on."""
         self._check(token)
-        self._loosen(self.pinned.pop(name, set()))
+        await self._loosen(self.pinned.pop(name, set()))
 
-    def _loosen(self, keys: Iterable[Any]) -> int:
+    async def _loosen(self, keys: Iterable[Any]) -> int:
         """Undo what annotations have bound; returns how many tasks waited for that."""
         waiting = {}
-        for key in keys:
+        for i, key in enumerate(list(keys)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
             ts = self.scheduler.tasks.get(key)
             if ts is None or not ts.worker_restrictions:
                 continue
@@ -319,6 +335,10 @@ class Resident(SchedulerPlugin):
             }
             if ts in self.scheduler.unrunnable:
                 waiting[key] = "processing"
+            elif ts.processing_on is not None and (
+                ts.processing_on.status.name != "running"
+            ):
+                waiting[key] = "released"  # and given to another, as it is wanted
         if waiting:
             self.scheduler.transitions(waiting, f"clustertune-{time()}")
         return len(waiting)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+from time import sleep
 
 import dask
 import numpy as np
 import pytest
 from dask._task_spec import Task
 from distributed import Client, wait
+from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 from clustertune import monitor
@@ -206,7 +208,7 @@ async def bound(c, s, where, count=3):
     lease = Resident(s)
     lease.attach()
     lease.acquire(c.id, "prepare", "t")
-    name = lease.pin("t", keys.pack([("bound", i) for i in range(count)]))
+    name = await lease.pin("t", keys.pack([("bound", i) for i in range(count)]))
     with dask.annotate(workers=[where], allow_other_workers=False):
         graph = {("bound", i): Task(("bound", i), int, i) for i in range(count)}
         futures = c.get(graph, list(graph), sync=False)
@@ -221,7 +223,7 @@ async def test_tasks_are_let_go(c, s, a, b):
     await wait(futures)
     tasks = [s.tasks[f.key] for f in futures]
     assert all(ts.worker_restrictions == {a.address} for ts in tasks)
-    lease.unpin("t", name)
+    await lease.unpin("t", name)
     assert not any(ts.worker_restrictions or ts.loose_restrictions for ts in tasks)
     assert not any("workers" in ts.annotations for ts in tasks)
     await a.close()
@@ -233,9 +235,25 @@ async def test_stuck_tasks_are_let_go(c, s, a, b):
     """Tasks that wait for a worker that is gone run elsewhere; others stay bound."""
     lease, name, futures = await bound(c, s, "tcp://127.0.0.1:9")
     await soon(lambda: len(s.unrunnable) == 3)
-    assert lease.free_stuck("t", name) == 3
+    assert await lease.free_stuck("t", name) == 3
     assert await c.gather(futures) == [0, 1, 2]
-    assert lease.free_stuck("t", name) == 0
+    assert await lease.free_stuck("t", name) == 0
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
+    """What it has been given and has not begun runs elsewhere."""
+    blocker = c.submit(sleep, 5, workers=[a.address], key="blocker", pure=False)
+    await soon(lambda: a.state.executing)
+    lease, name, futures = await bound(c, s, a.address)
+    await soon(lambda: len(s.workers[a.address].processing) == 4)
+    a.status = Status.paused
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    assert await lease.free_stuck("t", name) == 3
+    assert await c.gather(futures) == [0, 1, 2]
+    assert all(f.key in b.data for f in futures)
+    a.status = Status.running
+    await c.cancel([blocker])
 
 
 @gen_cluster(client=True, nthreads=TWO)
