@@ -10,7 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -79,21 +86,27 @@ class Release:
         self._parts = np.split(cut.key, np.searchsorted(cut.new, range(1, len(new))))
         self._uses = np.bincount(cut.key, minlength=len(old))
         self._unused = np.flatnonzero(self._uses == 0).tolist()  # without rows
+        self._gone: list[Any] = []
 
-    def go_on(self) -> int:
-        """Release what can go; how many that were."""
+    def go_on(self) -> list[Key]:
+        """The keys that nothing needs any more, which were not told before."""
         there = [n for n, f in self._waiting.items() if f.status == "finished"]
         for number in there:
             del self._waiting[number]
             self._uses[self._parts[number]] -= 1
         if not there:
-            return 0
+            return []
         parts = np.unique(np.concatenate([self._parts[n] for n in there]))
         done = [*parts[self._uses[parts] == 0].tolist(), *self._unused]
         self._unused = []
-        for k in done:
-            self._old.pop(k).release()
-        return len(done)
+        gone = [self._old.pop(k) for k in done]
+        self._gone += gone
+        return [f.key for f in gone]
+
+    def end(self) -> None:
+        """Release what was told: one message for each, so not while others wait."""
+        for future in self._gone:
+            future.release()
 
     def held(self) -> list[Any]:
         """Old pieces that have not been let go, if new ones are still to be made."""
@@ -269,7 +282,7 @@ class LiveCluster:
         notify: Notify,
         doing: str = "loading",
         pin: str = "",
-        release: Callable[[], None] | None = None,
+        release: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Wait until every piece is in memory; raise what went wrong with one.
 
@@ -292,12 +305,12 @@ class LiveCluster:
                 token = self.token
                 await monitor.ask(self.client, "free_stuck", token=token, name=pin)
             if release is not None:
-                release()
+                await release()
             # looking at 100,000 states takes as long as the pause should
             await asyncio.sleep(pause + len(futures) * 1e-6)
         await self._refuse_failed(futures)
         if release is not None:
-            release()
+            await release()
 
     def _refuse_late(self) -> None:
         """Before Python 3.12 a cancelled ``wait_for`` may go on: see for ourselves."""
@@ -407,19 +420,27 @@ class LiveCluster:
                 if cut.label in recut.freed
             ]
 
-            def release() -> None:
-                if sum(r.go_on() for r in releases) and lent:
+            async def release() -> None:
+                gone = [key for r in releases for key in r.go_on()]
+                if gone:
                     self._lent |= lent
+                    owner, packed = self.client.id, keys.pack(gone)
+                    ask = partial(monitor.ask, self.client, "let_go", token=self.token)
+                    await ask(owner=owner, keys=packed)
 
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
-            await self._settle(
-                list(futures.values()),
-                notify,
-                "cutting",
-                pin,
-                release if releases else None,
-            )
+            try:
+                await self._settle(
+                    list(futures.values()),
+                    notify,
+                    "cutting",
+                    pin,
+                    release if releases else None,
+                )
+            finally:
+                for r in releases:
+                    r.end()
             self._left = []
         sent = cutting.sent(graph)
         return Result(nbytes=await monitor.received(self.client, sent))

@@ -280,6 +280,14 @@ class Resident(SchedulerPlugin):
                 count += any(c.client_key != owner for c in ts.who_wants or ())
         return count
 
+    def let_go(self, token: str, owner: str, keys: Sequence[Any]) -> None:
+        """Take back that a client wants packed keys, all at once.
+
+        The client's own release is a message for each of them.
+        """
+        self._check(token)
+        self.scheduler.client_releases_keys(keys=list(unpack(keys)), client=owner)
+
     # --- tasks bound to workers -------------------------------------------------------
 
     async def pin(self, token: str, keys: Sequence[Any]) -> str:
@@ -376,6 +384,7 @@ METHODS = frozenset(
         "free_stuck",
         "unpin",
         "wanted",
+        "let_go",
         "keep",
         "recall",
     )
