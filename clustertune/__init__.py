@@ -1,9 +1,11 @@
 """clustertune gets a Dask cluster ready for machine-learning training."""
 
 from clustertune import errors as errors
+from clustertune.diagnosis import check as check
 from clustertune.preparation import last_report as last_report
 from clustertune.preparation import prepare as prepare
 from clustertune.prepared import Prepared as Prepared
 from clustertune.report import Report as Report
+from clustertune.watcher import Monitor as Monitor
 
 __version__ = "0.1.0"

@@ -15,12 +15,18 @@ from typing import Any
 import numpy as np
 
 from clustertune.model import (
+    ClientFacts,
+    Details,
     Goal,
     Int64s,
     Layout,
     Member,
+    Pool,
+    Prefix,
     Profile,
+    Run,
     Snapshot,
+    Survey,
     Thresholds,
     View,
     WorkerFacts,
@@ -74,6 +80,68 @@ def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
         facts=replace(facts, **_take(overrides, WorkerFacts)),
     )
     return replace(built, **overrides)
+
+
+def details(**overrides: Any) -> Details:
+    """Build what a worker says when it is asked: as one of a ``LocalCluster``."""
+    built = Details(
+        pid=100,
+        daemon=True,
+        child_count=0,
+        child_memory=0,
+        pools=(Pool(api="blas", library="libopenblas", threads=1),),
+        variables={"OMP_NUM_THREADS": "1"},
+        disk="ext4",
+        disk_total=100 * _GIB,
+        disk_free=50 * _GIB,
+        expires=None,
+        returns=False,
+        packages={"dask": "2026.8.0", "xgboost": "3.2.0"},
+    )
+    return replace(built, **overrides)
+
+
+def survey(**overrides: Any) -> Survey:
+    """Build what the scheduler says when it is asked: one client, nothing to do."""
+    built = Survey(
+        me="Client-me",
+        worker_ttl=300.0,
+        loop_delay=0.02,
+        queued=0,
+        unrunnable=0,
+        actors=0,
+        clients=(ClientFacts(id="Client-me", keys=10, silent=1.0),),
+        published=(),
+        prefixes=(),
+        complete=True,
+        packages={"client": {"dask": "2026.8.0"}, "scheduler": {"dask": "2026.8.0"}},
+    )
+    return replace(built, **overrides)
+
+
+def prefix(name: str, **overrides: Any) -> Prefix:
+    """Build a kind of tasks, of which none has run."""
+    built = Prefix(
+        name=name,
+        memory=0,
+        waiting=0,
+        processing=0,
+        erred=0,
+        finished=0,
+        seconds=0.0,
+        nbytes=0,
+    )
+    return replace(built, **overrides)
+
+
+def runs(
+    *floors: Mapping[str | int, int], peaks: Mapping[str | int, int] | None = None
+) -> tuple[Run, ...]:
+    """Build past runs, from the unmanaged memory of workers after each."""
+    return tuple(
+        Run(began=100.0 * i, ended=100.0 * i + 60, floors=floor, peaks=peaks or floor)
+        for i, floor in enumerate(floors)
+    )
 
 
 def snapshot(workers: Sequence[WorkerSnapshot], **overrides: Any) -> Snapshot:
@@ -167,6 +235,8 @@ def view(
     layouts: Sequence[Layout] = (),
     snapshots: Sequence[Snapshot] | None = None,
     goal_workers: Collection[str | int] | None = None,
+    survey: Survey | None = None,
+    runs: tuple[Run, ...] | None = None,
     **overrides: Any,
 ) -> View:
     """Build what a check sees.
@@ -181,14 +251,19 @@ def view(
         Oldest first, in place of ``workers``.
     goal_workers
         Ids of the workers that were asked for, ``Goal.workers``; None: all.
+    survey
+        Of the last snapshot.
+    runs
+        Past ones.
     **overrides
         Other fields of :class:`Goal`.
     """
-    seen = snapshots or [snapshot(workers or (worker(0), worker(1)))]
+    seen = list(snapshots or [snapshot(workers or (worker(0), worker(1)))])
+    seen[-1] = replace(seen[-1], survey=survey or seen[-1].survey)
     wanted = None if goal_workers is None else frozenset(goal_workers)
     goal = Goal(workload=_WORKLOAD, workers=wanted)
     goal = replace(goal, **overrides)
-    return View(snapshots=tuple(seen), goal=goal, layouts=tuple(layouts))
+    return View(snapshots=tuple(seen), goal=goal, layouts=tuple(layouts), runs=runs)
 
 
 def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:

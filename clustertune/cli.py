@@ -1,6 +1,7 @@
 """The command line: ``clustertune VERB [ADDRESS]``, also as ``dask tune VERB``.
 
-Exit codes: 0 clean or done, 1 what was asked for will not work or was not found,
+Exit codes: 0 clean or done, 1 findings, or what was asked for will not work or was not
+found,
 2 usage, 3 the cluster was not reached, 4 refused, 5 failed or done in part,
 130 interrupted.
 """
@@ -8,20 +9,35 @@ Exit codes: 0 clean or done, 1 what was asked for will not work or was not found
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import dask
 from distributed import Client
+from tabulate import tabulate
 
-from clustertune import __version__, errors, monitor
+from clustertune import (
+    __version__,
+    arguments,
+    checks,
+    diagnosis,
+    errors,
+    monitor,
+    workloads,
+)
 from clustertune.doctor import examine
-from clustertune.wording import printable
+from clustertune.model import Finding, Severity
+from clustertune.report import Report
+from clustertune.watcher import Monitor
+from clustertune.wording import plural, printable
 
 T = TypeVar("T")
 
@@ -94,6 +110,136 @@ def report(address: str | None, scheduler_file: str | None, form: str) -> None:
         click.echo(f"clustertune: {text}", err=True)
         sys.exit(1)
     click.echo(_render(found, form))
+
+
+_fail_on = click.option(
+    "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
+    default="critical", show_default=True, help="End with exit code 1 if something is "
+    "found that is at least so bad."
+)  # fmt: skip
+_workload = click.option("--workload", help="What will train, like xgboost.")
+
+
+@main.command()
+@_address
+@_file
+@_format
+@_workload
+@_fail_on
+def check(
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    workload: str | None,
+    fail_on: str,
+) -> None:
+    """What stands between this cluster and a fast, safe training run."""
+    profile = _known_workload(workload)
+
+    async def look(client: Client) -> Report:
+        found: Report = await diagnosis.check(client, workload=profile)  # type: ignore[misc]
+        return found
+
+    found = _run(address, scheduler_file, look)
+    click.echo(_render(found, form))
+    sys.exit(_severe(found.found, fail_on))
+
+
+@main.command()
+@_address
+@_file
+@_workload
+@click.option(
+    "--interval", metavar="TIME", help="Between two looks, like 5s; by default as often"
+    " as workers tell of themselves."
+)  # fmt: skip
+@click.option(
+    "--for", "duration", metavar="TIME", help="How long; until ^C by default."
+)
+@click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
+    show_default=True, help="Form of the output: a line for each event.",
+)  # fmt: skip
+def watch(
+    address: str | None,
+    scheduler_file: str | None,
+    workload: str | None,
+    interval: str | None,
+    duration: str | None,
+    form: str,
+) -> None:
+    """Say when a condition begins or ends, for as long as it runs."""
+    profile = _known_workload(workload)
+    seconds = _duration("--for", duration)
+
+    async def follow(client: Client) -> None:
+        every = _duration("--interval", interval)
+        async with Monitor(client, interval=every, workload=profile) as monitor:
+            try:
+                await asyncio.wait_for(_print_events(monitor, form), seconds)
+            except asyncio.TimeoutError:
+                return  # as long as was asked for
+
+    _run(address, scheduler_file, follow)
+
+
+async def _print_events(monitor: Monitor, form: str) -> None:
+    printed = 0
+    async for snapshot in monitor:
+        if not printed and form == "text":
+            n = len(snapshot.workers)
+            click.echo(
+                f"watching {printable(snapshot.scheduler)}, {plural(n, 'worker')}"
+            )
+            printed = 1
+        for event in monitor.take_events():
+            if form == "json":
+                click.echo(json.dumps({"schema_version": 1} | asdict(event)))
+            else:
+                at = (
+                    datetime.fromtimestamp(event.time).astimezone().strftime("%H:%M:%S")
+                )
+                click.echo(f"{at} {printable(str(event))}")
+
+
+@main.command()
+@click.argument("name", required=False)
+def explain(name: str | None) -> None:
+    """The page of a check; without NAME what checks there are."""
+    known = checks.available()
+    if name is None:
+        rows = [[n, checks.title(module)] for n, module in known.items()]
+        click.echo(tabulate(rows, headers=["check", "finds"], maxcolwidths=[None, 70]))
+        return
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise click.UsageError(
+            f"there is no check {name!r}{hint} `clustertune explain` lists them"
+        )
+    click.echo(checks.page(name))
+
+
+def _known_workload(name: str | None) -> str | None:
+    try:
+        workloads.choose(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return name
+
+
+def _duration(option: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else arguments.duration(option, text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _severe(found: Iterable[Finding], fail_on: str) -> int:
+    """1 where a finding is at least as bad as was asked about; unknown is not."""
+    if fail_on == "never":
+        return 0
+    return int(any(f.severity >= Severity[fail_on] for f in found))
 
 
 def _render(thing: Any, form: str) -> str:

@@ -14,9 +14,11 @@ from typing import Any
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
-from dask._task_spec import Alias
+import pandas as pd
+from dask._task_spec import Alias, DataNode
 from dask.array.utils import meta_from_array
 from dask.core import flatten
+from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune.errors import AlignmentError, ConnectionLostError
@@ -294,7 +296,18 @@ def member(
         itemsize=max((t.itemsize for t in numbers), default=None),
         total_bytes=size,
         conversion=conversion,
+        types=_column_types(x) if frame else {},
     )
+
+
+def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
+    """By type of column, how many there are and the name of the first."""
+    found: dict[str, tuple[int, str]] = {}
+    for name, dtype in x.dtypes.items():
+        text = "category" if str(dtype).startswith("category") else str(dtype)
+        count, first = found.get(text, (0, str(name)))
+        found[text] = count + 1, first
+    return found
 
 
 def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
@@ -311,10 +324,22 @@ def without_rows(x: da.Array) -> bool:
     return any(math.isnan(n) for n in x.chunks[0])
 
 
-def is_derived(collection: Any) -> bool:
-    """Whether it is computed from pieces that are in memory."""
+def origin(collection: Any) -> tuple[bool, int]:
+    """Whether a lazy collection is made of pieces in memory; bytes that it carries."""
     nodes = dict(collection.__dask_graph__()).values()
-    return any(isinstance(node, Future) for node in nodes)
+    derived = any(isinstance(node, Future) for node in nodes)
+    return derived, sum(_carried(node) for node in nodes)
+
+
+def _carried(node: Any) -> int:
+    """Bytes of the array or frame that a node of a graph holds, or its arguments do."""
+    values = [node.value] if isinstance(node, DataNode) else [node]
+    values += getattr(node, "args", ())
+    return sum(
+        sizeof(v)
+        for v in values
+        if isinstance(v, np.ndarray | pd.DataFrame | pd.Series)
+    )
 
 
 def _total_bytes(x: da.Array) -> int | None:

@@ -70,7 +70,8 @@ class _Found(NamedTuple):
     keys: list[Key]
     futures: list[Any] | None  # None: it is not loaded
     rows: Any  # of every piece, before it is loaded, if known
-    derived: bool  # is lazy, but made of data that is in memory
+    derived: bool = False  # is lazy, but made of data that is in memory
+    embedded: int | None = None  # bytes of data in the graph of what is lazy
 
 
 class Release:
@@ -264,7 +265,9 @@ class LiveCluster:
             self._conversion(x),
         )
         ours = x.label in self._ours
-        return replace(member, ours=ours, derived=found.derived)
+        return replace(
+            member, ours=ours, derived=found.derived, embedded=found.embedded
+        )
 
     def _conversion(self, x: inputs.Given) -> Conversion | None:
         return conversion.asked(x.label, x.collection, self.goal)
@@ -275,6 +278,11 @@ class LiveCluster:
             Layout(label=g.label, members=tuple(next(rest) for _ in g.given))
             for g in self.given.groups
         )
+
+    async def futures(self) -> dict[str, list[Any]]:
+        """Of what is loaded, by label, in the order of pieces."""
+        found = {x.label: (await self._pieces(x)).futures for x in self.given}
+        return {label: own for label, own in found.items() if own is not None}
 
     async def _settle(
         self,
@@ -609,10 +617,10 @@ def _find(collection: Any, client: Client) -> _Found:
     names, futures = inputs.pieces(collection)
     if futures is None:
         rows = loading.lengths(collection, asynchronous=client.asynchronous)
-        return _Found(names, None, rows, inputs.is_derived(collection))
+        return _Found(names, None, rows, *inputs.origin(collection))
     # one of another client would be waited for in that client's event loop
     own = [f if f.client is client else Future(f.key, client=client) for f in futures]
-    return _Found(names, own, None, derived=False)
+    return _Found(names, own, None)
 
 
 def _named(load: Load, label: str) -> list[str] | None:

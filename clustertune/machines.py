@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clustertune.model import (
+    Details,
     Finding,
     Severity,
     Snapshot,
@@ -82,6 +83,15 @@ def unknown_findings(
             message=f"{what} of {workers_text(ids)} unknown: {printable(reason)}",
             subject=tuple(ids),
         )
+
+
+def details_of(view: View) -> list[tuple[WorkerSnapshot, Details]]:
+    """The workers that said more when they were asked, each with what it said."""
+    return [
+        (worker, worker.details)
+        for worker in view.now.workers
+        if isinstance(worker.details, Details)
+    ]
 
 
 def with_scheduler(host: str, snapshot: Snapshot) -> bool:

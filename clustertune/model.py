@@ -18,6 +18,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from clustertune.snapshots import ClientFacts as ClientFacts
+from clustertune.snapshots import Details as Details
+from clustertune.snapshots import Pool as Pool
+from clustertune.snapshots import Prefix as Prefix
+from clustertune.snapshots import Published as Published
+from clustertune.snapshots import Run as Run
+from clustertune.snapshots import Snapshot as Snapshot
+from clustertune.snapshots import Survey as Survey
+from clustertune.snapshots import Thresholds as Thresholds
+from clustertune.snapshots import Unknown as Unknown
+from clustertune.snapshots import WorkerFacts as WorkerFacts
+from clustertune.snapshots import WorkerSnapshot as WorkerSnapshot
+
 Key = str | int | float | tuple[Any, ...]
 """A Dask key."""
 
@@ -25,84 +38,6 @@ Int64s = npt.NDArray[np.int64]
 
 Notify = Callable[[str, "float | None"], None]
 """Told of progress on long work: what is going on, and the fraction done or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """A fact that could not be learned."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"unknown: {self.reason}"
-
-
-# --- what we see: the cluster -------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """Fractions of its memory limit at which a worker acts; None is switched off."""
-
-    target: float | None  # of managed memory: spills down to it
-    spill: float | None  # of process memory: spills until below target
-    pause: float | None  # of process memory: starts no more tasks
-    terminate: float | Unknown | None  # of process memory: its nanny kills it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
-    """What a worker knows of itself and its host; read once, not at each look."""
-
-    thresholds: Thresholds
-    affinity: frozenset[int]  # CPUs on which this process may run
-    quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs): each level that has a quota
-    host_memory: int  # bytes that this process could use at most: RAM or cgroup limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSnapshot:
-    """One worker at one moment.
-
-    ``id`` survives a restart (its name, else its nanny's address), unlike ``address``.
-    """
-
-    id: str | int
-    address: str
-    host: str
-    nanny: str | None
-    nthreads: int
-    status: str  # Dask's: running, paused, closing_gracefully, ...
-    memory_limit: int  # bytes; 0: none is set
-    process: int  # bytes: resident memory of the worker process
-    managed: int  # bytes of Dask's keys in memory, by their own sizes
-    spilled: int  # bytes of Dask's keys on disk
-    bandwidth: float  # bytes per second that it measured in transfers between workers
-    facts: WorkerFacts | Unknown
-
-    @property
-    def running(self) -> bool:
-        return self.status == "running"
-
-    @property
-    def unmanaged(self) -> int:
-        """Bytes of the process that are not Dask's keys."""
-        return max(0, self.process - self.managed)
-
-    @property
-    def thresholds(self) -> Thresholds | Unknown:
-        return self.facts if isinstance(self.facts, Unknown) else self.facts.thresholds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The cluster at one moment."""
-
-    time: float  # epoch seconds
-    scheduler: str  # its address
-    workers: tuple[WorkerSnapshot, ...]
-    memory_manager: bool | None = None  # whether Dask's own runs; None: it has none
-    can_scale: str | None = None  # None: it can; else why this client cannot scale it
 
 
 # --- what we see: the data ----------------------------------------------------------
@@ -125,6 +60,18 @@ class Conversion:
             "series": f"a Series of {self.dtype}",
         }
         return kinds[self.kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What the values of a collection are like, by piece; asked for by ``deep=True``.
+
+    Of features ``not_finite`` and ``categories``, of labels ``not_finite`` and
+    ``classes``, of groups ``ends``, ``sorted`` and ``scattered``; see
+    :mod:`clustertune.remote.content`.
+    """
+
+    pieces: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,6 +97,11 @@ class Member:
     total_bytes: int | None = None  # what the collection says of itself before loading
     conversion: Conversion | None = None  # what it has to become
     derived: bool = False  # not loaded, but made of data that is in memory
+    embedded: int | None = None  # bytes of data in the graph of one that is not loaded
+    scattered: int = 0  # pieces in memory that cannot be computed again
+    #: of a frame: by type of column, how many there are and the name of the first
+    types: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    contents: Contents | None = None  # None: not asked
     # made by this call: its pieces are freed once nothing needs them
     ours: bool = False
 
@@ -211,6 +163,14 @@ class Profile:
     pieces_per_thread: int = 4
     #: bytes of a piece above which it is cut into more, of all members together
     max_piece_bytes: int = 2**29
+    #: bytes of each number that the library keeps of the features; None: unknown
+    feature_bytes: int | None = None
+    #: distributions of which workers need one; empty: none in particular
+    packages: tuple[str, ...] = ()
+    #: whether it fails where a worker holds no row of some class
+    needs_all_classes: bool = False
+    #: whether it starts processes below a worker
+    starts_processes: bool = False
     #: source of the figures
     source: str = ""
 
@@ -249,6 +209,7 @@ class View:
     snapshots: tuple[Snapshot, ...]  # oldest first; at least one
     goal: Goal
     layouts: tuple[Layout, ...] = ()  # the training data first, then eval sets
+    runs: tuple[Run, ...] | None = None  # past ones, oldest first; None: not asked
 
     @property
     def now(self) -> Snapshot:

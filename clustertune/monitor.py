@@ -32,7 +32,7 @@ from clustertune.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.remote import keys, probe, resident, ship, versions
+from clustertune.remote import keys, probe, resident, runs, ship, versions
 from clustertune.report import Report
 from clustertune.wording import printable
 
@@ -242,29 +242,28 @@ async def look(
 async def _snapshot(
     client: Client, identity: Mapping[str, Any], found: Mapping[str, Any]
 ) -> Snapshot:
-    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 3)
+    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 4)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
     facts = await _facts(client, identity["workers"])
+    now = time()
     workers = tuple(
-        _worker(address, entry, memory[address], facts[address])
+        _worker(address, entry, memory[address], facts[address], now)
         for address, entry in identity["workers"].items()
         if address in memory  # one that left between the two calls is gone
     )
     return Snapshot(
-        time=time(),
+        time=now,
         scheduler=identity["address"],
         workers=workers,
         memory_manager=found["manager"],
         can_scale=adapters.obstacle(client.cluster, len(workers) + 1),
+        adaptive=adapters.bounds(client.cluster),
     )
 
 
 def worker_id(address: str, entry: Mapping[str, Any]) -> str | int:
     """What survives a restart: the name that was given, else the nanny's address."""
-    name: str | int | None = entry["name"]
-    if name is not None and name not in ("", address):
-        return name
-    return str(entry["nanny"] or address)
+    return runs.worker_id(address, entry["name"], entry["nanny"])
 
 
 def _worker(
@@ -272,8 +271,10 @@ def _worker(
     entry: Mapping[str, Any],
     memory: Sequence[int],
     facts: WorkerFacts | Unknown,
+    now: float,
 ) -> WorkerSnapshot:
-    process, managed, spilled = memory
+    process, managed, spilled, processing = memory
+    metrics = entry["metrics"]
     return WorkerSnapshot(
         id=worker_id(address, entry),
         address=address,
@@ -285,8 +286,13 @@ def _worker(
         process=process,
         managed=managed,
         spilled=spilled,
-        bandwidth=float(entry["metrics"].get("bandwidth", {}).get("total", 0.0)),
+        bandwidth=float(metrics.get("bandwidth", {}).get("total", 0.0)),
         facts=facts,
+        # the clocks of two hosts may differ, and heartbeats have one of their own
+        silent=max(0.0, now - entry["last_seen"]),
+        loop_delay=float(metrics.get("event_loop_interval", 0.0)),
+        processing=processing,
+        executing=int(metrics.get("task_counts", {}).get("executing", 0)),
     )
 
 
@@ -334,11 +340,16 @@ def _read_facts(answer: Any, terminate: Any) -> WorkerFacts | Unknown:
 # --- the data -----------------------------------------------------------------------
 
 
-def _placed(member: Member, raw: Mapping[str, bytes], renumber: Int64s) -> Member:
+def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
     nbytes, piece, holder = (
         np.frombuffer(raw[name], dtype=np.int64)
         for name in ("nbytes", "pieces", "holders")
     )
     holder = renumber[holder] if len(holder) else holder
     there = holder >= 0
-    return replace(member, nbytes=nbytes, holders=(piece[there], holder[there]))
+    return replace(
+        member,
+        nbytes=nbytes,
+        holders=(piece[there], holder[there]),
+        scattered=raw["scattered"],
+    )

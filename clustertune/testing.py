@@ -13,9 +13,13 @@ from itertools import count
 
 import numpy as np
 
+from clustertune.builders import details as details
 from clustertune.builders import layout as layout
 from clustertune.builders import member as member
+from clustertune.builders import prefix as prefix
+from clustertune.builders import runs as runs
 from clustertune.builders import snapshot as snapshot
+from clustertune.builders import survey as survey
 from clustertune.builders import view as view
 from clustertune.builders import worker as worker
 from clustertune.errors import ScaleError

@@ -19,7 +19,7 @@ from clustertune import cli, errors
 from clustertune.cli import main
 from clustertune.model import Severity
 
-COMMANDS = ("demo", "doctor", "report")
+COMMANDS = ("check", "demo", "doctor", "explain", "report", "watch")
 
 
 @pytest.fixture(scope="module")
@@ -308,3 +308,51 @@ def test_other_errors_are_bugs() -> None:
     """What nobody can mend is not hidden behind one line."""
     with pytest.raises(ZeroDivisionError), cli._told():
         raise ZeroDivisionError
+
+
+# --- check, watch, explain --------------------------------------------------------
+
+
+def test_check(cluster: LocalCluster) -> None:
+    """Findings as text and JSON; the exit code says whether they are bad."""
+    address = cluster.scheduler_address
+    result = run("check", address)
+    assert result.exit_code == 0
+    assert "no_nanny" in result.stdout
+    result = run("check", "-f", "json", "--fail-on", "info", address)
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["status"] == "looked"
+    assert run("check", "--fail-on", "never", address).exit_code == 0
+    assert "<div" in run("check", "-f", "html", address).stdout
+
+
+def test_check_for_an_unknown_workload(cluster: LocalCluster) -> None:
+    """Usage, with what is known."""
+    result = run("check", "--workload", "x", cluster.scheduler_address)
+    assert result.exit_code == 2
+    assert "known are: generic" in result.stderr
+
+
+def test_watch(cluster: LocalCluster) -> None:
+    """For as long as was asked; what it prints can be read by machines."""
+    address = cluster.scheduler_address
+    result = run("watch", "--for", "500ms", "--interval", "100ms", address)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"watching {address}, 1 worker")
+    result = run("watch", "--for", "300ms", "--interval", "x", address)
+    assert result.exit_code == 2
+    assert "--interval='x' must be a duration" in result.stderr
+
+
+def test_explain() -> None:
+    """All checks, and the page of each, with settings."""
+    listed = run("explain")
+    assert listed.exit_code == 0
+    assert "paused_workers" in listed.stdout
+    page = run("explain", "memory_pressure")
+    assert page.exit_code == 0
+    assert "clustertune.checks.memory_pressure.near: 0.1" in page.stdout
+    assert "Remedy:" in page.stdout
+    wrong = run("explain", "memory_presure")
+    assert wrong.exit_code == 2
+    assert "did you mean memory_pressure?" in wrong.stderr

@@ -2,8 +2,8 @@
 
 An adapter has ``matches(cluster)``, ``obstacle(cluster, n_workers)`` (why it cannot
 have that many, or None), ``scale(cluster, n_workers, there)`` (asks for more,
-does not wait) and
-``state(cluster)`` (what the manager says of its workers, in words).
+does not wait), ``state(cluster)`` (what the manager says of its workers, in words) and
+``bounds(cluster)`` (the least and most workers of its adaptive scaling, or None).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Adapter(Protocol):
     def obstacle(self, cluster: Any, n_workers: int) -> str | None: ...
     async def scale(self, cluster: Any, n_workers: int, there: int) -> None: ...
     def state(self, cluster: Any) -> str: ...
+    def bounds(self, cluster: Any) -> tuple[int, float] | None: ...
 
 
 @cache
@@ -33,6 +34,15 @@ def available() -> tuple[Adapter, ...]:
 def find(cluster: Any) -> Adapter | None:
     """The adapter for a cluster object, or None."""
     return next((a for a in available() if a.matches(cluster)), None)
+
+
+def bounds(cluster: Any) -> tuple[int, float] | None:
+    """Least and most workers of a cluster that scales by itself; None: it does not.
+
+    Of a cluster object that is not known here, or that is not there, nothing is known.
+    """
+    adapter = find(cluster)
+    return None if adapter is None else adapter.bounds(cluster)
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

@@ -38,6 +38,12 @@ def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
     )
 
 
+def bounds(cluster: SpecCluster) -> tuple[int, float] | None:
+    """The least and most workers of its adaptive scaling, if that is on."""
+    adaptive = getattr(cluster, "_adaptive", None)
+    return None if adaptive is None else (adaptive.minimum, adaptive.maximum)
+
+
 async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
     """Ask for what is missing; workers that were asked for before are on their way.
 

@@ -46,6 +46,24 @@ def remedy(check: ModuleType) -> str:
     return ""
 
 
+def title(check: ModuleType) -> str:
+    """The first line of the check's page."""
+    return (inspect.getdoc(check) or "").partition("\n")[0]
+
+
+def page(name: str) -> str:
+    """The check's page: what it finds, why, what to do, and its settings."""
+    module = available()[name]
+    text = (inspect.getdoc(module) or "").replace("``", "`")
+    settings = settings_of(module)
+    if settings:
+        lines = [
+            f"    clustertune.checks.{name}.{k}: {v!r}" for k, v in settings.items()
+        ]
+        text += "\n\nSettings, with their defaults:\n\n" + "\n".join(lines)
+    return f"{name}\n{'=' * len(name)}\n\n{text}"
+
+
 def settings_of(check: ModuleType) -> Mapping[str, Any]:
     """The settings of a check with their defaults."""
     parameters = inspect.signature(check.find).parameters.values()

@@ -20,13 +20,15 @@ from uuid import uuid4
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from clustertune.remote import runs
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
+from clustertune.remote.survey import survey
 
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 2
+PROTOCOL = 3
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -71,16 +73,21 @@ class Resident(SchedulerPlugin):
         self.released: deque[str] = deque(maxlen=1000)  # tokens
         self.pinned: dict[str, set[Any]] = {}  # keys bound to workers, by name
         self.loosening: set[asyncio.Task[int]] = set()
+        self.runs = runs.Runs()
+        self.watching: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
         self.scheduler.add_plugin(self, name=NAME)
         self.scheduler.handlers[NAME] = self.handle
+        self.watching = asyncio.ensure_future(runs.watch(self.scheduler, self.runs))
 
     async def close(self) -> None:
         """End what runs. Unregistering a plugin alone would leave its tasks running."""
-        for job in self.jobs.values():
-            job.task.cancel()
-        tasks = [*(job.task for job in self.jobs.values()), *self.loosening]
+        tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.values()]
+        tasks += [self.watching] if self.watching is not None else []
+        for task in tasks:
+            task.cancel()
+        tasks += self.loosening
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.scheduler.handlers.get(NAME) == self.handle:
             del self.scheduler.handlers[NAME]
@@ -112,6 +119,7 @@ class Resident(SchedulerPlugin):
         for ws in workers.values():
             state = ws.memory
             memory.extend((state.process, state.managed, state.spilled))
+            memory.append(len(ws.processing))
         found = [await self._holders(runs, index) for runs in collections]
         return {
             "workers": list(workers),
@@ -122,8 +130,9 @@ class Resident(SchedulerPlugin):
 
     async def _holders(
         self, runs: Sequence[Any], index: dict[Any, int]
-    ) -> dict[str, bytes]:
+    ) -> dict[str, Any]:
         nbytes, pieces, holders = array("q"), array("q"), array("q")
+        scattered = 0
         tasks = self.scheduler.tasks
         for i, key in enumerate(unpack(runs)):
             if i % YIELD == YIELD - 1:
@@ -131,6 +140,7 @@ class Resident(SchedulerPlugin):
             ts = tasks.get(key)
             here = () if ts is None or ts.state != "memory" else ts.who_has
             nbytes.append(ts.nbytes if here else 0)
+            scattered += bool(here) and ts.run_spec is None
             for ws in here:
                 if ws in index:
                     pieces.append(i)
@@ -139,7 +149,16 @@ class Resident(SchedulerPlugin):
             "nbytes": nbytes.tobytes(),
             "pieces": pieces.tobytes(),
             "holders": holders.tobytes(),
+            "scattered": scattered,
         }
+
+    async def survey(self, owner: str, packages: Sequence[str]) -> dict[str, Any]:
+        """What a diagnosis asks of clients, tasks and names."""
+        return await survey(self.scheduler, owner, packages)
+
+    def past(self) -> list[dict[str, Any]]:
+        """The last runs, oldest first."""
+        return list(self.runs.kept)
 
     # --- one plan at a time -----------------------------------------------------------
 
@@ -375,6 +394,8 @@ class Job:
 METHODS = frozenset(
     (
         "look",
+        "survey",
+        "past",
         "acquire",
         "release",
         "move",

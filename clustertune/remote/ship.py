@@ -55,6 +55,25 @@ def _by_value() -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
+def function(shipped: Callable[..., Any]) -> Any:
+    """A function of ``clustertune.remote`` for a task: it travels by value.
+
+    The caller has asked the version guard of all workers before.
+    """
+    return _Task(shipped)
+
+
+class _Task(_Shipped):
+    """Can be called here as well, as Dask does with what is small."""
+
+    def __init__(self, shipped: Callable[..., Any]):
+        super().__init__(shipped)
+        self.call = shipped
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+
 async def on_scheduler(
     client: Client, function: Callable[..., Any], **arguments: Any
 ) -> Any:

@@ -15,6 +15,8 @@ PROFILE = Profile(
     title="XGBoost (hist)",
     memory_multiple={4: 1.8, 8: 1.4},
     max_pieces_per_thread=256,
+    feature_bytes=4,
+    packages=("xgboost", "xgboost-cpu"),
     source="measured with xgboost 3.2, 50 dense columns, 256 bins",
 )
 

@@ -30,7 +30,15 @@ PURE = {"numpy", "__future__"} | {
         "wording",
     )
 }
-STANDARD = {"collections.abc", "dataclasses", "enum", "math", "typing"}
+STANDARD = {
+    "collections",
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "math",
+    "statistics",
+    "typing",
+}
 
 
 def imports(path):

@@ -79,6 +79,7 @@ async def test_look_answers_for_given_keys_only(c, s, a, b):
     packed = keys.pack([("x", 1), ("x", 0), ("x", 7)])
     answer = await monitor.ask(c, "look", collections=[packed])
     (found,) = answer["collections"]
+    assert found.pop("scattered") == 0
     read = {name: array.array("q", found[name]).tolist() for name in found}
     order = answer["workers"]
     assert read["pieces"] == [0, 1]

@@ -1,0 +1,63 @@
+"""Workers that run tasks which nobody waits for any more.
+
+When a client goes while its training task runs, the scheduler forgets the task, but the
+thread on the worker cannot be stopped: it goes on, keeps its data and CPUs, and XGBoost
+or LightGBM wait there for partners that will never come. The worker says that it runs a
+task, the scheduler that it has given it none. For a moment that is normal, so it must
+hold over several looks.
+
+Remedy: restart those workers, ``client.restart_workers([address])``; they lose what
+they hold, so load the data again afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clustertune.model import Finding, Severity, View, WorkerSnapshot
+from clustertune.wording import plural, seconds_text, workers_text
+
+
+def find(view: View, *, after: float = 10.0) -> Iterator[Finding]:
+    """Find workers that do what nobody asked for.
+
+    Parameters
+    ----------
+    view
+        What is seen.
+    after
+        Seconds for which it must have been so.
+    """
+    now = tuple(w.id for w in view.now.workers if _abandoned(w))
+    if not now:
+        return
+    if len(view.snapshots) == 1:
+        yield Finding(
+            severity=Severity.unknown,
+            message=f"whether {workers_text(now)} run tasks that nobody waits for is "
+            "unknown: one reading; use watch",
+            subject=now,
+        )
+        return
+    still, since = set(now), view.now.time
+    for snapshot in reversed(view.snapshots):
+        still &= {w.id for w in snapshot.workers if _abandoned(w)}
+        if not still:
+            break
+        lasting, since = still.copy(), snapshot.time
+    seconds = view.now.time - since
+    if seconds < after:
+        return
+    ids = tuple(i for i in now if i in lasting)
+    tasks = sum(w.executing - w.processing for w in view.now.workers if w.id in ids)
+    yield Finding(
+        severity=Severity.warning,
+        message=f"{workers_text(ids)} have run {plural(tasks, 'task')} that nobody "
+        f"waits for, for at least {seconds_text(seconds)}",
+        subject=ids,
+        evidence={"tasks": tasks, "seconds": seconds},
+    )
+
+
+def _abandoned(worker: WorkerSnapshot) -> bool:
+    return worker.executing > worker.processing

@@ -1,0 +1,34 @@
+"""A cluster that scales by itself, and may do so in the middle of a fit.
+
+Adaptive scaling counts tasks. A fit is one long task per worker, and between two fits
+there is none: workers that seem idle are closed, which moves or loses what they hold,
+and new ones come without data (distributed#5080).
+
+Remedy: hold the number of workers while you train,
+``cluster.adapt(minimum=n, maximum=n)``, and set the bounds back afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from clustertune.model import Finding, Severity, View
+
+
+def find(view: View) -> Iterator[Finding]:
+    """Find that scaling may act."""
+    if view.now.adaptive is None:
+        return
+    least, most = view.now.adaptive
+    there = len(view.now.workers)
+    if least == most:
+        return
+    above = "any number" if math.isinf(most) else f"{most:g}"
+    yield Finding(
+        severity=Severity.info,
+        message=f"the cluster scales by itself between {least} and {above} workers; "
+        f"{there} are there, and may be closed or joined by empty ones during a fit",
+        evidence={"least": least, "workers": there},
+        remedy=f"cluster.adapt(minimum={there}, maximum={there})",
+    )

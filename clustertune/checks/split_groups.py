@@ -1,0 +1,51 @@
+"""Query groups that lie in several pieces, or come back after another.
+
+A ranking objective compares the rows of one group. Where a group is cut, its halves are
+ranked apart; on two workers XGBoost refuses or, with ``allow_group_split``, trains on
+halves. Groups must be sorted, so that the rows of each follow each other. Looked for
+with ``deep=True`` only, as it reads ``qid``.
+
+Remedy: sort by group before loading, and cut where groups end, for example
+``frame.set_index("qid")``; ``prepare`` joins pieces of such data and cuts none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clustertune.model import Finding, Member, Severity, View
+from clustertune.wording import plural
+
+
+def find(view: View) -> Iterator[Finding]:
+    """Find groups that are cut or scattered."""
+    for member in (m for x in view.layouts for m in x.members):
+        if member.label.rpartition(".")[2] != "qid" or member.contents is None:
+            continue
+        cut, unsorted = _cut(member), _unsorted(member)
+        if cut:
+            yield _finding(member, f"{plural(cut, 'group')} in two pieces", cut)
+        if unsorted:
+            text = f"groups that come back in {plural(unsorted, 'piece')}"
+            yield _finding(member, text, unsorted)
+
+
+def _cut(member: Member) -> int:
+    """How many pieces begin with the group with which the one before ends."""
+    assert member.contents is not None
+    ends = [p["ends"] for p in member.contents.pieces if p.get("ends")]
+    return sum(a[1] == b[0] for a, b in zip(ends, ends[1:]))  # noqa: B905, RUF007
+
+
+def _unsorted(member: Member) -> int:
+    assert member.contents is not None
+    return sum(bool(p.get("scattered")) for p in member.contents.pieces)
+
+
+def _finding(member: Member, what: str, count: int) -> Finding:
+    return Finding(
+        severity=Severity.warning,
+        message=f"{member.label} has {what}",
+        subject=(member.label,),
+        evidence={"count": count},
+    )

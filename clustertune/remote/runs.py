@@ -1,0 +1,83 @@
+"""The runs of a cluster: spans of work between two gaps, and what they left behind.
+
+Kept by the resident, so that memory that is never given back shows without anybody
+watching. Every worker is told by an id that survives a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from time import time
+from typing import Any
+
+MOST = 50
+GAP = 30.0  # seconds without any task after which a run has ended
+TICK = 2.0  # seconds between two looks
+
+Id = str | int
+Memory = Mapping[Id, tuple[int, int]]  # process and unmanaged bytes by worker
+
+
+class Runs:
+    """Told of the cluster every few seconds; keeps the last runs as plain values."""
+
+    def __init__(self) -> None:
+        self.kept: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self.began: float | None = None  # of the run that is going on
+        self.worked: float = 0.0  # when there was work last
+        self.peaks: dict[Id, int] = {}
+        self.floors: dict[Id, int] = {}  # since there was work last
+
+    def tell(self, now: float, busy: bool, memory: Memory) -> None:
+        """Take notice of one moment."""
+        if busy:
+            if self.began is None:
+                self.began, self.peaks = now, {}
+            self.worked, self.floors = now, {}
+        for worker, (process, unmanaged) in memory.items():
+            self.peaks[worker] = max(process, self.peaks.get(worker, 0))
+            least = self.floors.get(worker, unmanaged)
+            self.floors[worker] = min(unmanaged, least)
+        if self.began is not None and now - self.worked >= GAP:
+            self.kept.append(
+                {
+                    "began": self.began,
+                    "ended": self.worked,
+                    "floors": list(self.floors.items()),
+                    "peaks": list(self.peaks.items()),
+                }
+            )
+            self.began = None
+
+
+async def watch(scheduler: Any, runs: Runs) -> None:
+    """Tell of the scheduler's workers until cancelled."""
+    while True:
+        runs.tell(time(), _is_busy(scheduler), _memory(scheduler))
+        # a large cluster is looked at less often: below 1 ms of each second
+        await asyncio.sleep(max(TICK, len(scheduler.workers) / 500))
+
+
+def _is_busy(scheduler: Any) -> bool:
+    return bool(scheduler.queued) or any(
+        ws.processing for ws in scheduler.workers.values()
+    )
+
+
+def _memory(scheduler: Any) -> Memory:
+    return {
+        worker_id(ws.address, ws.name, ws.nanny): (
+            ws.memory.process,
+            ws.memory.unmanaged,
+        )
+        for ws in scheduler.workers.values()
+    }
+
+
+def worker_id(address: str, name: Any, nanny: str | None) -> Id:
+    """What survives a restart: the name that was given, else the nanny's address."""
+    if isinstance(name, str | int) and name not in ("", address):
+        return name
+    return nanny or address

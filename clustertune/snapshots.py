@@ -1,0 +1,188 @@
+"""What is seen of a cluster, as frozen data; units as in :mod:`clustertune.model`.
+
+A snapshot is cheap: it is what scheduler and workers say of themselves anyway. Details
+and a survey cost a call on every worker and some time on the scheduler; they are asked
+for a diagnosis and not while a cluster is watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A fact that could not be learned."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"unknown: {self.reason}"
+
+
+# --- workers --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Fractions of its memory limit at which a worker acts; None is switched off."""
+
+    target: float | None  # of managed memory: spills down to it
+    spill: float | None  # of process memory: spills until below target
+    pause: float | None  # of process memory: starts no more tasks
+    terminate: float | Unknown | None  # of process memory: its nanny kills it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What a worker knows of itself and its host; read once, not at each look."""
+
+    thresholds: Thresholds
+    affinity: frozenset[int]  # CPUs on which this process may run
+    quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs): each level that has a quota
+    host_memory: int  # bytes that this process could use at most: RAM or cgroup limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Threads that a native library keeps in a process."""
+
+    api: str  # "blas" or "openmp"
+    library: str  # its file name's beginning, like "libopenblas"
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What a worker says when it is asked for a diagnosis."""
+
+    pid: int  # workers without processes of their own share one
+    daemon: bool  # such a process may have no children
+    child_count: int  # child processes, and theirs
+    child_memory: int  # bytes resident in them
+    pools: tuple[Pool, ...] | None  # None: threadpoolctl is not installed there
+    variables: Mapping[str, str]  # that set numbers of threads, as far as they are set
+    disk: str  # kind of file system to which the worker spills
+    disk_total: int  # bytes
+    disk_free: int
+    expires: float | None  # epoch seconds at which its lifetime ends; None: never
+    returns: bool  # is started again then
+    packages: Mapping[str, str]  # versions by name of distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """One worker at one moment.
+
+    ``id`` survives a restart (its name, else its nanny's address), unlike ``address``.
+    """
+
+    id: str | int
+    address: str
+    host: str
+    nanny: str | None
+    nthreads: int
+    status: str  # Dask's: running, paused, closing_gracefully, ...
+    memory_limit: int  # bytes; 0: none is set
+    process: int  # bytes: resident memory of the worker process
+    managed: int  # bytes of Dask's keys in memory, by their own sizes
+    spilled: int  # bytes of Dask's keys on disk
+    bandwidth: float  # bytes per second that it measured in transfers between workers
+    facts: WorkerFacts | Unknown
+    silent: float = 0.0  # seconds since the scheduler last heard of it
+    loop_delay: float = 0.0  # seconds between two ticks of its event loop; idle: 0.02
+    processing: int = 0  # tasks that the scheduler has given to it
+    executing: int = 0  # tasks that it says it runs
+    details: Details | Unknown | None = None  # None: it was not asked
+
+    @property
+    def running(self) -> bool:
+        return self.status == "running"
+
+    @property
+    def unmanaged(self) -> int:
+        """Bytes of the process that are not Dask's keys."""
+        return max(0, self.process - self.managed)
+
+    @property
+    def thresholds(self) -> Thresholds | Unknown:
+        return self.facts if isinstance(self.facts, Unknown) else self.facts.thresholds
+
+
+# --- scheduler and clients ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFacts:
+    """A client of the scheduler."""
+
+    id: str
+    keys: int  # that it wants kept
+    silent: float  # seconds since the scheduler last heard of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A published data set."""
+
+    name: str
+    keys: int
+    missing: int  # keys that are nowhere, nor being computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """Tasks with the same name, but for hashes and numbers."""
+
+    name: str
+    memory: int  # tasks, now: in memory
+    waiting: int  # waiting, queued, or without a worker
+    processing: int
+    erred: int
+    finished: int  # tasks, so far
+    seconds: float  # that all of these took together
+    nbytes: int  # bytes of results that are known to the scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What the scheduler says when it is asked for a diagnosis."""
+
+    me: str  # id of the client that asks
+    worker_ttl: float | None  # seconds of silence after which a worker is given up
+    loop_delay: float  # seconds between two ticks of the scheduler's event loop
+    queued: int  # tasks that wait for any worker
+    unrunnable: int  # tasks for which there is no worker
+    actors: int
+    clients: tuple[ClientFacts, ...]
+    published: tuple[Published, ...]
+    prefixes: tuple[Prefix, ...]
+    complete: bool  # False: there are more clients, names or prefixes than were read
+    packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster at one moment."""
+
+    time: float  # epoch seconds
+    scheduler: str  # its address
+    workers: tuple[WorkerSnapshot, ...]
+    memory_manager: bool | None = None  # whether Dask's own runs; None: it has none
+    can_scale: str | None = None  # None: it can; else why this client cannot scale it
+    adaptive: tuple[int, float] | None = None  # least and most workers of its scaling
+    survey: Survey | None = None  # None: it was not asked
+
+
+# --- the past -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A span of work between two gaps without any; the resident keeps the last ones."""
+
+    began: float  # epoch seconds
+    ended: float
+    floors: Mapping[str | int, int]  # by worker id: least unmanaged bytes in the gap
+    peaks: Mapping[str | int, int]  # by worker id: most bytes of its process

@@ -1,0 +1,79 @@
+"""Runs: spans of work between two gaps, and what they leave behind."""
+
+from __future__ import annotations
+
+from distributed.utils_test import gen_cluster
+
+from clustertune import inquiry, monitor
+from clustertune.remote import runs as module
+from clustertune.remote.runs import GAP, MOST, Runs, worker_id
+from tests.processes import soon
+
+
+def told(*moments):
+    """From (time, whether there was work, unmanaged memory)."""
+    runs = Runs()
+    for now, busy, unmanaged in moments:
+        runs.tell(now, busy, {"w": (unmanaged + 100, unmanaged)})
+    return list(runs.kept)
+
+
+def test_no_work_is_no_run():
+    """However long."""
+    assert told((0, False, 10), (100, False, 10)) == []
+
+
+def test_a_run_ends_with_a_gap():
+    """Not with a pause; what it left is the least that was seen in the gap."""
+    short = [(0, True, 10), (10, False, 50), (20, True, 90), (30, False, 60)]
+    assert told(*short) == []
+    (run,) = told(*short, (40, False, 40), (20 + GAP, False, 45))
+    assert (run["began"], run["ended"]) == (0, 20)
+    assert run["floors"] == [("w", 40)]
+    assert run["peaks"] == [("w", 190)]
+
+
+def test_each_run_has_its_own_peak():
+    """What one needed is no matter of the next."""
+    first = [(0, True, 900), (1, False, 50), (40, False, 50)]
+    second = [(100, True, 60), (101, False, 55), (140, False, 55)]
+    found = told(*first, *second)
+    assert [run["peaks"] for run in found] == [[("w", 1000)], [("w", 160)]]
+    assert [run["floors"] for run in found] == [[("w", 50)], [("w", 55)]]
+
+
+def test_the_last_ones_are_kept():
+    """Not all since the scheduler started."""
+    moments = []
+    for i in range(MOST + 5):
+        moments += [(i * 100, True, i), (i * 100 + 50, False, i)]
+    found = told(*moments)
+    assert len(found) == MOST
+    assert found[-1]["began"] == (MOST + 4) * 100
+
+
+def test_ids_survive_a_restart():
+    """A name that was given, else the nanny, else the address."""
+    assert worker_id("tcp://a", 3, "tcp://n") == 3
+    assert worker_id("tcp://a", "tcp://a", "tcp://n") == "tcp://n"
+    assert worker_id("tcp://a", "", None) == "tcp://a"
+    assert worker_id("tcp://a", ("odd",), "tcp://n") == "tcp://n"
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_the_resident_keeps_them(c, s, a, b, monkeypatch):
+    """It watches by itself, and tells who asks."""
+    monkeypatch.setattr(module, "GAP", 0.3)
+    monkeypatch.setattr(module, "TICK", 0.05)
+    await monitor.open_door(c, await monitor.identify(c))
+    resident = s.plugins["clustertune"]
+    # the code in the scheduler has globals of its own: it was shipped by value
+    shipped = type(resident.runs).tell.__globals__
+    monkeypatch.setitem(shipped, "GAP", 0.3)
+    monkeypatch.setitem(shipped, "TICK", 0.05)
+    assert await inquiry.past_runs(c) == ()
+    resident.runs.tell(0.0, True, {0: (200, 100)})
+    await soon(lambda: resident.runs.kept)
+    (run,) = await inquiry.past_runs(c)
+    assert set(run.floors) == {0, 1}
+    assert run.began == 0.0

@@ -1,0 +1,295 @@
+"""No false alarms on healthy clusters; every seeded fault found, with its remedy.
+
+``tests/recordings`` has what real, healthy clusters have shown (``tests/record.py``).
+Faults are put into them one at a time, by changing what would have been seen.
+"""
+
+# ruff: noqa: E501 (a table of faults, a line each)
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustertune import checks, recording
+from clustertune.model import (
+    ClientFacts,
+    Finding,
+    Pool,
+    Prefix,
+    Published,
+    Run,
+    Severity,
+    Unknown,
+    View,
+)
+
+FILES = sorted(Path(__file__).with_name("recordings").glob("*.json"))
+GIB = 2**30
+
+
+def load(name: str) -> View:
+    return recording.loads(Path(FILES[0]).with_name(f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_healthy_clusters_raise_no_alarm(file: Path) -> None:
+    """Information is no alarm; what is unknown is none either."""
+    found = checks.run(recording.loads(file.read_text()))
+    assert [f.message for f in found if f.severity >= Severity.warning] == []
+
+
+def test_there_are_enough_of_them() -> None:
+    """A stock cluster, and at least six of other kinds."""
+    assert len(FILES) >= 7
+    assert "stock" in {f.stem for f in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_a_recording_is_what_was_seen(file: Path) -> None:
+    """Written again it is the same, but for what was not recorded then."""
+    view = recording.loads(file.read_text())
+    again = recording.loads(recording.dumps(view))
+    assert recording.dumps(again) == recording.dumps(view)
+    assert again.now == view.now
+
+
+# --- changes --------------------------------------------------------------------------
+
+
+def workers(view: View, change: Callable[[Any], Any], which: Any = slice(None)) -> View:
+    """Some workers otherwise."""
+    every = list(view.now.workers)
+    every[which] = [change(w) for w in every[which]]
+    return replace(view, snapshots=(replace(view.now, workers=tuple(every)),))
+
+
+def worker(**changes: Any) -> Callable[[View], View]:
+    """The first worker otherwise; numbers up to 1 are of its limit."""
+
+    def change(w: Any) -> Any:
+        scaled = {
+            k: int(v * w.memory_limit) if k in ("process", "managed") else v
+            for k, v in changes.items()
+        }
+        return replace(w, **scaled)
+
+    return lambda view: workers(view, change, slice(0, 1))
+
+
+def every(**changes: Any) -> Callable[[View], View]:
+    return lambda view: workers(view, lambda w: replace(w, **changes))
+
+
+def thresholds(**changes: Any) -> Callable[[View], View]:
+    def change(w: Any) -> Any:
+        new = replace(w.facts.thresholds, **changes)
+        return replace(w, facts=replace(w.facts, thresholds=new))
+
+    return lambda view: workers(view, change)
+
+
+def facts(**changes: Any) -> Callable[[View], View]:
+    return lambda view: workers(
+        view, lambda w: replace(w, facts=replace(w.facts, **changes))
+    )
+
+
+def details(**changes: Any) -> Callable[[View], View]:
+    return lambda view: workers(
+        view, lambda w: replace(w, details=replace(w.details, **changes))
+    )
+
+
+def survey(**changes: Any) -> Callable[[View], View]:
+    def change(view: View) -> View:
+        new = replace(view.now.survey, **changes)
+        return replace(view, snapshots=(replace(view.now, survey=new),))
+
+    return change
+
+
+def now(**changes: Any) -> Callable[[View], View]:
+    return lambda view: replace(view, snapshots=(replace(view.now, **changes),))
+
+
+def window(seconds: float, **changes: Any) -> Callable[[View], View]:
+    """For a while like this."""
+
+    def change(view: View) -> View:
+        after = workers(view, lambda w: replace(w, **changes), slice(0, 1)).now
+        before = replace(after, time=after.time - seconds)
+        return replace(view, snapshots=(before, after))
+
+    return change
+
+
+def goal(**changes: Any) -> Callable[[View], View]:
+    return lambda view: replace(view, goal=replace(view.goal, **changes))
+
+
+def profile(**changes: Any) -> Callable[[View], View]:
+    def change(view: View) -> View:
+        return goal(workload=replace(view.goal.workload, **changes))(view)
+
+    return change
+
+
+def member(label: str, **changes: Any) -> Callable[[View], View]:
+    def change(view: View) -> View:
+        (layout,) = view.layouts
+        members = tuple(
+            replace(m, **{k: v(m) if callable(v) else v for k, v in changes.items()})
+            if m.label == label
+            else m
+            for m in layout.members
+        )
+        return replace(view, layouts=(replace(layout, members=members),))
+
+    return change
+
+
+def lies(where: Callable[[Any], Any]) -> Callable[[View], View]:
+    """All members on the workers that are said, by piece."""
+
+    def change(view: View) -> View:
+        (layout,) = view.layouts
+        members = tuple(
+            replace(m, holders=(np.arange(len(m.keys)), where(np.arange(len(m.keys)))))
+            for m in layout.members
+        )
+        return replace(view, layouts=(replace(layout, members=members),))
+
+    return change
+
+
+def pieces(rows: list[int]) -> Callable[[View], View]:
+    """All members in pieces of these rows."""
+
+    def change(view: View) -> View:
+        (layout,) = view.layouts
+        n = np.array(rows, dtype=np.int64)
+        members = []
+        for m in layout.members:
+            width = int(m.nbytes.sum() / m.rows.sum())
+            spread = np.arange(len(n)) % len(view.now.workers)
+            members.append(
+                replace(
+                    m,
+                    keys=tuple((m.label, i) for i in range(len(n))),
+                    rows=n,
+                    nbytes=n * width,
+                    holders=(np.arange(len(n)), spread),
+                )
+            )
+        return replace(view, layouts=(replace(layout, members=tuple(members)),))
+
+    return change
+
+
+def grown(view: View) -> View:
+    ids = [w.id for w in view.now.workers]
+    step = int(0.08 * view.now.workers[0].memory_limit)
+    past = tuple(
+        Run(
+            began=i * 100.0,
+            ended=i * 100.0 + 50,
+            floors=dict.fromkeys(ids, (i + 1) * step),
+            peaks=dict.fromkeys(ids, GIB),
+        )
+        for i in range(6)
+    )
+    return replace(view, runs=past)
+
+
+def prefix(name: str, **changes: Any) -> Prefix:
+    zero = dict.fromkeys(("memory", "waiting", "processing", "erred", "finished"), 0)
+    return Prefix(**{"name": name, **zero, "seconds": 0.0, "nbytes": 0, **changes})
+
+
+BLAS = (Pool(api="blas", library="libopenblas", threads=64),)
+
+# (what, in which cluster, change, check, least severity, part of the remedy)
+FAULTS = [
+    ("at terminate", "stock", worker(process=0.96), "memory_pressure", 3, "malloc_trim"),
+    ("at pause", "stock", worker(process=0.85), "memory_pressure", 3, "--memory-limit"),
+    ("at spill", "stock", worker(process=0.72), "memory_pressure", 2, "add workers"),
+    ("at target", "tls", worker(managed=0.65, process=0.66), "memory_pressure", 2, "del"),
+    ("on disk", "stock", worker(spilled=GIB), "memory_pressure", 2, "del"),
+    ("close to pause", "tls", worker(process=0.65), "memory_pressure", 1, "malloc_trim"),
+    ("leaves much", "stock", worker(process=0.6), "unmanaged_memory", 2, "malloc_trim"),
+    ("leaks", "stock", grown, "memory_growth", 2, "restart"),
+    ("counted twice", "stock", worker(managed=0.62, process=0.1), "phantom_memory", 2, "copy"),
+    ("children", "stock", details(child_count=4, child_memory=40 * GIB), "child_processes", 2, "n_jobs=1"),
+    ("few children", "tls", details(child_count=1, child_memory=4 * GIB), "child_processes", 1, "num_workers=0"),
+    ("spill above pause", "stock", thresholds(spill=0.9), "memory_settings", 2, "0.60"),
+    ("target above spill", "stock", thresholds(target=0.75), "memory_settings", 2, "0.60"),
+    ("pause above kill", "stock", thresholds(pause=0.99), "memory_settings", 2, "0.95"),
+    ("no limit", "stock", every(memory_limit=0), "memory_settings", 1, "started"),
+    ("limits too high", "stock", facts(host_memory=2 * GIB), "memory_limits", 2, "--memory-limit"),
+    ("spills to memory", "stock", details(disk="tmpfs"), "spill_space", 1, "--local-directory"),
+    ("spills to a network", "stock", details(disk="nfs4"), "spill_space", 1, "--local-directory"),
+    ("disk full", "stock", details(disk_free=10**6), "spill_space", 2, "--local-directory"),
+    ("pools", "stock", details(pools=BLAS), "thread_pools", 2, "OMP_NUM_THREADS"),
+    ("pools unseen", "stock", details(pools=None), "thread_pools", 0, "threadpool"),
+    ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "--nthreads"),
+    ("paused", "stock", worker(status="paused"), "paused_workers", 3, "gc.collect"),
+    ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "start"),
+    ("silent", "stock", worker(silent=90.0), "silent_workers", 2, "worker-ttl"),
+    ("nearly lost", "stock", worker(silent=290.0), "silent_workers", 3, "worker-ttl"),
+    ("blocked", "stock", worker(loop_delay=3.0), "blocked_loops", 2, "--nthreads 1"),
+    ("scheduler blocked", "stock", survey(loop_delay=3.0), "blocked_loops", 2, "fewer"),
+    ("ends soon", "stock", details(expires=0.0), "lifetimes", 2, "--lifetime"),
+    ("abandoned", "stock", window(60, executing=1, processing=0), "abandoned_tasks", 2, "restart"),
+    ("one works", "stock", window(60, executing=1, processing=1), "lone_task", 1, "prepare"),
+    ("unlike threads", "stock", worker(nthreads=2), "unlike_workers", 1, "alike"),
+    ("may scale", "adaptive", now(adaptive=(1, math.inf)), "adaptive_scaling", 1, "cluster.adapt("),
+    ("short tasks", "stock", survey(prefixes=(prefix("f", finished=10**6, seconds=500.0),)), "short_tasks", 2, "rechunk"),
+    ("large result", "stock", survey(prefixes=(prefix("finalize", memory=1, nbytes=9 * GIB),)), "large_results", 2, "persist()"),
+    ("other release", "stock", survey(packages={"client": {"numpy": "1.0"}, "scheduler": {}}), "software_versions", 2, "same environment"),
+    ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, "same environment"),
+    ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, silent=0.0),)), "other_clients", 1, "ask whose"),
+    ("dangling", "stock", survey(published=(Published(name="X", keys=3, missing=3),)), "dangling_names", 2, "unpublish_dataset"),
+    ("actor", "stock", survey(actors=1), "actors", 1, "del"),
+    ("daemonic", "stock", profile(starts_processes=True), "daemonic_workers", 2, "worker.daemon"),
+    ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unneeded_keys", 1, "del"),
+    ("scattered", "after_a_fit", member("X", scattered=8), "scattered_data", 1, "read_parquet"),
+    ("embedded", "after_a_fit", member("X", embedded=GIB), "embedded_data", 1, "scatter"),
+    ("all on one", "after_a_fit", lies(lambda i: i * 0), "uneven_rows", 2, "prepare"),
+    ("one is empty", "after_a_fit", lies(lambda i: i * 0), "empty_workers", 2, "prepare"),
+    ("pairs apart", "after_a_fit", member("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
+    ("other boundaries", "after_a_fit", member("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "differing_boundaries", 3, "prepare"),
+    ("one piece", "after_a_fit", pieces([20_000]), "too_few_pieces", 3, "rechunk"),
+    ("tiny pieces", "after_a_fit", pieces([10] * 2000), "too_many_pieces", 1, "prepare"),
+    ("blocks of columns", "after_a_fit", member("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
+    ("not loaded", "after_a_fit", member("y", loaded=False), "unloaded_data", 1, "prepare"),
+    ("text", "after_a_fit", member("X", types={"object": (1, "city")}), "text_columns", 2, "astype"),
+    ("one wide column", "after_a_fit", member("X", kind="dataframe", types={"float32": (9, "a"), "int64": (1, "id")}), "mixed_numbers", 1, "float32"),
+    ("copies", "after_a_fit", lies(lambda i: i % 2), "surplus_copies", None, ""),
+    ("workers not there", "stock", goal(n_workers=9), "missing_workers", 2, ""),
+    ("no answer", "stock", every(facts=Unknown("no answer")), "memory_pressure", 0, ""),
+]  # fmt: skip
+FAULTS = [f for f in FAULTS if f[4] is not None]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f[0])
+def test_seeded_faults_are_found(fault: tuple[Any, ...]) -> None:
+    """By the check that is about it, as bad as it is, with what to do."""
+    _, cluster, change, name, least, remedy = fault
+    healthy = load(cluster)
+    before = {f.check for f in checks.run(healthy)}
+    found = [f for f in checks.run(change(healthy)) if f.check == name]
+    assert found, f"{name} found nothing; without the fault: {before}"
+    worst: Finding = max(found, key=lambda f: f.severity)
+    assert worst.severity >= least
+    assert remedy in worst.remedy
+
+
+def test_there_are_enough_faults() -> None:
+    """At least forty, and of most checks."""
+    assert len(FAULTS) >= 40
