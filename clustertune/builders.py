@@ -259,7 +259,8 @@ def view(
         Other fields of :class:`Goal`.
     """
     seen = list(snapshots or [snapshot(workers or (worker(0), worker(1)))])
-    seen[-1] = replace(seen[-1], survey=survey or seen[-1].survey)
+    if survey is not None:
+        seen[-1] = replace(seen[-1], survey=survey)
     wanted = None if goal_workers is None else frozenset(goal_workers)
     goal = Goal(workload=_WORKLOAD, workers=wanted)
     goal = replace(goal, **overrides)

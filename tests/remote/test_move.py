@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic
@@ -38,6 +39,19 @@ async def load(
     data = c.map(np.resize, data, new_shape=(size,), workers=list(where), pure=False)
     await wait(data)
     return data
+
+
+def bound(patch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    """Set a bound of the mover.
+
+    Where a cluster ran in this process, the classes were shipped by value to where they
+    came from, and their methods have globals of their own since.
+    """
+    methods = [*vars(Placing).values(), *vars(ManagerHold).values()]
+    for function in (place, *methods):
+        if inspect.isfunction(function):
+            patch.setitem(function.__globals__, name, value)
+    patch.setattr(move, name, value)
 
 
 def holders(s: Any, futures: Iterable[Any]) -> list[set[str]]:
@@ -105,7 +119,7 @@ async def test_a_target_that_leaves(c, s, *workers):
     data = await load(c, [workers[0].address], n=100, size=20_000)
     policy = Placing([(f.key, workers[1].address) for f in data], {})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(move, "MOST_KEYS", 2)
+        bound(patch, "MOST_KEYS", 2)
         moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
         await until(lambda: policy.done > 0)
         await workers[1].close()
@@ -145,12 +159,12 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
     """The bytes and keys in flight are bounded, whatever there is to move."""
     data = await load(c, [workers[0].address], n=30, size=1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(move, "MOST_KEYS", 5)
+        bound(patch, "MOST_KEYS", 5)
         policy = Placing([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
         assert len(policy.flying) == 5
-        patch.setattr(move, "MOST_KEYS", 100)
-        patch.setattr(move, "MOST_BYTES", 3 * s.tasks[data[0].key].nbytes)
+        bound(patch, "MOST_KEYS", 100)
+        bound(patch, "MOST_BYTES", 3 * s.tasks[data[0].key].nbytes)
         policy = Placing([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
         assert len(policy.flying) == 3
@@ -197,7 +211,7 @@ async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
     """A stopped move begins no more; every key is whole, most where they were."""
     data = await load(c, [workers[0].address], n=100, size=10_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(move, "MOST_KEYS", 4)
+        bound(patch, "MOST_KEYS", 4)
         policy = Placing([(f.key, workers[1].address) for f in data], {})
         moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
         await until(lambda: policy.done > 0)
@@ -213,8 +227,8 @@ async def test_epochs_let_the_manager_run(c, s, *workers):
     """A long move lets the default manager run in between, and still arrives."""
     data = await load(c, [workers[0].address], n=60, size=1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(move, "EPOCH", 0.05)
-        patch.setattr(move, "MOST_KEYS", 3)
+        bound(patch, "EPOCH", 0.05)
+        bound(patch, "MOST_KEYS", 3)
         runs = []
         default = s.extensions["amm"]
         run_once = default.run_once
@@ -247,7 +261,7 @@ async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
     data = await load(c, [workers[0].address], n=3)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("PATIENCE", 0.5)):
-            patch.setattr(move, name, value)
+            bound(patch, name, value)
         target = workers[1].address
         policy = Placing([(f.key, target) for f in data], {target: 1})
         await asyncio.wait_for(place(s, policy, ManagerHold(s)), 10)
@@ -262,7 +276,7 @@ async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
     data = await load(c, [workers[0].address], n=3)
     lock, held = s._replica_lock(("test", object())), asyncio.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(move, "PATIENCE", 0.3)
+        bound(patch, "PATIENCE", 0.3)
         policy = Placing([(f.key, workers[1].address) for f in data], {})
         async with lock:
             moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
