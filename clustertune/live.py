@@ -390,8 +390,8 @@ class LiveCluster:
         would wait for that worker for ever.
         """
         # sorted by name, so that ranges are ranges
-        bound = sorted(graph.where, key=_name_of)
-        names = await asyncio.to_thread(keys.pack, bound)
+        ours = sorted(graph.computed(), key=_name_of)
+        names = await asyncio.to_thread(keys.pack, ours)
         pin = await monitor.ask(self.client, "pin", token=self.token, keys=names)
         try:
             yield pin

@@ -328,7 +328,8 @@ class Resident(SchedulerPlugin):
     async def free_stuck(self, token: str, name: str) -> int:
         """Let those of the tasks run anywhere whose worker is gone or paused.
 
-        What a paused worker was given stays with it, and it will not begin it.
+        What a paused worker was given stays with it, and it will not begin it: nor what
+        is not bound, since Dask takes no short tasks from it.
         """
         self._check(token)
         ours = self.pinned.get(name, set())
@@ -351,15 +352,16 @@ class Resident(SchedulerPlugin):
             if i % YIELD == YIELD - 1:
                 await asyncio.sleep(0)
             ts = self.scheduler.tasks.get(key)
-            if ts is None or not ts.worker_restrictions:
+            if ts is None:
                 continue
-            ts.worker_restrictions = None
-            ts.loose_restrictions = False
-            ts.annotations = {
-                k: v
-                for k, v in (ts.annotations or {}).items()
-                if k not in ("workers", "allow_other_workers")
-            }
+            if ts.worker_restrictions:
+                ts.worker_restrictions = None
+                ts.loose_restrictions = False
+                ts.annotations = {
+                    k: v
+                    for k, v in (ts.annotations or {}).items()
+                    if k not in ("workers", "allow_other_workers")
+                }
             if ts in self.scheduler.unrunnable:
                 waiting[key] = "processing"
             elif ts.processing_on is not None and (
