@@ -26,7 +26,7 @@ from dask.array.core import _concatenate2, concatenate3
 from dask.dataframe import dispatch
 
 from clustertune import conversion as converting
-from clustertune.graphs import Graph
+from clustertune.graphs import Graph, collection
 from clustertune.model import Conversion, Cut, Key, Recut
 
 LEAVING, ARRIVING, STAYING = 2, 1, 0  # priorities: what leaves makes room
@@ -44,6 +44,25 @@ def build(recut: Recut, collections: Mapping[str, Any]) -> Graph:
     if recut.freed:
         _let_leave_first(graph)
     return graph
+
+
+def collections(
+    recut: Recut,
+    given: Mapping[str, Any],
+    graph: Graph,
+    futures: Mapping[Key, Any],
+) -> dict[str, Any]:
+    """By label the collections of new pieces."""
+    return {
+        cut.label: collection(
+            given[cut.label],
+            {key: futures[key] for key in graph.pieces[cut.label]},
+            recut.rows.tolist(),
+            cut.conversion,
+            joined=True,
+        )
+        for cut in recut.cuts
+    }
 
 
 def sent(graph: Graph) -> list[str]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Mapping,
     Sequence,
 )
@@ -25,22 +23,28 @@ from time import monotonic
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import dask.array as da
 import numpy as np
 from distributed import Client, Future
 
-from clustertune import adapters, conversion, cutting, graphs, inputs, loading, monitor
+from clustertune import (
+    adapters,
+    conversion,
+    cutting,
+    graphs,
+    inputs,
+    loading,
+    monitor,
+    releasing,
+)
 from clustertune.errors import (
     ConnectionLostError,
     IncompleteError,
     LeaseHeldError,
     NoWorkersError,
     ScaleError,
-    SharedDataError,
 )
 from clustertune.model import (
     Conversion,
-    Cut,
     Goal,
     Key,
     Layout,
@@ -60,7 +64,6 @@ logger = logging.getLogger("clustertune")
 POLL = 0.05  # seconds between two questions how far something is
 STUCK = 0.5  # seconds between two questions whether a task waits for a worker
 RELEASE = 0.01  # seconds between two looks which old pieces can go
-RESCUE = 60.0  # seconds in which what took the place of released pieces is published
 LANDING = 10.0  # seconds that a cancelled move is given to land what is in flight
 
 
@@ -72,46 +75,6 @@ class _Found(NamedTuple):
     rows: Any  # of every piece, before it is loaded, if known
     derived: bool = False  # is lazy, but made of data that is in memory
     embedded: int | None = None  # bytes of data in the graph of what is lazy
-
-
-class Release:
-    """Lets go of old pieces of one collection as soon as nothing is made of them.
-
-    So every row is in an old piece that is held or in a new one that is there.
-    """
-
-    def __init__(self, cut: Cut, old: Sequence[Any], new: Sequence[Any]):
-        self.label = cut.label
-        self._old = dict(enumerate(old))
-        self._waiting = dict(enumerate(new))
-        self._parts = np.split(cut.key, np.searchsorted(cut.new, range(1, len(new))))
-        self._uses = np.bincount(cut.key, minlength=len(old))
-        self._unused = np.flatnonzero(self._uses == 0).tolist()  # without rows
-        self._gone: list[Any] = []
-
-    def go_on(self) -> list[Key]:
-        """The keys that nothing needs any more, which were not told before."""
-        there = [n for n, f in self._waiting.items() if f.status == "finished"]
-        for number in there:
-            del self._waiting[number]
-            self._uses[self._parts[number]] -= 1
-        if not there:
-            return []
-        parts = np.unique(np.concatenate([self._parts[n] for n in there]))
-        done = [*parts[self._uses[parts] == 0].tolist(), *self._unused]
-        self._unused = []
-        gone = [self._old.pop(k) for k in done]
-        self._gone += gone
-        return [f.key for f in gone]
-
-    def end(self) -> None:
-        """Release what was told: one message for each, so not while others wait."""
-        for future in self._gone:
-            future.release()
-
-    def held(self) -> list[Any]:
-        """Old pieces that have not been let go, if new ones are still to be made."""
-        return list(self._old.values())
 
 
 class LiveCluster:
@@ -145,7 +108,7 @@ class LiveCluster:
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
-        self._left: list[Release] = []  # of the cut that is going on
+        self._left: list[releasing.Release] = []  # of the cut that is going on
 
     # --- begin ------------------------------------------------------------------------
 
@@ -347,10 +310,14 @@ class LiveCluster:
         """Load what is not, in one graph, each piece where it is to be."""
         lazy = [
             loading.Lazy(
-                x.label, x.collection, _named(load, x.label), self._conversion(x)
+                x.label,
+                x.collection,
+                _named(load, x.label),
+                self._conversion(x),
+                found.rows,
             )
             for x in self.given
-            if (await self._pieces(x)).futures is None
+            if (found := await self._pieces(x)).futures is None
         ]
         # making the graph takes a while, in which the event loop must go on
         graph = await asyncio.to_thread(loading.build, lazy)
@@ -362,25 +329,8 @@ class LiveCluster:
                 for future in futures.values():
                     future.release()  # a traceback would keep them
                 raise
-        self._replace(await asyncio.to_thread(self._loaded, lazy, graph, futures))
-
-    def _loaded(
-        self,
-        lazy: Sequence[loading.Lazy],
-        graph: graphs.Graph,
-        futures: Mapping[Key, Any],
-    ) -> dict[str, Any]:
-        """By label the collections of what was loaded."""
-        return {
-            x.label: graphs.collection(
-                x.collection,
-                {key: futures[key] for key in graph.pieces[x.label]},
-                _lengths(x.collection, self._found[x.label]),
-                x.conversion,
-                getattr(x.collection, "divisions", None),
-            )
-            for x in lazy
-        }
+        make = partial(loading.collections, lazy, graph, futures)
+        self._replace(await asyncio.to_thread(make))
 
     @asynccontextmanager
     async def _pinned(self, graph: graphs.Graph) -> AsyncIterator[str]:
@@ -415,13 +365,17 @@ class LiveCluster:
         given = {x.label: x.collection for x in self.given}
         old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
         lent = {x for x in recut.freed if x not in self._ours}
-        await self._refuse_shared(lent, old)
+        others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
+        mine = [f for label in lent for f in old[label]]
+        await releasing.refuse_shared(self.client, mine, others)
         graph = await asyncio.to_thread(cutting.build, recut, given)
         async with self._pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            now = await asyncio.to_thread(_new, recut, given, graph, futures)
+            now = await asyncio.to_thread(
+                cutting.collections, recut, given, graph, futures
+            )
             releases = [
-                Release(
+                releasing.Release(
                     cut, old[cut.label], [futures[k] for k in graph.pieces[cut.label]]
                 )
                 for cut in recut.cuts
@@ -453,60 +407,13 @@ class LiveCluster:
         sent = cutting.sent(graph)
         return Result(nbytes=await monitor.received(self.client, sent))
 
-    async def _refuse_shared(
-        self, lent: Collection[str], old: Mapping[str, list[Any]]
-    ) -> None:
-        """See that nobody else needs pieces of the caller's that will be freed."""
-        freed = [f for label in lent for f in old[label]]
-        wanted = {f.key for f in freed}
-        for label, found in self._found.items():
-            if label not in lent and not wanted.isdisjoint(
-                f.key for f in found.futures or ()
-            ):
-                raise SharedDataError(
-                    f"release_inputs=True would free pieces that {label} needs too; "
-                    "give a copy of it, or leave release_inputs out"
-                )
-        # one future of each is the caller's own
-        here = sum(self.client.refcount[f.key] > 1 for f in freed)
-        packed = keys.pack([f.key for f in freed])
-        owner = self.client.id
-        there = await monitor.ask(self.client, "wanted", keys=packed, owner=owner)
-        if here or there:
-            who = "another collection in this process" if here else "another client"
-            raise SharedDataError(
-                f"release_inputs=True would free {max(here, there)} pieces that {who} "
-                "needs too (a published data set counts as one); let go of it there, "
-                "or leave release_inputs out"
-            )
-
     async def rescue(self) -> str:
-        """Publish what is made of released pieces; says where, or nothing.
-
-        Whoever called has names for pieces that are gone, and none for what took their
-        place. What is not cut yet is published beside it.
-        """
+        """Publish what is made of released pieces; says where, or nothing."""
         if not self._lent:
             return ""
-        name = f"clustertune-{self.token[:8]}"
         made = [x.collection for x in self.given if x.label in self._lent]
         left = [f for r in self._left for f in r.held()]
-        try:
-            await asyncio.wait_for(self._publish(name, made, left), RESCUE)
-        # whatever it is, it must not hide what the caller has to say
-        except Exception as error:  # noqa: BLE001
-            logger.warning("clustertune could not publish %s: %r", name, error)
-            return "; what was cut of released pieces could not be published"
-        rest = f"; pieces that were not cut yet in {name + '-left'!r}" if left else ""
-        return (
-            "; old pieces of what was cut are released: the new ones are in "
-            f"client.get_dataset({name!r}), in the order given{rest}"
-        )
-
-    async def _publish(self, name: str, made: list[Any], left: list[Any]) -> None:
-        await self.client.publish_dataset(made, name=name)
-        if left:
-            await self.client.publish_dataset(left, name=f"{name}-left")
+        return await releasing.rescue(self.client, self.token, made, left)
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         """Ask the cluster object for workers and wait until they are there.
@@ -593,25 +500,6 @@ def _name_of(key: Key) -> str:
     return str(key[0]) if isinstance(key, tuple) else str(key)
 
 
-def _new(
-    recut: Recut,
-    given: Mapping[str, Any],
-    graph: graphs.Graph,
-    futures: Mapping[Key, Any],
-) -> dict[str, Any]:
-    """By label the collections of new pieces."""
-    return {
-        cut.label: graphs.collection(
-            given[cut.label],
-            {key: futures[key] for key in graph.pieces[cut.label]},
-            recut.rows.tolist(),
-            cut.conversion,
-            joined=True,
-        )
-        for cut in recut.cuts
-    }
-
-
 def _find(collection: Any, client: Client) -> _Found:
     """What there is to know of a collection itself, in a thread of its own."""
     names, futures = inputs.pieces(collection)
@@ -627,16 +515,6 @@ def _named(load: Load, label: str) -> list[str] | None:
     """Addresses of the workers for the pieces of one collection."""
     targets = load.targets.get(label)
     return None if targets is None else [load.workers[i] for i in targets.tolist()]
-
-
-def _lengths(collection: Any, found: _Found) -> list[float]:
-    """Rows of the pieces that are going to be loaded, NaN where unknown."""
-    if isinstance(collection, da.Array):
-        return list(collection.chunks[0])
-    if found.rows is None:
-        return [math.nan] * len(found.keys)
-    lengths: list[float] = found.rows.tolist()
-    return lengths
 
 
 def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:

@@ -26,7 +26,7 @@ from dask.dataframe.dask_expr._expr import Lengths, Literal, Partitions
 from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetPyarrowFS
 
 from clustertune import conversion as converting
-from clustertune.graphs import Graph
+from clustertune.graphs import Graph, collection
 from clustertune.inputs import without_rows
 from clustertune.model import Conversion, Int64s, Key
 
@@ -41,6 +41,7 @@ class Lazy:
     collection: Any
     workers: Sequence[str] | None  # by key; None: where Dask puts it
     conversion: Conversion | None
+    rows: Int64s | None = None  # of every piece, as far as known
 
 
 # --- what it says of itself -----------------------------------------------------------
@@ -102,6 +103,29 @@ def build(lazy: Sequence[Lazy]) -> Graph:
                 where |= zip(made, x.workers, strict=True)
     graph.where = _with_ancestors(graph.tasks, where)
     return graph
+
+
+def collections(
+    lazy: Sequence[Lazy], graph: Graph, futures: Mapping[Key, Any]
+) -> dict[str, Any]:
+    """By label the collections of what is loaded."""
+    return {
+        x.label: collection(
+            x.collection,
+            {key: futures[key] for key in graph.pieces[x.label]},
+            _rows(x, len(graph.pieces[x.label])),
+            x.conversion,
+            getattr(x.collection, "divisions", None),
+        )
+        for x in lazy
+    }
+
+
+def _rows(x: Lazy, n_pieces: int) -> list[float]:
+    """Rows of every piece, NaN where unknown."""
+    if isinstance(x.collection, da.Array):
+        return list(x.collection.chunks[0])
+    return [math.nan] * n_pieces if x.rows is None else list(map(float, x.rows))
 
 
 def _optimised(
