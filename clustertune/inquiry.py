@@ -65,7 +65,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     workers = tuple(
         replace(
             w,
-            details=_read_details(answers[w.address])
+            details=_read_details(answers[w.address], snapshot.time)
             if w.address in answers
             else silent,
         )
@@ -74,11 +74,18 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, workers=workers, survey=_read_survey(survey))
 
 
-def _read_details(answer: Any) -> Details | Unknown:
+def _read_details(answer: Any, now: float) -> Details | Unknown:
     if isinstance(answer, BaseException):
         return Unknown(f"the worker did not answer: {answer!r}")
+    try:
+        return _details(answer, now)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return Unknown(f"what the worker answered cannot be read: {error!r}")
+
+
+def _details(answer: Mapping[str, Any], now: float) -> Details:
     kind, total, free = answer["disk"]
-    expires, returns = answer["lifetime"]
+    left, returns = answer["lifetime"]
     count, memory = answer["children"]
     pools = answer["pools"]
     return Details(
@@ -93,15 +100,16 @@ def _read_details(answer: Any) -> Details | Unknown:
         disk=kind,
         disk_total=total,
         disk_free=free,
-        expires=expires,
+        expires=None if left is None else now + left,
         returns=bool(returns),
         packages=dict(answer["packages"]),
+        paused=answer["paused"],
     )
 
 
 def _read_survey(answer: Mapping[str, Any]) -> Survey:
     names = ("name", "memory", "waiting", "processing", "erred", "finished")
-    columns = (*names, "seconds", "nbytes")
+    columns = (*names, "seconds", "nbytes", "inputs")
     return Survey(
         me=answer["me"],
         worker_ttl=answer["worker_ttl"],

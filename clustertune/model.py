@@ -10,7 +10,7 @@ What is not known is :class:`Unknown` with the reason, never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -219,6 +219,25 @@ class View:
         """Whether this worker may hold training data: wanted and running."""
         wanted = self.goal.workers is None or worker.id in self.goal.workers
         return wanted and worker.running
+
+    def lasting(
+        self, which: Callable[[Snapshot], Iterable[str | int]]
+    ) -> tuple[frozenset[str | int], float]:
+        """Of the ids that ``which`` names, those that it has named for longest.
+
+        Returns
+        -------
+        ids, seconds
+            Named in every snapshot of the last ``seconds``, as far as they go back.
+        """
+        longest = still = frozenset(which(self.now))
+        since = self.now.time
+        for snapshot in reversed(self.snapshots):
+            still &= frozenset(which(snapshot))
+            if not still:
+                break
+            longest, since = still, snapshot.time
+        return longest, self.now.time - since
 
     @property
     def eligible_workers(self) -> tuple[WorkerSnapshot, ...]:

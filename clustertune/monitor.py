@@ -245,14 +245,13 @@ async def _snapshot(
     numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 4)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
     facts = await _facts(client, identity["workers"])
-    now = time()
     workers = tuple(
-        _worker(address, entry, memory[address], facts[address], now)
+        _worker(address, entry, memory[address], facts[address], found["time"])
         for address, entry in identity["workers"].items()
         if address in memory  # one that left between the two calls is gone
     )
     return Snapshot(
-        time=now,
+        time=time(),
         scheduler=identity["address"],
         workers=workers,
         memory_manager=found["manager"],
@@ -275,6 +274,7 @@ def _worker(
 ) -> WorkerSnapshot:
     process, managed, spilled, processing = memory
     metrics = entry["metrics"]
+    counts = metrics.get("task_counts", {})
     return WorkerSnapshot(
         id=worker_id(address, entry),
         address=address,
@@ -288,11 +288,12 @@ def _worker(
         spilled=spilled,
         bandwidth=float(metrics.get("bandwidth", {}).get("total", 0.0)),
         facts=facts,
-        # the clocks of two hosts may differ, and heartbeats have one of their own
+        # both by the scheduler's clock
         silent=max(0.0, now - entry["last_seen"]),
         loop_delay=float(metrics.get("event_loop_interval", 0.0)),
         processing=processing,
-        executing=int(metrics.get("task_counts", {}).get("executing", 0)),
+        executing=int(counts.get("executing", 0)),
+        cancelled=int(counts.get("cancelled", 0)),
     )
 
 
@@ -323,6 +324,13 @@ async def _facts(
 def _read_facts(answer: Any, terminate: Any) -> WorkerFacts | Unknown:
     if isinstance(answer, BaseException):
         return Unknown(f"the worker did not answer: {answer!r}")
+    try:
+        return _worker_facts(answer, terminate)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return Unknown(f"what the worker answered cannot be read: {error!r}")
+
+
+def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:
     unknown = isinstance(terminate, BaseException)
     return WorkerFacts(
         thresholds=Thresholds(

@@ -69,6 +69,7 @@ class Details:
     expires: float | None  # epoch seconds at which its lifetime ends; None: never
     returns: bool  # is started again then
     packages: Mapping[str, str]  # versions by name of distribution
+    paused: float | None = None  # seconds since it paused; None: it is not, or unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class WorkerSnapshot:
     loop_delay: float = 0.0  # seconds between two ticks of its event loop; idle: 0.02
     processing: int = 0  # tasks that the scheduler has given to it
     executing: int = 0  # tasks that it says it runs
+    cancelled: int = 0  # tasks that nobody wants any more, and that it cannot stop
     details: Details | Unknown | None = None  # None: it was not asked
 
     @property
@@ -142,7 +144,8 @@ class Prefix:
     erred: int
     finished: int  # tasks, so far
     seconds: float  # that all of these took together
-    nbytes: int  # bytes of results that are known to the scheduler
+    nbytes: int  # bytes of results in memory, about
+    inputs: int = 0  # bytes of all that those to come depend on, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

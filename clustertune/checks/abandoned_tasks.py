@@ -2,9 +2,8 @@
 
 When a client goes while its training task runs, the scheduler forgets the task, but the
 thread on the worker cannot be stopped: it goes on, keeps its data and CPUs, and XGBoost
-or LightGBM wait there for partners that will never come. The worker says that it runs a
-task, the scheduler that it has given it none. For a moment that is normal, so it must
-hold over several looks.
+or LightGBM wait there for partners that will never come. The worker calls such a task
+cancelled. A short one ends by itself, so it must hold over several looks.
 
 Remedy: restart those workers, ``client.restart_workers([address])``; they lose what
 they hold, so load the data again afterwards.
@@ -14,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View, WorkerSnapshot
+from clustertune.model import Finding, Severity, Snapshot, View
 from clustertune.wording import plural, seconds_text, workers_text
 
 
 def find(view: View, *, after: float = 10.0) -> Iterator[Finding]:
-    """Find workers that do what nobody asked for.
+    """Find workers that do what nobody asks for.
 
     Parameters
     ----------
@@ -28,28 +27,22 @@ def find(view: View, *, after: float = 10.0) -> Iterator[Finding]:
     after
         Seconds for which it must have been so.
     """
-    now = tuple(w.id for w in view.now.workers if _abandoned(w))
+    now = _abandoned(view.now)
     if not now:
         return
     if len(view.snapshots) == 1:
         yield Finding(
             severity=Severity.unknown,
-            message=f"whether {workers_text(now)} run tasks that nobody waits for is "
-            "unknown: one reading; use watch",
+            message=f"whether {workers_text(now)} run tasks that nobody waits for for "
+            "long is unknown: one reading; use watch",
             subject=now,
         )
         return
-    still, since = set(now), view.now.time
-    for snapshot in reversed(view.snapshots):
-        still &= {w.id for w in snapshot.workers if _abandoned(w)}
-        if not still:
-            break
-        lasting, since = still.copy(), snapshot.time
-    seconds = view.now.time - since
+    lasting, seconds = view.lasting(_abandoned)
     if seconds < after:
         return
     ids = tuple(i for i in now if i in lasting)
-    tasks = sum(w.executing - w.processing for w in view.now.workers if w.id in ids)
+    tasks = sum(w.cancelled for w in view.now.workers if w.id in ids)
     yield Finding(
         severity=Severity.warning,
         message=f"{workers_text(ids)} have run {plural(tasks, 'task')} that nobody "
@@ -59,5 +52,5 @@ def find(view: View, *, after: float = 10.0) -> Iterator[Finding]:
     )
 
 
-def _abandoned(worker: WorkerSnapshot) -> bool:
-    return worker.executing > worker.processing
+def _abandoned(snapshot: Snapshot) -> tuple[str | int, ...]:
+    return tuple(w.id for w in snapshot.workers if w.cancelled)

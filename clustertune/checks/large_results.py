@@ -1,9 +1,11 @@
 """Large results that come together in one place.
 
-``compute()`` of a collection joins its pieces in one task (``finalize``) on one worker
-and sends the result to the client, through both memories. What is larger than a
-worker's room makes it pause or die there, and a scheduler that is asked to gather it as
-well (distributed#7964).
+``compute()`` of a collection joins its pieces in one task on one worker and sends the
+result to the client, through both memories. What is larger than a worker's room makes
+it pause or die there, and a scheduler that is asked to gather it as well
+(distributed#7964). Dask calls that task ``finalize`` for arrays and
+``repartitiontofewer`` for frames; it is seen while its pieces are computed, and as long
+as its result is held.
 
 Remedy: ``persist()`` keeps pieces where they are; compute what is small (sums,
 samples); write what is large from the workers, ``X.to_parquet(...)`` or
@@ -14,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import bytes_text, plural
+from clustertune.model import Finding, Prefix, Severity, View
+from clustertune.wording import are, bytes_text, plural
 
-JOINING = ("finalize", "finalize-compute", "finalizecompute", "concatenate-finalize")
+JOINING = ("finalize", "repartitiontofewer")  # how names of such tasks begin
 
 
 def find(view: View, *, most: float = 2**30) -> Iterator[Finding]:
-    """Find results that are large, or that are being put together.
+    """Find results that are large, or that are about to be put together.
 
     Parameters
     ----------
@@ -33,13 +35,24 @@ def find(view: View, *, most: float = 2**30) -> Iterator[Finding]:
     survey = view.now.survey
     if survey is None:
         return
-    joining = [p for p in survey.prefixes if p.name.lower() in JOINING]
+    joining = [p for p in survey.prefixes if p.name.startswith(JOINING)]
     there = sum(p.memory for p in joining)
-    nbytes = sum(p.nbytes for p in joining)
-    if there and nbytes / there > most:
-        yield Finding(
-            severity=Severity.warning,
-            message=f"{plural(there, 'result')} of {bytes_text(nbytes)} in all came "
-            "together on one worker each, to be sent to a client",
-            evidence={"results": there, "bytes": nbytes},
-        )
+    coming = sum(_coming(p) for p in joining)
+    if there and (nbytes := sum(p.nbytes for p in joining)) / there > most:
+        yield _finding("came", there, nbytes)
+    if coming and (nbytes := sum(p.inputs for p in joining)) / coming > most:
+        yield _finding(f"{are(range(coming))} about to come", coming, nbytes)
+
+
+def _coming(prefix: Prefix) -> int:
+    return prefix.waiting + prefix.processing
+
+
+def _finding(come: str, count: int, nbytes: int) -> Finding:
+    return Finding(
+        severity=Severity.warning,
+        message=f"{plural(count, 'result')} of {bytes_text(nbytes)} in all {come} "
+        "together on one worker each, as compute() does before it sends them to the "
+        "client",
+        evidence={"results": count, "bytes": nbytes},
+    )

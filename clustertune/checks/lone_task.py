@@ -27,35 +27,30 @@ def find(view: View, *, after: float = 30.0) -> Iterator[Finding]:
         Seconds for which it must have been so.
     """
     alone = _alone(view.now)
-    if alone is None:
+    if not alone:
         return
     if len(view.snapshots) == 1:
         yield Finding(
             severity=Severity.unknown,
-            message=f"whether {workers_text([alone])} works alone for long is unknown: "
+            message=f"whether {workers_text(alone)} works alone for long is unknown: "
             "one reading; use watch",
-            subject=(alone,),
+            subject=alone,
         )
         return
-    since = view.now.time
-    for snapshot in reversed(view.snapshots):
-        if _alone(snapshot) != alone:
-            break
-        since = snapshot.time
-    seconds = view.now.time - since
+    _, seconds = view.lasting(_alone)
     if seconds >= after:
         others = len(view.now.workers) - 1
         yield Finding(
             severity=Severity.info,
-            message=f"{workers_text([alone])} works alone for at least "
+            message=f"{workers_text(alone)} works alone for at least "
             f"{seconds_text(seconds)}; "
             f"{plural(others, 'worker waits', 'workers wait')}",
-            subject=(alone,),
+            subject=alone,
             evidence={"seconds": seconds, "waiting": others},
         )
 
 
-def _alone(snapshot: Snapshot) -> str | int | None:
+def _alone(snapshot: Snapshot) -> tuple[str | int, ...]:
     """The only worker that has tasks, if there are several workers."""
-    busy = [w.id for w in snapshot.workers if w.processing]
-    return busy[0] if len(busy) == 1 and len(snapshot.workers) > 1 else None
+    busy = tuple(w.id for w in snapshot.workers if w.processing)
+    return busy if len(busy) == 1 and len(snapshot.workers) > 1 else ()

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from time import time
 from typing import Any
 
 import psutil
@@ -34,7 +35,8 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
         "pools": _pools(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
         "disk": _disk(dask_worker.local_directory),
-        "lifetime": [_expires(dask_worker, process), dask_worker.lifetime_restart],
+        "lifetime": [_left(dask_worker, process), dask_worker.lifetime_restart],
+        "paused": _paused(dask_worker),
         "packages": installed(packages),
     }
 
@@ -84,7 +86,18 @@ def _disk(path: str) -> list[Any]:
     return [nearest.fstype if nearest else "", usage.total, usage.free]
 
 
-def _expires(dask_worker: Any, process: psutil.Process) -> float | None:
-    """When its lifetime ends; counted from the start of its process, a little early."""
+def _paused(dask_worker: Any) -> float | None:
+    """Seconds since it paused, as far as its own log goes back; None: it has not."""
+    if dask_worker.status.name != "paused":
+        return None
+    for event in reversed(dask_worker.state.stimulus_log):
+        if type(event).__name__ == "PauseEvent":
+            handled: float = event.handled
+            return max(0.0, time() - handled)
+    return None
+
+
+def _left(dask_worker: Any, process: psutil.Process) -> float | None:
+    """Seconds of its lifetime; counted from its process's start, a little early."""
     lifetime = dask_worker.lifetime
-    return process.create_time() + lifetime if lifetime else None
+    return process.create_time() + lifetime - time() if lifetime else None

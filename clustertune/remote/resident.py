@@ -28,7 +28,7 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 3
+PROTOCOL = 4
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -110,7 +110,8 @@ class Resident(SchedulerPlugin):
     async def look(self, collections: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """Memory of all workers, holders and bytes of the given keys.
 
-        Numbers come as bytes of int64 arrays. ``collections`` are packed keys. A key
+        Numbers come as bytes of int64 arrays; ``time`` is by the scheduler's clock, as
+        is when it last heard of a worker. ``collections`` are packed keys. A key
         that is not in memory has no holder. Keys may vanish between two yields.
         """
         workers = dict(self.scheduler.workers)
@@ -122,6 +123,7 @@ class Resident(SchedulerPlugin):
             memory.append(len(ws.processing))
         found = [await self._holders(runs, index) for runs in collections]
         return {
+            "time": time(),
             "workers": list(workers),
             "memory": memory.tobytes(),
             "manager": self.hold.running(),

@@ -17,7 +17,9 @@ from clustertune.remote.details import installed
 MOST = 5000  # clients, names and prefixes of which each is read
 MOST_KEYS = 10_000  # of a published data set that are looked up
 YIELD = 500
+MOST_GROUPS = 20  # of a prefix whose inputs are looked up
 WAITING = ("waiting", "no-worker", "queued")
+COMING = (*WAITING, "processing")
 
 
 async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[str, Any]:
@@ -79,7 +81,31 @@ async def _prefixes(scheduler: Any) -> list[list[Any]]:
                 states["erred"],
                 tp.state_counts["memory"],
                 durations.get("compute", 0.0),
-                tp.nbytes_total,
+                _held(tp),
+                _inputs(tp),
             ]
         )
     return found
+
+
+def _held(prefix: Any) -> int:
+    """Bytes in memory; the total counts results that are gone as well."""
+    there, gone = prefix.states["memory"], prefix.states["released"]
+    held: int = prefix.nbytes_total * there // max(1, there + gone)
+    return held
+
+
+def _inputs(prefix: Any) -> int:
+    """Bytes of what tasks that are still to run depend on, by groups of tasks.
+
+    What is not computed yet counts like what is.
+    """
+    groups = islice(prefix.groups, MOST_GROUPS)
+    coming = [g for g in groups if any(g.states[s] for s in COMING)]
+    return sum(_expected(d) for d in {d for g in coming for d in g.dependencies})
+
+
+def _expected(group: Any) -> int:
+    known = group.states["memory"] + group.states["released"]
+    expected: int = group.nbytes_total * sum(group.states.values()) // max(1, known)
+    return expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from time import time
 
 import pytest
 from distributed import LocalCluster
@@ -40,10 +39,14 @@ async def test_of_this_process(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE, worker_kwargs={"lifetime": "1 hour"})
 async def test_a_lifetime(c, s, a):
-    """When it ends, by this host's clock."""
-    expires, returns = details.worker_details(a, [])["lifetime"]
-    assert time() < expires < time() + 3600
+    """Seconds that are left, by which no clocks need agree."""
+    left, returns = details.worker_details(a, [])["lifetime"]
+    assert 0 < left < 3600
     assert returns is False
+    await monitor.open_door(c, await monitor.identify(c))
+    snapshot, _ = await monitor.look(c, [])
+    (seen,) = (await inquiry.with_details(c, snapshot)).workers
+    assert seen.details.expires == pytest.approx(snapshot.time + left, abs=5)
 
 
 @gen_cluster(client=True, nthreads=ONE)
@@ -78,6 +81,17 @@ async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
     (worker,) = asked.workers
     assert isinstance(worker.details, Unknown)
     assert "FileNotFoundError" in worker.details.reason
+
+
+@pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pid": 1, "disk": 3}])
+def test_garbage(answer):
+    """Is no knowledge; why is said."""
+    found = inquiry._read_details(answer, 0.0)
+    assert isinstance(found, Unknown)
+    assert "cannot be read" in found.reason
+    facts = monitor._read_facts(answer, None)
+    assert isinstance(facts, Unknown)
+    assert "cannot be read" in facts.reason
 
 
 def test_what_the_nanny_sets():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dask.array as da
-from distributed import Client, wait
+from distributed import Client, Event, wait
 from distributed.utils_test import gen_cluster
 
 from clustertune.remote import survey as module
@@ -43,12 +43,37 @@ async def test_tasks_by_prefix(c, s, a, b):
     bad = c.submit(increment, "text", key="bad-1")
     await wait([*futures, bad])
     found = {row[0]: row[1:] for row in (await survey(s, c.id, []))["prefixes"]}
-    memory, waiting, processing, erred, finished, seconds, nbytes = found["increment"]
+    memory, waiting, processing, erred, finished, seconds, nbytes, inputs = found[
+        "increment"
+    ]
     assert (memory, waiting, processing, erred) == (20, 0, 0, 0)
     assert finished == 20
     assert seconds >= 0
     assert nbytes > 0
+    assert inputs == 0
     assert found["bad"][3] == 1
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_bytes_are_those_in_memory(c, s, a, b):
+    """Not what was computed and let go; and what tasks to come will need."""
+    X = c.persist(da.random.random((4, 100), chunks=(1, 100)))
+    await wait(X)
+    gate = Event("gate", client=c)
+    lazy = X.map_blocks(_after, gate=gate.name, meta=X._meta)
+    sums = c.compute(lazy.sum())
+    await soon(lambda: a.state.executing_count and b.state.executing_count)
+    found = {row[0]: row for row in (await survey(s, c.id, []))["prefixes"]}
+    (source,) = (row for row in found.values() if row[1] == 4)
+    assert source[7] == 3200
+    assert found["sum"][7:] == [0, 3200]
+    await gate.set()
+    await wait(sums)
+
+
+def _after(x, gate):
+    Event(gate).wait(10)
+    return x
 
 
 @gen_cluster(client=True, nthreads=TWO)
