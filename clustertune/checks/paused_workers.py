@@ -17,23 +17,31 @@ again afterwards. In place of a worker that closes start another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import are, seconds_text, workers_text
+from clustertune.model import (
+    Details,
+    Finding,
+    Severity,
+    Snapshot,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.thresholds import levels
+from clustertune.wording import are, bytes_text, seconds_text, workers_text
 
 
 def find(view: View) -> Iterator[Finding]:
     """Find workers that are paused or closing."""
     wanted = view.goal.workers
-    paused = _with_status(view, "paused")
+    paused = _with_status(view.now, "paused")
     asked = tuple(id for id in paused if wanted is None or id in wanted)
     others = tuple(id for id in paused if id not in asked)
     if asked:
         yield _paused(view, asked, Severity.critical, "a fit that needs them can hang")
     if others:
         yield _paused(view, others, Severity.info, "the fit was not asked to run there")
-    if closing := _with_status(view, "closing_gracefully"):
+    if closing := _with_status(view.now, "closing_gracefully"):
         yield Finding(
             severity=Severity.warning,
             message=f"{workers_text(closing)} {are(closing)} about to close and will "
@@ -42,31 +50,53 @@ def find(view: View) -> Iterator[Finding]:
         )
 
 
-def _with_status(view: View, status: str) -> tuple[str | int, ...]:
-    return tuple(w.id for w in view.now.workers if w.status == status)
+def _with_status(snapshot: Snapshot, status: str) -> tuple[str | int, ...]:
+    return tuple(w.id for w in snapshot.workers if w.status == status)
 
 
 def _paused(
     view: View, ids: tuple[str | int, ...], severity: Severity, effect: str
 ) -> Finding:
-    seconds = _seconds_paused(view, ids)
+    workers = [w for w in view.now.workers if w.id in ids]
+    seconds = _seconds(view, workers)
     whose = "" if len(ids) == 1 else "one of them "
     since = f", {whose}for at least {seconds_text(seconds)}" if seconds else ""
+    worst = max(workers, key=lambda w: w.process / max(1, w.memory_limit))
     return Finding(
         severity=severity,
         message=f"{workers_text(ids)} {are(ids)} paused{since}: no task starts there "
-        f"and no data is placed there; {effect}",
+        f"and no data is placed there; {effect}{_why(worst, len(ids))}",
         subject=ids,
-        evidence={"seconds": seconds},
+        evidence={
+            "seconds": seconds,
+            "process_bytes": worst.process,
+            "unmanaged_bytes": worst.unmanaged,
+        },
     )
 
 
-def _seconds_paused(view: View, ids: tuple[str | int, ...]) -> float:
-    """How long, as far as the snapshots go back, one of them has been paused."""
-    still, since = set(ids), view.now.time
-    for snapshot in reversed(view.snapshots):
-        still &= {w.id for w in snapshot.workers if w.status == "paused"}
-        if not still:
-            break
-        since = snapshot.time
-    return view.now.time - since
+def _seconds(view: View, workers: Sequence[WorkerSnapshot]) -> float:
+    """For how long one of them has been paused, as far as anybody knows."""
+    ids = {w.id for w in workers}
+    _, seen = view.lasting(lambda s: ids & set(_with_status(s, "paused")))
+    told = [w.details.paused for w in workers if isinstance(w.details, Details)]
+    return max([seen, *(s for s in told if s is not None)])
+
+
+def _why(worker: WorkerSnapshot, n_paused: int) -> str:
+    """What the fullest of them has in memory, beside the threshold."""
+    pause = next((x for x in levels(worker) if x.name == "pause"), None)
+    if pause is None:
+        return ""
+    at = f"{pause.fraction:.0%} of its limit of {bytes_text(worker.memory_limit)}"
+    which = "it" if n_paused == 1 else f"{workers_text([worker.id])}, the fullest,"
+    if pause.room > 0:
+        return (
+            f"; {which} has {bytes_text(worker.process)} in memory, below {at}: it "
+            "goes on within a moment, or was paused by hand"
+        )
+    return (
+        f"; {which} has {bytes_text(worker.process)} in memory, above {at}: "
+        f"{bytes_text(worker.managed)} of keys, {bytes_text(worker.unmanaged)} of "
+        "anything else"
+    )

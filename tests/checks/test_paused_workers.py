@@ -1,8 +1,15 @@
 """The check ``paused_workers``."""
 
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+import clustertune
 from clustertune.checks.paused_workers import find
 from clustertune.model import Severity
-from clustertune.testing import snapshot, view, worker
+from clustertune.testing import details, snapshot, view, worker
+from tests.processes import soon
+
+GIB = 2**30
 
 
 def found(*workers, **goal):
@@ -20,10 +27,45 @@ def test_paused_workers_are_critical():
     (finding,) = found(worker(0), *(worker(i, status="paused") for i in (1, 2)))
     assert finding.severity is Severity.critical
     assert finding.subject == (1, 2)
-    assert finding.message == (
+    assert finding.message.startswith(
         "workers 1 and 2 are paused: no task starts there and no data is placed there; "
         "a fit that needs them can hang"
     )
+
+
+def test_why():
+    """What fills it, beside the threshold; or that nothing does."""
+    full = worker(1, status="paused", process=int(3.5 * GIB), managed=GIB)
+    (finding,) = found(worker(0), full)
+    assert finding.message.endswith(
+        "; it has 3.5 GiB in memory, above 80% of its limit of 4.0 GiB: 1.0 GiB of "
+        "keys, 2.5 GiB of anything else"
+    )
+    (finding,) = found(worker(0, status="paused"), full)
+    assert "; worker 1, the fullest, has 3.5 GiB" in finding.message
+    (finding,) = found(worker(0, status="paused"), worker(1))
+    assert "was paused by hand" in finding.message
+    (finding,) = found(worker(0, status="paused", memory_limit=0))
+    assert finding.message.endswith("can hang")
+
+
+def test_since_when_is_what_the_worker_says():
+    """Also with one reading."""
+    said = details(paused=75.0)
+    (finding,) = found(worker(0), worker(1, status="paused", details=said))
+    assert "paused, for at least 75 s:" in finding.message
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_live(c, s, a, b):
+    """As a worker says it."""
+    a.memory_manager.memory_pause_fraction = 1e-9
+    a.status = Status.paused
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    report = await clustertune.check(c)
+    (finding,) = (f for f in report.found if f.check == "paused_workers")
+    assert 0 < finding.evidence["seconds"] < 60
+    assert ", for at least" in finding.message
 
 
 def test_a_paused_worker_that_was_not_asked_for_is_information():
