@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator
-from time import time
+from time import monotonic, time
 from types import TracebackType
 from typing import Any
 
@@ -21,14 +22,17 @@ from distributed import Client
 
 from clustertune import arguments, checks, inquiry, monitor, workloads
 from clustertune.errors import ClustertuneError
-from clustertune.model import Finding, Goal, Snapshot, View
+from clustertune.model import Finding, Goal, Run, Snapshot, View
 from clustertune.watching import Event, Watch, worse
+from clustertune.wording import plural, printable, seconds_text
 
 logger = logging.getLogger("clustertune")
 
 MOST = 3600  # snapshots
 MOST_EVENTS = 1000
+PATIENCE = 60.0  # seconds in which a look must have ended
 SLOWEST = 60.0  # seconds between two tries to reach a scheduler that is gone
+RUNS = 30.0  # seconds between two questions for past runs, which end with such a gap
 
 
 class Monitor:
@@ -56,6 +60,8 @@ class Monitor:
         What has begun and ended, oldest first.
     unknown_since : float or None
         Epoch seconds since which the cluster could not be looked at.
+    failure : Exception or None
+        What ended the watch before it was closed: a setting that is wrong, say.
 
     Examples
     --------
@@ -87,21 +93,29 @@ class Monitor:
         self.window = arguments.duration("window", window)
         self.goal = Goal(workload=workloads.choose(workload, estimator))
         self.unknown_since: float | None = None
+        self.failure: Exception | None = None
         self._snapshots: deque[Snapshot] = deque(maxlen=MOST)
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._fresh: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._watch = Watch()
+        self._runs: tuple[Run, ...] = ()
+        self._runs_asked = -math.inf  # when, monotonic
         self._task: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()  # set and replaced at each look
         self._closed = False
 
     def __repr__(self) -> str:
-        state = (
-            "closed" if self._closed else "watching" if self._task else "not started"
-        )
+        if self.failure is not None:
+            state = f"failed ({printable(repr(self.failure), longest=200)})"
+        elif self._closed:
+            state = "closed"
+        elif self.unknown_since is not None:
+            state = f"unknown for {seconds_text(time() - self.unknown_since)}"
+        else:
+            state = "watching" if self._task else "not started"
         return (
-            f"<Monitor: {state}, {len(self._snapshots)} snapshots, "
-            f"{len(self.findings)} findings>"
+            f"<Monitor: {state}, {plural(len(self._snapshots), 'snapshot')}, "
+            f"{plural(len(self.findings), 'finding')}>"
         )
 
     @property
@@ -157,24 +171,36 @@ class Monitor:
         self._task = asyncio.ensure_future(self._go_on())
 
     async def _stop(self) -> None:
-        self._closed = True
+        self._closed = True  # before Python 3.12 ``wait_for`` may swallow the other
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._looked.set()
 
     # --- look -------------------------------------------------------------------------
 
     async def _go_on(self) -> None:
+        """Watch until cancelled, or until the client is closed."""
+        try:
+            await self._look_on()
+        except Exception as error:
+            self.failure = error  # raised for whoever iterates
+            logger.exception("clustertune watches no more")
+        finally:
+            self._closed = True
+            self._tell_all()
+
+    async def _look_on(self) -> None:
         pause = 0.0
-        while self.client.status not in ("closed", "closing"):
+        while not self._closed and self.client.status not in ("closed", "closing"):
             await asyncio.sleep(max(pause, self._interval()))
+            start = time()
             try:
-                await self._look()
-            except ClustertuneError as error:
+                await asyncio.wait_for(self._look(), PATIENCE)
+            except (ClustertuneError, asyncio.TimeoutError) as error:
                 if self.unknown_since is None:
-                    self.unknown_since = time()
-                    logger.warning("the cluster cannot be seen: %s", error)
+                    self.unknown_since = start
+                    text = str(error) or f"no answer within {seconds_text(PATIENCE)}"
+                    logger.warning("the cluster cannot be seen: %s", text)
                 pause = min(SLOWEST, 2 * max(pause, self._interval()))
                 self._tell_all()
             else:
@@ -191,14 +217,16 @@ class Monitor:
 
     async def _look(self) -> None:
         if self.unknown_since is not None:  # the scheduler may be another one
+            self._runs_asked = -math.inf
             await monitor.open_door(self.client, await monitor.identify(self.client))
         snapshot, _ = await monitor.look(self.client, [])
         self.unknown_since = None
         self._snapshots.append(snapshot)
         while snapshot.time - self._snapshots[0].time > self.window:
             self._snapshots.popleft()
-        runs = await inquiry.past_runs(self.client)
-        view = View(snapshots=self.snapshots, goal=self.goal, runs=runs)
+        view = View(
+            snapshots=self.snapshots, goal=self.goal, runs=await self._past_runs()
+        )
         settings: Any = dask.config.get("clustertune.checks", {})
         found = checks.run(view, settings)
         nearly = checks.run(worse(view), settings)
@@ -207,13 +235,26 @@ class Monitor:
         self._fresh += events
         self._tell_all()
 
+    async def _past_runs(self) -> tuple[Run, ...]:
+        """They change once in a while, and are many numbers on a large cluster."""
+        if monotonic() - self._runs_asked >= RUNS:
+            self._runs = await inquiry.past_runs(self.client)
+            self._runs_asked = monotonic()
+        return self._runs
+
     def _tell_all(self) -> None:
         """Wake whoever iterates."""
         self._looked.set()
         self._looked = asyncio.Event()
 
     async def __aiter__(self) -> AsyncIterator[Snapshot]:
-        """Snapshots as they come, from the latest on; ends when the monitor closes."""
+        """Snapshots as they come, from the latest on; ends when the monitor closes.
+
+        Raises
+        ------
+        Exception
+            What ended the watch, if it was not closed.
+        """
         last: Snapshot | None = None
         while not self._closed:
             if self._snapshots and self._snapshots[-1] is not last:
@@ -221,3 +262,5 @@ class Monitor:
                 yield last
             else:
                 await self._looked.wait()
+        if self.failure is not None:
+            raise self.failure

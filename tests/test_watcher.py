@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
+import dask
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker
 from distributed.core import Status
@@ -152,6 +154,69 @@ def test_wrong_arguments(options, error):
 async def test_it_ends_with_its_client(c, s, a, b):
     """Nothing goes on after the block, nor when the client is closed in it."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
+        seen = asyncio.ensure_future(_all(monitor))
+        await soon(lambda: len(monitor.snapshots) > 2)
         await c.close()
         await soon(monitor._task.done)
-    assert asyncio.all_tasks() >= {asyncio.current_task()}
+        assert len(await asyncio.wait_for(seen, 5)) > 2
+    assert "closed" in repr(monitor)
+    assert monitor.failure is None
+    assert not _watching()
+
+
+async def _all(monitor):
+    return [snapshot async for snapshot in monitor]
+
+
+def _watching():
+    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+    return [name for name in names if "Monitor" in name]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_ends_the_watch_is_told(c, s, a, b):
+    """To whoever iterates, who would wait for ever; a setting that is wrong, say."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        assert _watching()
+        seen = asyncio.ensure_future(_all(monitor))
+        wrong = {"clustertune.checks.paused_workers.most": 1}
+        text = "has no setting 'most'"
+        with dask.config.set(wrong), pytest.raises(ValueError, match=text):
+            await asyncio.wait_for(seen, 5)
+        assert isinstance(monitor.failure, ValueError)
+        assert "failed (ValueError" in repr(monitor)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_scheduler_that_hangs(c, s, a, b, monkeypatch):
+    """Is not waited for without an end: since when nothing is known is said."""
+    monkeypatch.setattr(watcher, "PATIENCE", 0.2)
+    monkeypatch.setattr(watcher, "SLOWEST", 0.2)
+    asked = asyncio.Event()
+
+    async def hang(**_):
+        asked.set()
+        await asyncio.sleep(30)
+
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        with monkeypatch.context() as patch:
+            patch.setitem(s.handlers, "clustertune", hang)
+            await asyncio.wait_for(asked.wait(), 5)
+            await soon(lambda: monitor.unknown_since)
+            assert "unknown for" in repr(monitor)
+        await soon(lambda: monitor.unknown_since is None)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_past_runs_are_asked_now_and_then(c, s, a, b):
+    """Not at each look: on a large cluster they are many numbers."""
+    async with clustertune.Monitor(c, interval=0.02) as monitor:
+        resident = s.plugins["clustertune"]
+        asked = []
+        past = resident.past
+        resident.past = lambda: asked.append(1) or past()
+        n = len(monitor.snapshots)
+        await soon(lambda: len(monitor.snapshots) >= n + 5)
+        assert asked == []
+        monitor._runs_asked = -math.inf
+        await soon(lambda: asked)

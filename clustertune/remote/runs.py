@@ -7,10 +7,13 @@ watching. Every worker is told by an id that survives a restart.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Mapping
 from time import time
 from typing import Any
+
+logger = logging.getLogger("distributed.clustertune")
 
 MOST = 50
 GAP = 30.0  # seconds without any task after which a run has ended
@@ -38,8 +41,9 @@ class Runs:
             self.worked, self.floors = now, {}
         for worker, (process, unmanaged) in memory.items():
             self.peaks[worker] = max(process, self.peaks.get(worker, 0))
-            least = self.floors.get(worker, unmanaged)
-            self.floors[worker] = min(unmanaged, least)
+            if not busy:
+                least = self.floors.get(worker, unmanaged)
+                self.floors[worker] = min(unmanaged, least)
         if self.began is not None and now - self.worked >= GAP:
             self.kept.append(
                 {
@@ -53,9 +57,12 @@ class Runs:
 
 
 async def watch(scheduler: Any, runs: Runs) -> None:
-    """Tell of the scheduler's workers until cancelled."""
+    """Tell of the scheduler's workers until cancelled; a failure is one gap in it."""
     while True:
-        runs.tell(time(), _is_busy(scheduler), _memory(scheduler))
+        try:
+            runs.tell(time(), _is_busy(scheduler), _memory(scheduler))
+        except Exception:
+            logger.exception("clustertune could not note what the workers do")
         # a large cluster is looked at less often: below 1 ms of each second
         await asyncio.sleep(max(TICK, len(scheduler.workers) / 500))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from distributed.utils_test import gen_cluster
+import asyncio
+
+from distributed.utils_test import captured_logger, gen_cluster
 
 from clustertune import inquiry, monitor
 from clustertune.remote import runs as module
@@ -31,6 +33,31 @@ def test_a_run_ends_with_a_gap():
     assert (run["began"], run["ended"]) == (0, 20)
     assert run["floors"] == [("w", 40)]
     assert run["peaks"] == [("w", 190)]
+
+
+def test_what_a_run_leaves_is_seen_in_the_gap():
+    """Not while it works: unmanaged memory may be low then, before it grows."""
+    (run,) = told((0, True, 10), (10, True, 20), (12, False, 60), (10 + GAP, False, 70))
+    assert run["floors"] == [("w", 60)]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_failure_is_a_gap_and_not_the_end(c, s, a, monkeypatch):
+    """It is in the scheduler's log."""
+    monkeypatch.setattr(module, "TICK", 0.01)
+    told = []
+
+    class Odd(Runs):
+        def tell(self, now, busy, memory):
+            told.append(now)
+            if len(told) == 1:
+                raise ZeroDivisionError
+
+    with captured_logger("distributed.clustertune") as log:
+        task = asyncio.ensure_future(module.watch(s, Odd()))
+        await soon(lambda: len(told) > 2)
+        task.cancel()
+    assert "ZeroDivisionError" in log.getvalue()
 
 
 def test_each_run_has_its_own_peak():
