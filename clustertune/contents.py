@@ -6,8 +6,10 @@ looked at where it lies, or where Dask loads it; what comes back are a few numbe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 from uuid import uuid4
 
@@ -17,9 +19,11 @@ from dask.core import flatten
 from distributed import Client, Future
 
 from clustertune import graphs
+from clustertune.errors import IncompleteError
 from clustertune.inputs import Inputs
 from clustertune.model import Contents, Layout
 from clustertune.remote import content, ship
+from clustertune.wording import printable
 
 ROLES = {"X": content.features, "qid": content.groups}  # of the rest: labels
 
@@ -54,10 +58,30 @@ def _sources(
     return list(flatten(expression.__dask_keys__()))
 
 
+def bind(made: graphs.Graph, workers: Sequence[str]) -> None:
+    """Have our own tasks run on these workers only: to others no code may go."""
+    ours = [key for keys in made.pieces.values() for key in keys]
+    made.where |= dict(zip(ours, cycle(workers), strict=False))
+
+
 async def read(client: Client, made: graphs.Graph) -> dict[str, Contents]:
-    """Compute it; what is found in the pieces of each label, in order."""
-    futures: Mapping[Any, Future[Any]] = graphs.submit(client, made)
-    answers = await client.gather(futures, asynchronous=True)
+    """Compute it; what is found in the pieces of each label, in order.
+
+    Raises
+    ------
+    IncompleteError
+        A piece cannot be loaded or read.
+    """
+    futures: Mapping[Any, Future[Any]] = await asyncio.to_thread(
+        graphs.submit, client, made
+    )
+    try:
+        answers = await client.gather(futures, asynchronous=True)
+    # whatever the user's own code raises while pieces are loaded
+    except Exception as error:
+        raise IncompleteError(
+            f"the data could not be read: {printable(repr(error), longest=500)}"
+        ) from error
     return {
         label: Contents(pieces=tuple(answers[key] for key in keys))
         for label, keys in made.pieces.items()

@@ -21,10 +21,11 @@ from clustertune import (
     contents,
     inputs,
     inquiry,
+    monitor,
     report,
     workloads,
 )
-from clustertune.errors import TimedOutError
+from clustertune.errors import NoWorkersError, TimedOutError
 from clustertune.live import LiveCluster
 from clustertune.model import Finding, Goal, View
 from clustertune.report import Report
@@ -96,7 +97,8 @@ def check(
         "base_margin": base_margin,
         "init_score": init_score,
     }
-    if X is None and (y is not None or others or any(companions.values())):
+    rest = (y, *others, *companions.values(), eval_set)
+    if X is None and any(data is not None for data in rest):
         raise TypeError("X is None but other data is given; give X too")
     given = (
         inputs.Inputs(groups=(), training=(), eval_set=(), same={})
@@ -169,6 +171,14 @@ async def _read(question: Question, cluster: LiveCluster, view: View) -> View:
     graph = await asyncio.to_thread(contents.graph, question.given, futures)
     if not graph.pieces:
         return view
+    approved = {address for address, _ in monitor.known(question.client).approved}
+    known = [w.address for w in view.now.workers if w.address in approved]
+    if len(known) < len(view.now.workers):
+        if not known:
+            raise NoWorkersError(
+                "deep=True: no worker has said its versions, so no code may go to one"
+            )
+        contents.bind(graph, known)
     found = await contents.read(question.client, graph)
     layouts = tuple(contents.with_contents(x, found) for x in view.layouts)
     return replace(view, layouts=layouts)

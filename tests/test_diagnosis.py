@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic, time
 
 import dask.array as da
 import dask.dataframe as dd
@@ -13,7 +14,8 @@ from distributed import Client, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.errors import TimedOutError
+from clustertune import monitor
+from clustertune.errors import IncompleteError, TimedOutError
 from clustertune.model import Severity
 from tests.processes import soon
 
@@ -90,6 +92,10 @@ async def test_wrong_input(c, s, a, b):
     y = da.ones(4)
     with pytest.raises(TypeError, match="X is None but other data is given"):
         await clustertune.check(c, y=y)
+    with pytest.raises(TypeError, match="X is None but other data is given"):
+        await clustertune.check(c, sample_weight=y)  # whose truth nobody may ask for
+    with pytest.raises(TypeError, match="X is None but other data is given"):
+        await clustertune.check(c, eval_set=[(y, y)])
     with pytest.raises(TypeError, match="client must be"):
         await clustertune.check("tcp://127.0.0.1:1")
     with pytest.raises(ValueError, match="workload='x' is not known"):
@@ -127,6 +133,42 @@ async def test_deep(c, s, a, b):
     report = await clustertune.check(c, X, y, deep=True)
     (finding,) = (f for f in report.found if f.check == "missing_classes")
     assert "hold not all" in finding.message
+
+
+def _fail(piece):
+    raise ZeroDivisionError("a\x1b[31mred")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
+    """One error that says why, and nothing for a terminal to act on."""
+    X = da.ones((40, 2), chunks=(20, 2)).map_blocks(_fail, meta=np.ones((0, 0)))
+    with pytest.raises(IncompleteError, match="could not be read: ZeroDiv") as caught:
+        await clustertune.check(c, X, deep=True)
+    assert "\x1b" not in str(caught.value)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_deep_sends_code_where_it_may_go(c, s, a, b):
+    """Not to a worker that has not said its versions."""
+    X = c.persist(da.random.random((400, 4), chunks=(50, 4)))
+    await wait(X)
+    await clustertune.check(c)
+    known = monitor.known(c)
+    (silent,) = (p for p in known.approved if p[0] == b.address)
+    known.approved.remove(silent)
+    known.silent[silent] = monotonic()
+    await clustertune.check(c, X, deep=True)
+    assert any("contents-" in str(event) for event in a.state.log)
+    assert not any("contents-" in str(event) for event in b.state.log)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_clocks_need_not_agree(c, s, a, b, monkeypatch):
+    """How long a worker is silent is told by the scheduler's clock alone."""
+    monkeypatch.setattr(monitor, "time", lambda: time() + 10_000)
+    report = await clustertune.check(c)
+    assert "silent_workers" not in names(report)
 
 
 @gen_cluster(client=True, nthreads=TWO)

@@ -36,6 +36,16 @@ def slowly(block: Any) -> Any:
     return block
 
 
+def given(client: Client, what: str) -> tuple[da.Array, da.Array]:
+    """Data that is in memory and has to be cut, or that has to be loaded."""
+    X, y = source()
+    if what == "load":
+        return X.map_blocks(slowly), y.map_blocks(slowly)
+    X, y = client.persist([X, y])
+    wait([X, y])
+    return X, y
+
+
 def bound(dask_scheduler: Any) -> dict[str, int]:
     """Of the tasks that this plan has bound to workers: all, known, and done."""
     resident = dask_scheduler.plugins["clustertune"]
@@ -74,12 +84,7 @@ def test_a_worker_is_killed(
     """Whichever worker dies and when, prepare ends with every row, paired and even."""
     _, client = local_cluster(3)
     clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
-    X, y = source()
-    if what == "cut":
-        X, y = client.persist([X, y])
-        wait([X, y])
-    else:
-        X, y = X.map_blocks(slowly), y.map_blocks(slowly)
+    X, y = given(client, what)
     pids = list(client.run(os.getpid).values())
     preparing = Preparing(client, X, y)
     preparing.start()
@@ -106,12 +111,7 @@ def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
     """What it was given and has not begun is made by the others."""
     _, client = local_cluster(3)
     clustertune.prepare(client, da.ones((30, 1), chunks=1))
-    X, y = source()
-    if what == "cut":
-        X, y = client.persist([X, y])
-        wait([X, y])
-    else:
-        X, y = X.map_blocks(slowly), y.map_blocks(slowly)
+    X, y = given(client, what)
     preparing = Preparing(client, X, y)
     preparing.start()
     until(lambda: at_work(client, 0.1))
@@ -127,13 +127,9 @@ def test_interrupted(local_cluster: Any, what: str) -> None:
     """^C lets go of what was being made; what was given is as it was."""
     _, client = local_cluster(2)
     clustertune.prepare(client, da.ones((20, 1), chunks=1))
-    X, y = source()
-    if what == "cut":
-        X, y = client.persist([X, y])
-        wait([X, y])
-        busy = client.map(slowly, range(200), pure=False)  # so that there is time
-    else:
-        X, y, busy = X.map_blocks(slowly), y.map_blocks(slowly), []
+    X, y = given(client, what)
+    # so that there is time
+    busy = client.map(slowly, range(200 if what == "cut" else 0), pure=False)
     main = threading.main_thread().ident
     assert main is not None
 

@@ -46,14 +46,24 @@ def _not_finite(piece: Any) -> list[int]:
     )
     lacking = infinite = 0
     for column in columns:
+        kind = getattr(getattr(column, "dtype", None), "kind", "O")
         if hasattr(column, "isna"):
             lacking += int(column.isna().sum())
-            if getattr(column.dtype, "kind", "O") == "f":
+            if kind == "f":
                 infinite += int(np.isinf(column.to_numpy()).sum())
-        elif getattr(column, "dtype", np.dtype(object)).kind in "fc":
+        elif kind in "fc":
             lacking += int(np.isnan(column).sum())
             infinite += int(np.isinf(column).sum())
+        elif kind == "O":
+            lacking += sum(map(_lacks, np.ravel(column)))
     return [lacking, infinite]
+
+
+def _lacks(value: Any) -> bool:
+    """Whether an object stands for a value that is not there; NaN is not itself."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float) and value != value  # noqa: PLR0124
 
 
 def _categories(piece: Any) -> dict[str, str]:

@@ -26,6 +26,8 @@ def test_features():
     array = np.array([[1, np.nan], [np.inf, -np.inf]])
     assert content.features(array) == {"not_finite": [1, 2], "categories": {}}
     assert content.features(np.arange(4))["not_finite"] == [0, 0]
+    objects = np.array([[None, "a"], [np.nan, pd.NA], [pd.NaT, 3]], dtype=object)
+    assert content.features(objects)["not_finite"] == [4, 0]
 
 
 @pytest.mark.parametrize(
