@@ -79,7 +79,7 @@ def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
         bandwidth=100e6,
         facts=replace(facts, **_take(overrides, WorkerFacts)),
     )
-    return replace(built, **overrides)
+    return replace(built, **{"counted": overrides.get("managed", 0), **overrides})
 
 
 def details(**overrides: Any) -> Details:

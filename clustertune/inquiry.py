@@ -47,10 +47,19 @@ PACKAGES = (  # of which versions are compared, by names of distributions
 )
 
 
+SILENT = 5.0  # seconds without a heartbeat; on a large cluster they come less often
+
+
 async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     """The snapshot with what workers and scheduler say when they are asked for more."""
     approved = {address for address, _ in monitor.known(client).approved}
-    asked = [w.address for w in snapshot.workers if w.address in approved]
+    # who has not even told the scheduler of itself will not answer either
+    patience = SILENT + len(snapshot.workers) / 50
+    asked = [
+        w.address
+        for w in snapshot.workers
+        if w.address in approved and w.silent < patience
+    ]
     answers, survey = await asyncio.gather(
         ship.on_workers(
             client,
@@ -61,7 +70,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
         ),
         monitor.ask(client, "survey", owner=client.id, packages=list(PACKAGES)),
     )
-    silent = Unknown("the worker did not say its versions")
+    silent = Unknown("the worker is silent, or has not said its versions")
     workers = tuple(
         replace(
             w,

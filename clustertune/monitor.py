@@ -52,6 +52,7 @@ class Known:
     approved: set[Process] = field(default_factory=set)  # code may be sent there
     silent: dict[Process, float] = field(default_factory=dict)  # since, monotonic
     facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
+    asked: dict[Process, float] = field(default_factory=dict)  # for facts, monotonic
 
     def forget_all_but(self, present: Iterable[Process]) -> None:
         """Let go what was learned of processes that are gone."""
@@ -59,6 +60,7 @@ class Known:
         self.approved &= there
         self.silent = {p: t for p, t in self.silent.items() if p in there}
         self.facts = {p: f for p, f in self.facts.items() if p in there}
+        self.asked = {p: t for p, t in self.asked.items() if p in there}
 
 
 _known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
@@ -242,7 +244,7 @@ async def look(
 async def _snapshot(
     client: Client, identity: Mapping[str, Any], found: Mapping[str, Any]
 ) -> Snapshot:
-    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 4)
+    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
     facts = await _facts(client, identity["workers"])
     workers = tuple(
@@ -272,7 +274,7 @@ def _worker(
     facts: WorkerFacts | Unknown,
     now: float,
 ) -> WorkerSnapshot:
-    process, managed, spilled, processing = memory
+    process, managed, spilled, processing, counted = memory
     metrics = entry["metrics"]
     counts = metrics.get("task_counts", {})
     return WorkerSnapshot(
@@ -286,6 +288,7 @@ def _worker(
         process=process,
         managed=managed,
         spilled=spilled,
+        counted=counted,
         bandwidth=float(metrics.get("bandwidth", {}).get("total", 0.0)),
         facts=facts,
         # both by the scheduler's clock
@@ -300,14 +303,20 @@ def _worker(
 async def _facts(
     client: Client, workers: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, WorkerFacts | Unknown]:
-    """What workers and nannies know of themselves; asked once, unless unanswered."""
-    memory = known(client)
+    """What workers and nannies know of themselves; asked once, unless unanswered.
+
+    One that did not answer is not asked again for a while.
+    """
+    memory, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
     new = [
         a
         for a, p in processes.items()
-        if p in memory.approved and isinstance(memory.facts.get(p), Unknown | None)
+        if p in memory.approved
+        and isinstance(memory.facts.get(p), Unknown | None)
+        and now - memory.asked.get(p, -SILENCE) >= SILENCE
     ]
+    memory.asked.update({processes[a]: now for a in new})
     nannies = [a for a in new if workers[a]["nanny"] is not None]
     answers, limits = await asyncio.gather(
         ship.on_workers(client, probe.worker_facts, new, timeout=PATIENCE),

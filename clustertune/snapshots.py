@@ -87,10 +87,12 @@ class WorkerSnapshot:
     status: str  # Dask's: running, paused, closing_gracefully, ...
     memory_limit: int  # bytes; 0: none is set
     process: int  # bytes: resident memory of the worker process
-    managed: int  # bytes of Dask's keys in memory, by their own sizes
+    managed: int  # bytes of Dask's keys in memory, but not more than the process has
     spilled: int  # bytes of Dask's keys on disk
     bandwidth: float  # bytes per second that it measured in transfers between workers
     facts: WorkerFacts | Unknown
+    #: bytes of these keys by their own sizes: what several share is counted for each
+    counted: int = 0
     silent: float = 0.0  # seconds since the scheduler last heard of it
     loop_delay: float = 0.0  # seconds between two ticks of its event loop; idle: 0.02
     processing: int = 0  # tasks that the scheduler has given to it

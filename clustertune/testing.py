@@ -284,7 +284,8 @@ class MemoryCluster:
             if w.address in holders
         )
         managed = held + self._foreign.get(w.address, 0)
-        return replace(w, managed=managed, process=w.unmanaged + managed)
+        process = w.unmanaged + managed
+        return replace(w, managed=managed, counted=managed, process=process)
 
 
 def _contents(m: Member) -> list[list[Row]]:

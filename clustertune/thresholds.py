@@ -32,7 +32,7 @@ class Level:
     def used(self) -> int:
         """Bytes of that memory."""
         process = self.measure == "process"
-        return self.worker.process if process else self.worker.managed
+        return self.worker.process if process else self.worker.counted
 
     @property
     def room(self) -> float:

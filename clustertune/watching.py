@@ -110,6 +110,7 @@ def worse(view: View, margin: float = MARGIN) -> View:
                 w,
                 process=w.process + int(margin * w.memory_limit),
                 managed=w.managed + int(margin * w.memory_limit),
+                counted=w.counted + int(margin * w.memory_limit),
             )
             for w in view.now.workers
         ),

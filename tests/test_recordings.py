@@ -74,7 +74,7 @@ def worker(**changes: Any) -> Callable[[View], View]:
 
     def change(w: Any) -> Any:
         scaled = {
-            k: int(v * w.memory_limit) if k in ("process", "managed") else v
+            k: int(v * w.memory_limit) if k in ("process", "managed", "counted") else v
             for k, v in changes.items()
         }
         return replace(w, **scaled)
@@ -229,12 +229,12 @@ FAULTS = [
     ("at terminate", "stock", worker(process=0.96), "memory_pressure", 3, "malloc_trim"),
     ("at pause", "stock", worker(process=0.85), "memory_pressure", 3, "--memory-limit"),
     ("at spill", "stock", worker(process=0.72), "memory_pressure", 2, "add workers"),
-    ("at target", "tls", worker(managed=0.65, process=0.66), "memory_pressure", 2, "del"),
+    ("at target", "tls", worker(counted=0.65, managed=0.65, process=0.66), "memory_pressure", 2, "del"),
     ("on disk", "stock", worker(spilled=GIB), "memory_pressure", 2, "del"),
     ("close to pause", "tls", worker(process=0.65), "memory_pressure", 1, "malloc_trim"),
     ("leaves much", "stock", worker(process=0.6), "unmanaged_memory", 2, "malloc_trim"),
     ("leaks", "stock", grown, "memory_growth", 2, "restart"),
-    ("counted twice", "stock", worker(managed=0.62, process=0.1), "phantom_memory", 2, "copy"),
+    ("counted twice", "stock", worker(counted=0.62, process=0.1), "phantom_memory", 2, "copy"),
     ("children", "stock", details(child_count=4, child_memory=40 * GIB), "child_processes", 2, "n_jobs=1"),
     ("few children", "tls", details(child_count=1, child_memory=4 * GIB), "child_processes", 1, "num_workers=0"),
     ("spill above pause", "stock", thresholds(spill=0.9), "memory_settings", 2, "0.60"),

@@ -67,11 +67,7 @@ def _paused(
         message=f"{workers_text(ids)} {are(ids)} paused{since}: no task starts there "
         f"and no data is placed there; {effect}{_why(worst, len(ids))}",
         subject=ids,
-        evidence={
-            "seconds": seconds,
-            "process_bytes": worst.process,
-            "unmanaged_bytes": worst.unmanaged,
-        },
+        evidence={"seconds": seconds, "process_bytes": worst.process},
     )
 
 
@@ -92,8 +88,9 @@ def _why(worker: WorkerSnapshot, n_paused: int) -> str:
     which = "it" if n_paused == 1 else f"{workers_text([worker.id])}, the fullest,"
     if pause.room > 0:
         return (
-            f"; {which} has {bytes_text(worker.process)} in memory, below {at}: it "
-            "goes on within a moment, or was paused by hand"
+            f"; by its last heartbeat {which} has {bytes_text(worker.process)} in "
+            f"memory, below {at}: it has just paused, goes on soon, or was paused by "
+            "hand"
         )
     return (
         f"; {which} has {bytes_text(worker.process)} in memory, above {at}: "

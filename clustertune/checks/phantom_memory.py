@@ -36,12 +36,12 @@ def find(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
     spills = [w for w in found if _spills(w)]
     yield Finding(
         severity=Severity.warning if spills else Severity.info,
-        message=f"Dask counts {bytes_text(worst.managed)} of keys in memory on "
+        message=f"Dask counts {bytes_text(worst.counted)} of keys in memory on "
         f"{workers_text([worst.id])}, whose process has {bytes_text(worst.process)}: "
         "some bytes are counted more than once"
         + ("; it writes keys to disk for that" if spills else ""),
         subject=tuple(w.id for w in found),
-        evidence={"managed_bytes": worst.managed, "process_bytes": worst.process},
+        evidence={"counted_bytes": worst.counted, "process_bytes": worst.process},
     )
 
 
@@ -49,10 +49,10 @@ def _excess(worker: WorkerSnapshot) -> float:
     """Managed beyond process memory, over the limit; of a process of its own."""
     if not worker.memory_limit or worker.address.startswith("inproc://"):
         return 0.0
-    return max(0, worker.managed - worker.process) / worker.memory_limit
+    return max(0, worker.counted - worker.process) / worker.memory_limit
 
 
 def _spills(worker: WorkerSnapshot) -> bool:
     """Whether managed memory alone makes it write keys to disk."""
     target = getattr(worker.thresholds, "target", None)
-    return target is not None and worker.managed >= target * worker.memory_limit
+    return target is not None and worker.counted >= target * worker.memory_limit

@@ -121,6 +121,9 @@ class Resident(SchedulerPlugin):
             state = ws.memory
             memory.extend((state.process, state.managed, state.spilled))
             memory.append(len(ws.processing))
+            # Dask's own figure is cut to what the process has
+            on_disk = ws.metrics.get("spilled_bytes", {}).get("memory", 0)
+            memory.append(max(0, ws.nbytes - on_disk))
         found = [await self._holders(runs, index) for runs in collections]
         return {
             "time": time(),

@@ -26,7 +26,8 @@ Memory = Mapping[Id, tuple[int, int]]  # process and unmanaged bytes by worker
 class Runs:
     """Told of the cluster every few seconds; keeps the last runs as plain values."""
 
-    def __init__(self) -> None:
+    def __init__(self, gap: float = GAP) -> None:
+        self.gap = gap
         self.kept: deque[dict[str, Any]] = deque(maxlen=MOST)
         self.began: float | None = None  # of the run that is going on
         self.worked: float = 0.0  # when there was work last
@@ -44,7 +45,7 @@ class Runs:
             if not busy:
                 least = self.floors.get(worker, unmanaged)
                 self.floors[worker] = min(unmanaged, least)
-        if self.began is not None and now - self.worked >= GAP:
+        if self.began is not None and now - self.worked >= self.gap:
             self.kept.append(
                 {
                     "began": self.began,
@@ -58,9 +59,13 @@ class Runs:
 
 async def watch(scheduler: Any, runs: Runs) -> None:
     """Tell of the scheduler's workers until cancelled; a failure is one gap in it."""
+    seen = scheduler.transition_counter
     while True:
         try:
-            runs.tell(time(), _is_busy(scheduler), _memory(scheduler))
+            # what has begun and ended between two looks was work as well
+            worked = _is_busy(scheduler) or scheduler.transition_counter != seen
+            seen = scheduler.transition_counter
+            runs.tell(time(), worked, _memory(scheduler))
         except Exception:
             logger.exception("clustertune could not note what the workers do")
         # a large cluster is looked at less often: below 1 ms of each second

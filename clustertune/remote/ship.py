@@ -26,6 +26,8 @@ import clustertune.remote
 if TYPE_CHECKING:
     from distributed import Client
 
+FEW = 32  # workers, each of which is asked in a call of its own
+
 _lock = threading.Lock()
 
 
@@ -96,8 +98,9 @@ async def on_workers(
 ) -> dict[str, Any]:
     """Run a function on workers, or on their nannies; an error is that worker's answer.
 
-    One call for all; only if somebody keeps the others waiting for ``timeout`` seconds,
-    one call for each, so that a worker that hangs hides no other's answer.
+    One call for each of a few workers, so that one that hangs hides no other's answer.
+    Many are asked in one call; only if somebody keeps the others waiting for
+    ``timeout`` seconds, each is asked again.
 
     Returns
     -------
@@ -121,8 +124,9 @@ async def on_workers(
             return dict.fromkeys(some, error)
         return answers
 
-    answers = await call(workers)
-    if len(workers) == 1 or not all(isinstance(a, Exception) for a in answers.values()):
-        return answers
+    if len(workers) > FEW:
+        answers = await call(workers)
+        if not all(isinstance(a, Exception) for a in answers.values()):
+            return answers
     each = await asyncio.gather(*(call([worker]) for worker in workers))
     return {worker: answer for one in each for worker, answer in one.items()}

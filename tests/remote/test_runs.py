@@ -87,17 +87,24 @@ def test_ids_survive_a_restart():
     assert worker_id("tcp://a", ("odd",), "tcp://n") == "tcp://n"
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_work_between_two_looks_is_seen(c, s, a, monkeypatch):
+    """However short it was."""
+    monkeypatch.setattr(module, "TICK", 0.3)
+    runs = Runs(gap=0.1)
+    task = asyncio.ensure_future(module.watch(s, runs))
+    await soon(lambda: runs.floors)
+    assert await c.submit(sum, [1, 2]) == 3
+    await soon(lambda: runs.kept)
+    task.cancel()
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_the_resident_keeps_them(c, s, a, b, monkeypatch):
+async def test_the_resident_keeps_them(c, s, a, b):
     """It watches by itself, and tells who asks."""
-    monkeypatch.setattr(module, "GAP", 0.3)
-    monkeypatch.setattr(module, "TICK", 0.05)
     await monitor.open_door(c, await monitor.identify(c))
     resident = s.plugins["clustertune"]
-    # the code in the scheduler has globals of its own: it was shipped by value
-    shipped = type(resident.runs).tell.__globals__
-    monkeypatch.setitem(shipped, "GAP", 0.3)
-    monkeypatch.setitem(shipped, "TICK", 0.05)
+    resident.runs.gap = 0.3
     assert await inquiry.past_runs(c) == ()
     resident.runs.tell(0.0, True, {0: (200, 100)})
     await soon(lambda: resident.runs.kept)

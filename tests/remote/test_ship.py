@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import pytest
 from distributed.utils_test import gen_cluster
 
 from clustertune.remote import probe, resident, ship
@@ -55,9 +56,11 @@ async def test_an_error_is_that_workers_answer(c, s, a, b):
     assert answers[b.address]["pause"] == b.memory_manager.memory_pause_fraction
 
 
+@pytest.mark.parametrize("few", [0, 32])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_worker_that_hangs_hides_no_other(c, s, a, b):
+async def test_a_worker_that_hangs_hides_no_other(c, s, a, b, few, monkeypatch):
     """A worker that never answers is a time-out; the others' answers come."""
+    monkeypatch.setattr(ship, "FEW", few)
     forever = asyncio.Event()
 
     async def hang(**kwargs: object) -> None:

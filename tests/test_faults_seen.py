@@ -1,0 +1,325 @@
+"""Faults put into real clusters, and seen as they are: what Dask says is not guessed.
+
+``test_recordings`` changes what was seen; here clusters themselves are made faulty.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from dask.core import flatten
+from distributed import Client, Event, LocalCluster, Worker, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.model import Finding, Severity
+from clustertune.report import Report
+from tests.processes import cluster, soon, until
+
+TWO = [("127.0.0.1", 1)] * 2
+MIB = 2**20
+
+
+def of(report: Report, name: str) -> list[Finding]:
+    return [f for f in report.found if f.check == name]
+
+
+def only(report: Report, name: str) -> Finding:
+    (finding,) = of(report, name)
+    return finding
+
+
+def seen(client: Client, name: str) -> Finding | None:
+    return next(iter(of(clustertune.check(client), name)), None)
+
+
+# --- memory, in processes of their own ------------------------------------------------
+
+KEPT: list[Any] = []  # on a worker: memory that no key of Dask's accounts for
+
+
+def keep(nbytes: int) -> None:
+    KEPT.append(np.ones(nbytes, dtype="u1"))
+
+
+def test_memory_of_a_worker(local_cluster: Any) -> None:
+    """Spilled keys, unmanaged memory, and a worker that pauses for it."""
+    _, client = local_cluster(2, memory_limit="700MiB")
+    first = next(iter(client.scheduler_info()["workers"]))
+    assert not seen(client, "memory_pressure")
+    data = [
+        client.submit(np.ones, 80 * MIB // 8, workers=[first], pure=False)
+        for _ in range(7)
+    ]
+    wait(data)
+    assert until(lambda: seen(client, "memory_pressure")).severity >= 2
+    del data
+    until(lambda: not client.run(lambda dask_worker: len(dask_worker.data))[first])
+    client.run(keep, 400 * MIB, workers=[first])
+    until(lambda: seen(client, "unmanaged_memory"))
+    client.run(keep, 80 * MIB, workers=[first])
+    until(
+        lambda: (
+            "of anything else" in getattr(seen(client, "paused_workers"), "message", "")
+        )
+    )
+    finding = seen(client, "paused_workers")
+    assert 0 < finding.evidence["seconds"] < 60
+
+
+def test_memory_counted_twice(local_cluster: Any) -> None:
+    """Keys that are views of one array are counted each."""
+    _, client = local_cluster(1)
+    whole = client.submit(np.ones, 50 * MIB // 8)
+    parts = [client.submit(lambda x, i: x[i:], whole, i) for i in range(20)]
+    wait(parts)
+    finding = until(lambda: seen(client, "phantom_memory"))
+    assert finding.evidence["counted_bytes"] == pytest.approx(21 * 50 * MIB, rel=0.1)
+
+
+CHILD = "x = bytearray(300 * 2**20); input()"
+
+
+def have_children() -> None:
+    KEPT.append(subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1))
+
+
+def end_children() -> None:
+    for child in KEPT:
+        child.communicate(b"\n")
+
+
+def test_child_processes(local_cluster: Any) -> None:
+    """Their memory is nobody's, to the nanny."""
+    _, client = local_cluster(1, memory_limit="400MiB")
+    client.run(have_children)
+    try:
+        until(lambda: seen(client, "child_processes").severity is Severity.warning)
+    finally:
+        client.run(end_children)
+
+
+def leak(nbytes: int) -> None:
+    keep(nbytes)
+
+
+def test_memory_that_grows_from_run_to_run(local_cluster: Any) -> None:
+    """What a leaking task leaves behind, as the resident saw it."""
+    local, client = local_cluster(1, memory_limit="2GiB")
+    assert only(clustertune.check(client), "memory_growth").severity == 0
+    runs = local.scheduler.plugins["clustertune"].runs
+    runs.gap = 1.0
+    for i in range(1, 6):
+        client.submit(leak, 60 * MIB, pure=False).result()
+        until(lambda i=i: len(runs.kept) >= i)
+    finding = only(clustertune.check(client), "memory_growth")
+    assert 30 * MIB < finding.evidence["bytes_per_run"] < 90 * MIB
+
+
+# --- settings, threads, disks ---------------------------------------------------------
+
+
+def test_settings_of_workers(local_cluster: Any) -> None:
+    """Thresholds that make no sense, limits above memory, a lifetime."""
+    wrong = {"distributed.worker.memory.spill": 0.9}
+    with dask.config.set(wrong):
+        _, client = local_cluster(2, memory_limit="100TiB", lifetime="10 minutes")
+        report = clustertune.check(client)
+    assert of(report, "memory_settings")
+    assert of(report, "memory_limits")
+    assert only(report, "lifetimes").evidence["seconds"] < 600
+    assert not of(report, "unlike_workers")
+
+
+@pytest.mark.skipif(os.cpu_count() < 2, reason="a pool of one thread is right then")
+def test_thread_pools(tmp_path: Path) -> None:
+    """Where the environment that workers were started in has set them."""
+    n = 3 * os.cpu_count()
+    with (
+        cluster(tmp_path, n, OPENBLAS_NUM_THREADS=str(os.cpu_count())) as file,
+        Client(scheduler_file=file) as client,
+    ):
+        client.wait_for_workers(n)
+        client.run(np.dot, np.ones((9, 9)), np.ones((9, 9)))
+        report = clustertune.check(client)
+    assert only(report, "thread_pools").evidence["pool"] == os.cpu_count()
+    assert of(report, "thread_count")
+
+
+def test_threads_and_disk(local_cluster: Any) -> None:
+    """More threads than CPUs; spilling into memory."""
+    _, client = local_cluster(1, threads_per_worker=64, local_directory="/dev/shm")
+    report = clustertune.check(client)
+    assert of(report, "thread_count")
+    assert only(report, "spill_space").evidence["kind"] == "tmpfs"
+
+
+def test_unlike_workers() -> None:
+    """One with more threads and memory than the others."""
+
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+    async def test(c: Any, s: Any, *workers: Any) -> None:
+        assert not of(await clustertune.check(c), "unlike_workers")
+        async with Worker(s.address, nthreads=3, memory_limit="9 GiB"):
+            assert of(await clustertune.check(c), "unlike_workers")
+
+    test()
+
+
+# --- workers that do not answer -------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_silent_worker(local_cluster: Any) -> None:
+    """A process that is stopped: known by its silence; nothing hangs on it."""
+    _, client = local_cluster(2)
+    clustertune.check(client)
+    pids = list(client.run(os.getpid).values())
+    os.kill(pids[0], signal.SIGSTOP)
+    try:
+        with dask.config.set({"clustertune.checks.silent_workers.after": 1.0}):
+            finding = until(lambda: seen(client, "silent_workers"))
+        assert finding.evidence["seconds"] > 1
+    finally:
+        os.kill(pids[0], signal.SIGCONT)
+
+
+def block_loop() -> None:
+    """A function that is run on workers runs in their event loop."""
+    time.sleep(3)
+
+
+def test_a_blocked_loop(local_cluster: Any) -> None:
+    """As it tells with its next heartbeat."""
+    _, client = local_cluster(2)
+    first = next(iter(client.scheduler_info()["workers"]))
+    assert not seen(client, "blocked_loops")
+    client.run(block_loop, workers=[first])
+    until(lambda: seen(client, "blocked_loops"))
+
+
+# --- tasks ----------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_short_tasks(c: Any, s: Any, a: Any, b: Any) -> None:
+    """As many as a loop over small pieces makes, with the figures of the scheduler."""
+    futures = c.map(abs, range(3000), pure=False)
+    await wait(futures)
+    with dask.config.set({"clustertune.checks.short_tasks.most_waste": 0.5}):
+        finding = only(await clustertune.check(c), "short_tasks")
+    assert finding.evidence["tasks"] == 3000
+
+
+def at_gate(gate: str) -> None:
+    Event(gate).wait(30)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lone_task(c: Any, s: Any, a: Any, b: Any) -> None:
+    """While it runs, for as long as was watched."""
+    gate = Event("gate", client=c)
+    task = c.submit(at_gate, gate.name)
+    with dask.config.set({"clustertune.checks.lone_task.after": 0.3}):
+        async with clustertune.Monitor(c, interval=0.05) as monitor:
+            await soon(
+                lambda: any(
+                    f.check == "lone_task" and f.severity == 1
+                    for f in clustertune.checks.run(
+                        monitor_view(monitor), dask.config.get("clustertune.checks")
+                    )
+                )
+            )
+    await gate.set()
+    await task
+
+
+def monitor_view(monitor: clustertune.Monitor) -> Any:
+    from clustertune.model import View
+
+    return View(snapshots=monitor.snapshots, goal=monitor.goal)
+
+
+# --- data -----------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_is_kept_beside_the_data(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Keys of another name, and copies; a name that leads nowhere."""
+    X = c.persist(da.random.random((1000, 10), chunks=(100, 10)))
+    old = c.persist(da.random.random((200_000, 10), chunks=(100_000, 10)))
+    await wait([X, old])
+    settings = {"clustertune.checks.unneeded_keys": {"some": 1e-6, "much": 1e-5}}
+    with dask.config.set(settings):
+        finding = only(await clustertune.check(c, X), "unneeded_keys")
+    assert finding.evidence["bytes"] == 200_000 * 80
+    assert "15.3 MiB" in finding.message
+    await c.replicate(X)
+    assert of(await clustertune.check(c, X), "surplus_copies")
+    await c.publish_dataset(old, name="old")
+    s.client_releases_keys(list(flatten(old.__dask_keys__())), "published-old")
+    del old
+    await soon(lambda: len(s.tasks) == 10)
+    assert only(await clustertune.check(c, X), "dangling_names")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Wide and mixed numbers, categories that differ, groups that are cut."""
+    frame = pd.DataFrame({"a": np.ones(40, "f4"), "n": np.arange(40)})
+    frame["b"] = frame["a"]
+    with dask.config.set({"clustertune.checks.wide_numbers.least": 1}):
+        wide = da.ones((40, 2), chunks=(10, 2))
+        report = await clustertune.check(c, wide, workload="xgboost")
+        assert of(report, "wide_numbers")
+        mixed = dd.from_pandas(frame, npartitions=2)
+        report = await clustertune.check(c, mixed, workload="xgboost")
+        assert of(report, "mixed_numbers")
+
+    def piece(i: int) -> pd.DataFrame:
+        values = pd.Categorical(["u", "v"] if i else ["v", "w"])
+        return pd.DataFrame({"c": values, "q": [i // 2] * 2})
+
+    X = dd.from_map(piece, range(4), meta=piece(0))
+    report = await clustertune.check(c, X[["c"]], qid=X["q"], deep=True)
+    assert of(report, "unlike_categories")
+    assert only(report, "split_groups").evidence == {"count": 2}
+
+
+# --- software -------------------------------------------------------------------------
+
+
+def test_versions_that_differ(tmp_path: Path, local_cluster: Any) -> None:
+    """A distribution that one side has in another version."""
+    info = tmp_path / "lightgbm-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lightgbm\nVersion: 0.1\n"
+    )
+    _, client = local_cluster(1)
+    assert not seen(client, "software_versions")
+    client.run(lambda: sys.path.insert(0, str(tmp_path)))
+    finding = only(clustertune.check(client), "software_versions")
+    assert "lightgbm" in finding.message
+
+
+def test_adaptive_and_daemonic() -> None:
+    """A cluster that scales itself; workers that a torch DataLoader cannot fork."""
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        cluster.adapt(minimum=1, maximum=3)
+        report = clustertune.check(client)
+        assert of(report, "adaptive_scaling")
+        cluster.adapt(minimum=1, maximum=1)
