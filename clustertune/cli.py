@@ -31,6 +31,7 @@ from clustertune import (
     diagnosis,
     errors,
     monitor,
+    settings,
     workloads,
 )
 from clustertune.doctor import examine
@@ -260,6 +261,10 @@ def _run(
             "which cluster? give ADDRESS or --scheduler-file, or set "
             "DASK_SCHEDULER_ADDRESS"
         )
+    try:
+        settings.of_checks()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     with _told():
         return asyncio.run(_connected(target, scheduler_file, work))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-import dask
 from distributed import Client
 
 from clustertune import (
@@ -29,6 +28,7 @@ from clustertune.errors import NoWorkersError, TimedOutError
 from clustertune.live import LiveCluster
 from clustertune.model import Finding, Goal, View
 from clustertune.report import Report
+from clustertune.settings import of_checks
 from clustertune.wording import seconds_text
 
 
@@ -136,7 +136,7 @@ class Question:
 
 async def diagnose(question: Question) -> Report:
     """Look, ask, and run all checks."""
-    start = monotonic()
+    settings, start = of_checks(), monotonic()
     try:
         view = await asyncio.wait_for(see(question), question.timeout)
     except asyncio.TimeoutError:
@@ -145,7 +145,7 @@ async def diagnose(question: Question) -> Report:
             f"{seconds_text(question.timeout)}; give a longer timeout, or "
             "see what keeps its scheduler"
         ) from None
-    found = checks.run(view, dask.config.get("clustertune.checks", {}))
+    found = checks.run(view, settings)
     return _report(view, found, monotonic() - start)
 
 

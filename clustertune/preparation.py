@@ -15,7 +15,6 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-import dask
 from distributed import Client
 
 from clustertune import (
@@ -36,6 +35,7 @@ from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan
 from clustertune.prepared import Again, Prepared
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
+from clustertune.settings import of_checks
 from clustertune.wording import seconds_text
 
 logger = logging.getLogger("clustertune")
@@ -320,8 +320,8 @@ async def _work(
     notify: Notify,
     dry_run: bool,
 ) -> None:
+    settings = of_checks()
     await cluster.open(request.workers)
-    settings = dask.config.get("clustertune.checks", {})
     if dry_run:
         await tune(cluster, journal, notify=notify, settings=settings, dry_run=True)
         return

@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from time import monotonic, time
 from types import TracebackType
-from typing import Any
 
-import dask
 from distributed import Client
 
 from clustertune import arguments, checks, inquiry, monitor, workloads
 from clustertune.errors import ClustertuneError
 from clustertune.model import Finding, Goal, Run, Snapshot, View
+from clustertune.settings import of_checks
 from clustertune.watching import Event, Watch, worse
 from clustertune.wording import plural, printable, seconds_text
 
@@ -165,6 +164,7 @@ class Monitor:
 
     async def _start(self) -> None:
         """The first look fails aloud: whoever asks learns that nothing can be seen."""
+        of_checks()
         identity = await monitor.identify(self.client)
         await monitor.open_door(self.client, identity)
         await self._look()
@@ -227,7 +227,7 @@ class Monitor:
         view = View(
             snapshots=self.snapshots, goal=self.goal, runs=await self._past_runs()
         )
-        settings: Any = dask.config.get("clustertune.checks", {})
+        settings = of_checks()
         found = checks.run(view, settings)
         nearly = checks.run(worse(view), settings)
         events = self._watch.tell(snapshot.time, found, nearly)

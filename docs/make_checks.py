@@ -1,14 +1,20 @@
-"""Write ``docs/checks.md``, from the pages of the checks.
+"""Write what is made from the checks: their page, and Dask's defaults and schema.
 
-``python docs/make_checks.py``; a test compares what this makes with the file.
+``python docs/make_checks.py``; a test compares what this makes with the files.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from clustertune import checks
+
+ROOT = Path(__file__).parents[1]
 
 HEAD = """# Checks
 
@@ -23,20 +29,78 @@ Settings go into Dask's configuration, as `clustertune.checks.<name>.<setting>`,
 variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
 
 """
+MADE = "# made by docs/make_checks.py from the checks\n"
 
 
-def text() -> str:
-    """The whole page."""
+def page() -> str:
+    """All checks, as a page of the documentation."""
     parts = []
     for name, module in checks.available().items():
-        page = (inspect.getdoc(module) or "").replace("``", "`")
-        settings = checks.settings_of(module)
+        text = (inspect.getdoc(module) or "").replace("``", "`")
+        settings, meaning = checks.settings_of(module), checks.settings_help(module)
         if settings:
-            rows = "\n".join(f"| `{k}` | `{v!r}` |" for k, v in settings.items())
-            page += f"\n\n| setting | default |\n|---|---|\n{rows}"
-        parts.append(f"## {name}\n\n{page}\n")
+            rows = "\n".join(
+                f"| `{k}` | `{v!r}` | {meaning[k].replace('``', '`')} |"
+                for k, v in settings.items()
+            )
+            text += f"\n\n| setting | default | what it is |\n|---|---|---|\n{rows}"
+        parts.append(f"## {name}\n\n{text}\n")
     return HEAD + "\n".join(parts)
 
 
+def _settings() -> Mapping[str, Mapping[str, Any]]:
+    found = {n: checks.settings_of(m) for n, m in checks.available().items()}
+    return {name: dict(settings) for name, settings in found.items() if settings}
+
+
+def defaults() -> str:
+    """The defaults, as a file of Dask's configuration."""
+    data = {"clustertune": {"checks": _settings()}}
+    return MADE + yaml.safe_dump(data, sort_keys=False)
+
+
+def schema() -> str:
+    """What may be set, as a JSON schema."""
+    every = {
+        name: _object(
+            {
+                setting: {
+                    **_kind(default),
+                    "description": checks.settings_help(checks.available()[name])[
+                        setting
+                    ],
+                }
+                for setting, default in settings.items()
+            }
+        )
+        for name, settings in _settings().items()
+    }
+    # other packages add checks
+    settings = _object(every) | {"additionalProperties": {"type": "object"}}
+    whole = _object({"clustertune": _object({"checks": settings})})
+    return MADE + yaml.safe_dump(whole, sort_keys=False, width=88)
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "additionalProperties": False,
+    }
+
+
+def _kind(default: Any) -> dict[str, Any]:
+    if isinstance(default, bool):
+        return {"type": "boolean"}
+    return {"type": "number", "minimum": 0}
+
+
+FILES = {
+    "docs/checks.md": page,
+    "clustertune/clustertune.yaml": defaults,
+    "clustertune/clustertune-schema.yaml": schema,
+}
+
 if __name__ == "__main__":
-    Path(__file__).with_name("checks.md").write_text(text())
+    for name, make in FILES.items():
+        (ROOT / name).write_text(make())

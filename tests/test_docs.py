@@ -1,14 +1,29 @@
-"""The documentation is that of this code."""
+"""What is made from the code is that of this code."""
 
 from __future__ import annotations
 
 import runpy
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+FILES = runpy.run_path(str(ROOT / "docs" / "make_checks.py"))["FILES"]
 
 
-def test_the_page_of_checks_is_current() -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_made_is_current(name: str) -> None:
     """After a change of a check: ``python docs/make_checks.py``."""
-    made = runpy.run_path(str(DOCS / "make_checks.py"))["text"]()
-    assert (DOCS / "checks.md").read_text() == made
+    assert (ROOT / name).read_text() == FILES[name]()
+
+
+def test_the_schema_knows_the_defaults() -> None:
+    """And refuses what is none of them."""
+    schema = yaml.safe_load(FILES["clustertune/clustertune-schema.yaml"]())
+    data = yaml.safe_load(FILES["clustertune/clustertune.yaml"]())
+    jsonschema.validate(data, schema)
+    data["clustertune"]["checks"]["memory_pressure"]["near"] = "far"
+    with pytest.raises(jsonschema.ValidationError, match="not of type 'number'"):
+        jsonschema.validate(data, schema)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -24,6 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from clustertune.model import Finding, Severity, View
+from clustertune.wording import printable
+
+logger = logging.getLogger("clustertune")
 
 
 @cache
@@ -55,10 +59,11 @@ def page(name: str) -> str:
     """The check's page: what it finds, why, what to do, and its settings."""
     module = available()[name]
     text = (inspect.getdoc(module) or "").replace("``", "`")
-    settings = settings_of(module)
+    settings, meaning = settings_of(module), settings_help(module)
     if settings:
         lines = [
-            f"    clustertune.checks.{name}.{k}: {v!r}" for k, v in settings.items()
+            f"    clustertune.checks.{name}.{k}: {v!r}\n        {meaning[k]}"
+            for k, v in settings.items()
         ]
         text += "\n\nSettings, with their defaults:\n\n" + "\n".join(lines)
     return f"{name}\n{'=' * len(name)}\n\n{text}"
@@ -68,6 +73,21 @@ def settings_of(check: ModuleType) -> Mapping[str, Any]:
     """The settings of a check with their defaults."""
     parameters = inspect.signature(check.find).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def settings_help(check: ModuleType) -> Mapping[str, str]:
+    """What each setting means, from the docstring of ``find``."""
+    _, _, text = (inspect.getdoc(check.find) or "").partition(
+        "Parameters\n----------\n"
+    )
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in text.splitlines():
+        if line and not line.startswith(" "):
+            names = line.split(", ")
+        for name in names if line.startswith(" ") else ():
+            found[name] = f"{found.get(name, '')} {line.strip()}".strip()
+    return {name: found[name] for name in settings_of(check) if name in found}
 
 
 def run(
@@ -88,10 +108,10 @@ def run(
         A setting is for a check, or has a name, that does not exist.
     """
     settings = settings or {}
-    _refuse_unknown(settings)
+    refuse_wrong(settings)
     found: list[Finding] = []
     for name, check in available().items():
-        findings: Iterable[Finding] = check.find(view, **settings.get(name, {}))
+        findings = _find(check, view, settings.get(name, {}))
         text = remedy(check)
         # remedies are written as documentation; people read them in a terminal as well
         found += [
@@ -99,6 +119,21 @@ def run(
             for f in findings
         ]
     return tuple(sorted(found, key=lambda f: -_order(f.severity)))
+
+
+def _find(
+    check: ModuleType, view: View, settings: Mapping[str, Any]
+) -> Iterable[Finding]:
+    """What a check finds; one of another package that fails hides no other's."""
+    if check.__name__.startswith(f"{__name__}."):
+        findings: Iterable[Finding] = check.find(view, **settings)
+        return findings
+    try:
+        return list(check.find(view, **settings))
+    except Exception as error:
+        logger.exception("the check %s failed", check.__name__)
+        text = printable(repr(error), longest=200)
+        return [Finding(severity=Severity.unknown, message=f"the check failed: {text}")]
 
 
 def error_of(finding: Finding) -> type[Exception] | None:
@@ -114,16 +149,34 @@ def _order(severity: Severity) -> float:
     return 1.5 if severity is Severity.unknown else float(severity)
 
 
-def _refuse_unknown(settings: Mapping[str, Mapping[str, Any]]) -> None:
+def refuse_wrong(settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """See that settings are of checks that exist, and of the type of their defaults.
+
+    Raises
+    ------
+    ValueError
+        One is not; the text says what is allowed.
+    """
     for name, values in settings.items():
         if name not in available():
             raise ValueError(
                 f"there is no check {name!r}; checks are {', '.join(available())}"
             )
         known = settings_of(available()[name])
-        for setting in values:
+        for setting, value in values.items():
             if setting not in known:
                 raise ValueError(
                     f"the check {name!r} has no setting {setting!r}; "
                     f"it has {', '.join(known) or 'none'}"
                 )
+            _refuse_type(f"clustertune.checks.{name}.{setting}", value, known[setting])
+
+
+def _refuse_type(setting: str, value: Any, default: Any) -> None:
+    if isinstance(default, bool):
+        right, kind = isinstance(value, bool), "True or False"
+    else:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        right, kind = number and value >= 0, "a number of at least 0"
+    if not right:
+        raise ValueError(f"{setting}={value!r} must be {kind}, like {default!r}")

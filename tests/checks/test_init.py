@@ -67,7 +67,7 @@ def check(*findings, page="A page.\n\nRemedy: do\nsomething.\n\nMore."):
     def find(view, *, most=1):
         yield from findings
 
-    return SimpleNamespace(find=find, __doc__=page)
+    return SimpleNamespace(find=find, __doc__=page, __name__="others.check")
 
 
 def test_every_file_is_a_check():
@@ -200,3 +200,22 @@ def test_only_critical_findings_of_some_checks_are_errors():
     assert error(Severity.critical, "differing_boundaries") is AlignmentError
     assert error(Severity.warning, "differing_boundaries") is None
     assert error(Severity.critical, "memory_pressure") is None
+
+
+def test_a_check_of_another_package_that_fails(monkeypatch, caplog):
+    """Hides no other's findings; ours fail aloud."""
+    good = check(Finding(severity=Severity.info, message="seen"))
+
+    def find(view):
+        raise ZeroDivisionError("a\x1b[31mred")
+
+    bad = SimpleNamespace(find=find, __doc__="A page.", __name__="others.bad")
+    use_checks(monkeypatch, bad=bad, good=good)
+    failed, seen = sorted(checks.run(view()), key=lambda f: f.check)
+    assert failed.severity is Severity.unknown
+    assert "the check failed: ZeroDivisionError" in failed.message
+    assert "\x1b" not in failed.message
+    assert seen.message == "seen"
+    bad.__name__ = "clustertune.checks.bad"
+    with pytest.raises(ZeroDivisionError):
+        checks.run(view())
