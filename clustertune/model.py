@@ -35,6 +35,7 @@ Key = str | int | float | tuple[Any, ...]
 """A Dask key."""
 
 Int64s = npt.NDArray[np.int64]
+Float64s = npt.NDArray[np.float64]
 
 Notify = Callable[[str, "float | None"], None]
 """Told of progress on long work: what is going on, and the fraction done or None."""
@@ -66,8 +67,8 @@ class Conversion:
 class Contents:
     """What the values of a collection are like, by piece; asked for by ``deep=True``.
 
-    Of features ``not_finite`` and ``categories``, of labels ``not_finite`` and
-    ``classes``, of groups ``ends``, ``sorted`` and ``scattered``; see
+    Of features ``not_finite`` and ``categories``, of labels ``not_finite``,
+    ``classes`` and ``moments``, of groups ``ends``, ``sorted`` and ``scattered``; see
     :mod:`clustertune.remote.content`.
     """
 
@@ -169,6 +170,11 @@ class Profile:
     packages: tuple[str, ...] = ()
     #: whether it fails where a worker holds no row of some class
     needs_all_classes: bool = False
+    #: whether it needs rows in an order that says nothing of them; None: unknown
+    random_order: bool | None = None
+    #: whose threads it takes: "worker" (as many as the worker has), "pools" (those of
+    #: BLAS and OpenMP, as they are set there); "": unknown
+    threads: str = ""
     #: whether it starts processes below a worker
     starts_processes: bool = False
     #: source of the figures

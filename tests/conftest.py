@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
+# distributed's tests put back the configuration that was there when they were loaded
+import clustertune.settings  # noqa: F401
+
 pytest_plugins = ["distributed.utils_test"]
 
 

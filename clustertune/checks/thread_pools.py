@@ -9,7 +9,7 @@ is installed on the workers.
 
 XGBoost and LightGBM take as many threads as their worker has, whatever is set;
 scikit-learn and PyTorch keep to their pools, so with a pool of 1 such a task has one
-thread however many its worker has.
+thread however many its worker has. With ``estimator=`` that is said for what trains.
 
 Remedy: start workers by a nanny and leave ``distributed.nanny.pre-spawn-environ`` as it
 is, or set ``OMP_NUM_THREADS`` so that threads of a worker times pool make the CPUs; in
@@ -43,18 +43,42 @@ def find(view: View, *, most: float = 2.0) -> Iterator[Finding]:
         pools = [_largest(known[w.address]) for w in workers]
         threads = sum(w.nthreads * n for w, n in zip(workers, pools, strict=True))
         if threads > most * cpus.usable:
+            # in one process with the client the pools are the client's own
             inside = any(w.address.startswith("inproc://") for w in workers)
+            own = view.goal.workload.threads == "worker"
             yield Finding(
-                # in one process with the client the pools are the client's own
-                severity=Severity.info if inside else Severity.warning,
+                severity=Severity.info if inside or own else Severity.warning,
                 message=f"on host {names_text([host])} tasks could run "
                 f"{plural(threads, 'native thread')} at once ("
                 f"{plural(sum(w.nthreads for w in workers), 'task')} with pools of up "
-                f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}",
+                f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}"
+                + (f"; {view.goal.workload.title} takes no notice of them" * own),
                 subject=tuple(w.id for w in workers),
                 evidence={"threads": threads, "cpus": cpus.usable, "pool": max(pools)},
             )
+    yield from _not_used(view)
     yield from _not_seen(view)
+
+
+def _not_used(view: View) -> Iterator[Finding]:
+    """Threads that a fit leaves idle: it is one task, in a pool that is smaller."""
+    idle = [
+        (w, _largest(d))
+        for w, d in details_of(view)
+        if d.pools and view.eligible(w) and _largest(d) < w.nthreads
+    ]
+    if view.goal.workload.threads == "pools" and idle:
+        worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
+        yield Finding(
+            severity=Severity.info,
+            message=f"{view.goal.workload.title} trains in one task a worker, in its "
+            f"native pool: on {workers_text([w.id for w, _ in idle])} that is smaller "
+            f"than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
+            subject=tuple(w.id for w, _ in idle),
+            evidence={"pool": pool, "threads": worker.nthreads},
+            remedy="in the code that trains `torch.set_num_threads(n)` or `with "
+            "threadpoolctl.threadpool_limits(n)`, or one thread a worker",
+        )
 
 
 def _largest(details: Details) -> int:

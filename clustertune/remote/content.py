@@ -17,8 +17,12 @@ def features(piece: Any) -> dict[str, Any]:
 
 
 def labels(piece: Any) -> dict[str, Any]:
-    """Values of labels that are not finite, and how often each class is there."""
-    return {"not_finite": _not_finite(piece), "classes": _classes(piece)}
+    """Values of labels that are not finite, how often each class is there, moments."""
+    return {
+        "not_finite": _not_finite(piece),
+        "classes": _classes(piece),
+        "moments": _moments(piece),
+    }
 
 
 def groups(piece: Any) -> dict[str, Any]:
@@ -91,6 +95,17 @@ def _classes(piece: Any) -> list[list[Any]] | None:
     if len(found) > MOST_CLASSES:
         return None
     return [[_plain(v), int(n)] for v, n in zip(found, counts, strict=True)]
+
+
+def _moments(piece: Any) -> list[float] | None:
+    """(rows, sum, sum of squares) of the finite ones, where labels are numbers."""
+    import numpy as np
+
+    values = np.asarray(piece)
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        return None
+    finite = values[np.isfinite(values)].astype("f8")
+    return [len(finite), float(finite.sum()), float((finite**2).sum())]
 
 
 def _plain(value: Any) -> Any:

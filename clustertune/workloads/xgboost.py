@@ -16,6 +16,8 @@ PROFILE = Profile(
     memory_multiple={4: 1.8, 8: 1.4},
     max_pieces_per_thread=256,
     feature_bytes=4,
+    random_order=False,
+    threads="worker",
     packages=("xgboost", "xgboost-cpu"),
     source="measured with xgboost 3.2, 50 dense columns, 256 bins",
 )

@@ -49,6 +49,21 @@ def test_classes(piece, classes):
 
 
 @pytest.mark.parametrize(
+    ("piece", "moments"),
+    [
+        (np.array([1.0, np.nan, 3.0]), [2, 4.0, 10.0]),
+        (pd.Series([True, False]), [2, 1.0, 1.0]),
+        (pd.Series(["a"]), None),
+        (np.ones((2, 2)), None),
+        (np.array([]), [0, 0.0, 0.0]),
+    ],
+)
+def test_moments(piece, moments):
+    """Of finite numbers."""
+    assert content.labels(piece)["moments"] == moments
+
+
+@pytest.mark.parametrize(
     ("values", "ends", "ordered", "scattered"),
     [
         ([1, 1, 2], [1, 2], True, False),
