@@ -281,7 +281,8 @@ async def _connected(
         raise _unreached(scheduler_file or target, error) from error
     try:
         await client
-    except (OSError, asyncio.TimeoutError, ValueError) as error:
+    # what Dask raises for an address of tls:// without certificates is a TypeError
+    except (OSError, asyncio.TimeoutError, ValueError, TypeError) as error:
         await client.close()
         raise _unreached(scheduler_file or target, error) from error
     async with client:

@@ -82,8 +82,10 @@ def check(
     ------
     TypeError, ValueError
         An argument is not what it must be.
-    ConnectionLostError, NoWorkersError, VersionMismatchError
+    ConnectionLostError, VersionMismatchError
         The cluster cannot be looked at; the text says why.
+    NoWorkersError, IncompleteError
+        With ``deep=True``: the data cannot be read.
     TimedOutError
         The time was over.
 
@@ -157,7 +159,7 @@ async def see(question: Question) -> View:
         return start + question.timeout - monotonic()
 
     cluster = LiveCluster(question.client, question.given, question.goal, remaining)
-    await cluster.open(question.workers)
+    await cluster.open(question.workers, may_be_empty=True)
     view = await cluster.look(lambda *_: None)
     snapshot = await inquiry.with_details(question.client, view.now)
     runs = await inquiry.past_runs(question.client)

@@ -112,7 +112,9 @@ class LiveCluster:
 
     # --- begin ------------------------------------------------------------------------
 
-    async def open(self, workers: Sequence[str | int] | None) -> None:
+    async def open(
+        self, workers: Sequence[str | int] | None, *, may_be_empty: bool = False
+    ) -> None:
         """See that code may be sent, and that what was asked for is possible.
 
         Raises
@@ -121,7 +123,8 @@ class LiveCluster:
             As the case may be; nothing was changed.
         """
         identity = await monitor.identify(self.client)
-        self._refuse_empty(identity)
+        if not may_be_empty:
+            self._refuse_empty(identity)
         wanted = None if workers is None else _ids(workers, identity["workers"])
         self._refuse_scale(identity["workers"])
         self.goal = replace(self.goal, workers=wanted)

@@ -155,6 +155,8 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
         The scheduler does not answer, or was started again and has no resident.
     LeaseHeldError
         The lease of this plan has ended: somebody else may hold the cluster now.
+    VersionMismatchError
+        The resident fails at it.
     """
     scheduler: Any = client.scheduler
     try:
@@ -163,6 +165,9 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
         if isinstance(error, PermissionError):
             raise LeaseHeldError(str(error)) from error
         raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    # of any kind: it is that of another process
+    except Exception as error:
+        raise VersionMismatchError(ship.failed(error)) from error
     if answer is None:  # what distributed answers where there is no such handler
         raise ConnectionLostError(
             "clustertune's resident is gone: the scheduler was started again"

@@ -100,7 +100,17 @@ async def _ask(
         answers: dict[str, Any] = await asyncio.wait_for(call, timeout)
     except asyncio.TimeoutError:
         return dict.fromkeys(workers)
-    return {w: answers[w]["packages"] if w in answers else None for w in workers}
+    return {w: _packages(answers.get(w)) for w in workers}
+
+
+def _packages(answer: Any) -> Mapping[str, str | None] | None:
+    """Versions by name; an answer that is none counts as none."""
+    found = answer.get("packages") if isinstance(answer, dict) else None
+    if isinstance(found, dict) and all(
+        isinstance(v, str | None) for v in found.values()
+    ):
+        return found
+    return None
 
 
 def _objections(

@@ -7,6 +7,15 @@ from clustertune.model import Severity
 from clustertune.testing import snapshot, view, worker
 
 
+def test_none_at_all():
+    """Nothing can run, whatever was asked for."""
+    (finding,) = find(view(snapshots=[snapshot([])]))
+    assert finding.severity is Severity.critical
+    assert finding.message == "no worker is running (workers: none)"
+    (finding,) = find(view([worker(i, status="paused") for i in range(2)]))
+    assert finding.message == "no worker is running (workers: 2 paused)"
+
+
 @pytest.mark.parametrize("n_workers", [None, 1, 2])
 def test_silent_with_enough_workers(n_workers):
     """No number was asked for, or as many or more run."""

@@ -1,0 +1,302 @@
+"""Clusters that do not answer, answer garbage, or try to harm whoever looks at them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from distributed import Client, LocalCluster, Scheduler, Worker, wait
+from distributed.core import Status
+from distributed.protocol import to_serialize
+from distributed.security import Security
+from distributed.utils_test import gen_cluster, gen_test
+
+import clustertune
+from clustertune import monitor
+from clustertune.cli import main
+from clustertune.errors import ConnectionLostError, VersionMismatchError
+from clustertune.model import Severity
+from tests.processes import soon, until
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def of(report: clustertune.Report, name: str) -> list[Any]:
+    return [f for f in report.found if f.check == name]
+
+
+# --- workers --------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_no_workers(c: Any, s: Any) -> None:
+    """What is wrong is found rather than raised."""
+    (finding,) = of(await clustertune.check(c), "missing_workers")
+    assert finding.severity is Severity.critical
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_all_paused(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Also with data, and when it would be read."""
+    X = c.persist(da.random.random((100, 4), chunks=(10, 4)))
+    await wait(X)
+    for worker in (a, b):
+        worker.memory_manager.memory_pause_fraction = 1e-9
+        worker.status = Status.paused
+    await soon(lambda: all(w.status is Status.paused for w in s.workers.values()))
+    report = await clustertune.check(c, X)
+    assert of(report, "missing_workers")
+    assert of(report, "paused_workers")
+
+
+async def garbage(**_: Any) -> dict[str, Any]:
+    return {"status": "OK", "result": to_serialize("garbage")}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Of it nothing is known, and why; of the other everything."""
+    await clustertune.check(c)
+    monitor.known(c).facts.clear()
+    monitor.known(c).asked.clear()
+    a.handlers["run"] = garbage
+    report = await clustertune.check(c)
+    (finding,) = of(report, "memory_pressure")
+    assert finding.severity is Severity.unknown
+    assert finding.subject == (0,)
+    assert "what the worker answered cannot be read" in finding.message
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_new_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is sent no code of ours: its versions are not known."""
+    a.handlers["versions"] = garbage
+    report = await clustertune.check(c)
+    assert {address for address, _ in monitor.known(c).approved} == {b.address}
+    (finding,) = of(report, "memory_pressure")
+    assert "the worker did not say its versions" in finding.message
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_worker_dies_in_mid_poll(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two questions of a look: it is not in that snapshot."""
+    identify = monitor.identify
+
+    async def then_close(client: Client) -> Any:
+        identity = await identify(client)
+        await b.close()
+        return identity
+
+    async with clustertune.Monitor(c, interval=0.05) as watched:
+        n = len(watched.snapshots)
+        monkeypatch.setattr(monitor, "identify", then_close)
+        await soon(lambda: len(watched.snapshots) > n)
+        assert [w.id for w in watched.snapshots[-1].workers] == [0]
+        assert watched.unknown_since is None
+
+
+def test_a_worker_that_hangs_while_it_is_watched(local_cluster: Any) -> None:
+    """Snapshots go on, and say for how long it has been silent."""
+    _, client = local_cluster(2)
+    pids = list(client.run(os.getpid).values())
+    with clustertune.Monitor(client, interval=0.1) as watched:
+        os.kill(pids[0], signal.SIGSTOP)
+        try:
+            n = len(watched.snapshots)
+            until(lambda: len(watched.snapshots) > n + 10)
+            until(lambda: max(w.silent for w in watched.snapshots[-1].workers) > 2)
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+
+
+# --- schedulers -----------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_code_that_fails_on_the_scheduler(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, of whatever kind the error was there."""
+
+    async def broken(**_: Any) -> None:
+        raise ZeroDivisionError("a\x1b[31mred")
+
+    await clustertune.check(c)
+    with monkeypatch.context() as patch:
+        patch.setitem(s.handlers, "clustertune", broken)
+        with pytest.raises(VersionMismatchError, match="failed on the sch") as caught:
+            await clustertune.check(c)
+    assert "ZeroDivisionError" in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    monkeypatch.setattr(s, "add_plugin", None)
+    await s.plugins["clustertune"].close()
+    del s.plugins["clustertune"]
+    with pytest.raises(VersionMismatchError, match="TypeError"):
+        await clustertune.check(c)
+
+
+@gen_test()
+async def test_a_scheduler_that_is_gone() -> None:
+    """Its client knows no other."""
+    async with Scheduler(port=0, dashboard_address=":0") as s:
+        client = await Client(s.address, asynchronous=True, timeout="2s")
+    with pytest.raises(ConnectionLostError):
+        await clustertune.check(client)
+    await client.close()
+
+
+# --- the command line -----------------------------------------------------------------
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[tuple[LocalCluster, Security]]:
+    security = Security.temporary()
+    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=1, security=security, **options) as cluster:
+        yield cluster, security
+
+
+def settings(security: Security, folder: Path) -> dict[str, Any]:
+    """As an operator configures certificates for everybody."""
+    found: dict[str, Any] = {"distributed.comm.require-encryption": True}
+    (folder / "ca.pem").write_text(security.tls_ca_file)
+    found["distributed.comm.tls.ca-file"] = str(folder / "ca.pem")
+    (folder / "cert.pem").write_text(security.tls_client_cert + security.tls_client_key)
+    found["distributed.comm.tls.client.cert"] = str(folder / "cert.pem")
+    found["distributed.comm.tls.client.key"] = str(folder / "cert.pem")
+    return found
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clustertune.cli.CONNECT", 1)
+
+
+def test_the_right_certificate(secure: Any, tmp_path: Path) -> None:
+    """By Dask's own configuration."""
+    cluster, security = secure
+    with dask.config.set(settings(security, tmp_path)):
+        result = run("check", cluster.scheduler_address)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("quickly")
+def test_the_wrong_certificate_and_none(secure: Any, tmp_path: Path) -> None:
+    """One line, and the exit code of what was not reached."""
+    cluster, _ = secure
+    with dask.config.set(settings(Security.temporary(), tmp_path)):
+        wrong = run("check", cluster.scheduler_address)
+    none = run("check", cluster.scheduler_address)
+    for result in (wrong, none):
+        assert result.exit_code == 3
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 1
+        assert "no scheduler answers at tls://" in result.stderr
+
+
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://no-such-host.invalid:8786", "tcp://127.0.0.1:1", "http://127.0.0.1:1", "x"],
+)
+@pytest.mark.parametrize("command", ["check", "watch", "doctor", "report"])
+def test_an_address_that_leads_nowhere(command: str, address: str) -> None:
+    """Whatever was to be done there."""
+    result = run(command, address)
+    assert result.exit_code == 3
+    assert len(result.stderr.splitlines()) == 1
+    assert f"no scheduler answers at {address}" in result.stderr
+
+
+# --- names and texts that want to harm ------------------------------------------------
+
+EVIL = "\x1b[2J<script>alert(1)</script>\r\n\u202e"
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_hostile_names(c: Any, s: Any) -> None:
+    """In text nothing acts on a terminal, in HTML nothing on a page; JSON is JSON."""
+    async with (
+        Worker(s.address, nthreads=1, name=EVIL + "1", memory_limit="4 GiB") as a,
+        Worker(s.address, nthreads=7, name=EVIL + "2", memory_limit="1 GiB") as b,
+    ):
+        kept = c.submit(len, "abc", key=EVIL + "-1")
+        X = c.persist(da.from_array(np.ones((100, 4)), chunks=(10, 4), name=EVIL))
+        await wait([kept, X])
+        await c.publish_dataset(X, name=EVIL)
+        s.client_releases_keys(
+            [k for k in s.tasks if EVIL in str(k)], f"published-{EVIL}"
+        )
+        other = await Client(s.address, asynchronous=True, name=EVIL)
+        theirs = other.map(abs, range(9))
+        await wait(theirs)
+        running = await clustertune.check(c, X)
+        for worker in (a, b):
+            worker.memory_manager.memory_pause_fraction = 1e-9
+            worker.status = Status.paused
+        await soon(lambda: all(w.status is Status.paused for w in s.workers.values()))
+        paused = await clustertune.check(c, X)
+        async with clustertune.Monitor(c, interval=0.05) as watched:
+            watched._watch.hold = 0.1
+            await soon(lambda: watched.events)
+        reports = (running, paused)
+        texts = [*map(str, reports), *map(str, watched.events), repr(watched)]
+        found = {f.check for r in reports for f in r.found}
+        assert {"paused_workers", "other_clients", "unlike_workers"} <= found
+        for text in texts:
+            assert all(x.isprintable() or x == "\n" for x in text), text
+        for report in reports:
+            assert "<script" not in report._repr_html_()
+            assert json.loads(report.to_json())["status"] == "looked"
+        assert json.loads(json.dumps([asdict(e) for e in watched.events]))
+        await other.close()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_hostile_answers(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a worker says of itself, and the error that it answers with."""
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+    answers = {
+        "pid": 1,
+        "daemon": True,
+        "children": [4, 2**50],
+        "pools": None,
+        "variables": {EVIL: EVIL},
+        "disk": [EVIL, 2**40, 1],
+        "lifetime": [60.0, False],
+        "paused": None,
+        "packages": {EVIL: EVIL, "dask": EVIL},
+    }
+
+    async def lie(**_: Any) -> dict[str, Any]:
+        return {"status": "OK", "result": to_serialize(answers)}
+
+    async def fail(**_: Any) -> dict[str, Any]:
+        raise ValueError(EVIL)
+
+    await clustertune.check(c)
+    a.handlers["run"], b.handlers["run"] = lie, fail
+    report = await clustertune.check(c)
+    assert {"lifetimes", "software_versions", "spill_space"} <= {
+        f.check for f in report.found
+    }
+    assert all(x.isprintable() or x == "\n" for x in str(report))
+    assert "<script" not in report._repr_html_()
