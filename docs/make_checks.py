@@ -1,18 +1,20 @@
 """Write what is made from the checks: their page, and Dask's defaults and schema.
 
-``python docs/make_checks.py``; a test compares what this makes with the files.
+``python -m docs.make_checks`` in the project's folder; a test compares what this makes with the files.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tabulate import tabulate
 
-from clustertune import checks
+from clustertune import checks, recording
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,7 +97,63 @@ def _kind(default: Any) -> dict[str, Any]:
     return {"type": "number", "minimum": 0}
 
 
+FAULTS_HEAD = """# What the checks find, and what they leave alone
+
+<!-- made by docs/make_checks.py from tests/recordings and tests/test_recordings.py -->
+
+## No false alarms
+
+Real clusters that are healthy, recorded as a check sees them (`python -m tests.record`).
+None may get a warning.
+
+"""
+FAULTS_TEXT = """
+## Seeded faults
+
+One fault each, put into one of these recordings by changing what was seen. Faults put
+into clusters themselves (memory that fills, leaks or is counted twice, processes that
+hang, threads, disks, versions, tasks) are in `tests/test_faults_seen.py`, and clusters
+that answer garbage or try to harm in `tests/test_bad_clusters.py`.
+
+"""
+
+
+def faults() -> str:
+    """The false-alarm and fault tables."""
+    from tests import test_recordings as tests
+
+    healthy = []
+    for file in tests.FILES:
+        view = recording.loads(file.read_text())
+        found = Counter(str(f.severity) for f in checks.run(view))
+        alarms = found["warning"] + found["critical"]
+        healthy.append(
+            [
+                file.stem.replace("_", " "),
+                len(view.now.workers),
+                alarms,
+                found["info"],
+                found["unknown"],
+            ]
+        )
+    seeded = []
+    for what, cluster, change, name, *_ in tests.FAULTS:
+        found_now = checks.run(change(tests.load(cluster)))
+        worst = max(f.severity for f in found_now if f.check == name)
+        seeded.append([what, cluster.replace("_", " "), f"`{name}`", str(worst)])
+    columns = ["cluster", "workers", "warnings", "info", "unknown"]
+    return (
+        FAULTS_HEAD
+        + tabulate(healthy, headers=columns, tablefmt="github")
+        + "\n"
+        + FAULTS_TEXT
+        + tabulate(seeded, headers=["fault", "in", "found by", "as"], tablefmt="github")
+        + "\n"
+    )
+
+
 FILES = {
+    "docs/faults.md": faults,
     "docs/checks.md": page,
     "clustertune/clustertune.yaml": defaults,
     "clustertune/clustertune-schema.yaml": schema,

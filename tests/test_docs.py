@@ -15,7 +15,7 @@ FILES = runpy.run_path(str(ROOT / "docs" / "make_checks.py"))["FILES"]
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_made_is_current(name: str) -> None:
-    """After a change of a check: ``python docs/make_checks.py``."""
+    """After a change of a check: ``python -m docs.make_checks``."""
     assert (ROOT / name).read_text() == FILES[name]()
 
 
