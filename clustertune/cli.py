@@ -31,6 +31,7 @@ from clustertune import (
     diagnosis,
     errors,
     monitor,
+    operations,
     settings,
     workloads,
 )
@@ -221,6 +222,106 @@ def explain(name: str | None) -> None:
     click.echo(checks.page(name))
 
 
+_worker = click.option(
+    "--worker", "workers", multiple=True, metavar="NAME", help="A worker's name or "
+    "address; may be given several times. All by default."
+)  # fmt: skip
+_dry_run = click.option(
+    "--dry-run", is_flag=True, help="Show what would be done, and change nothing."
+)
+_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@main.command()
+@_address
+@_file
+@_format
+@_worker
+@click.option(
+    "--wait", metavar="TIME", default="1 minute", show_default=True, help="How long "
+    "running tasks of each worker are waited for."
+)  # fmt: skip
+@click.option(
+    "--timeout", metavar="TIME", default="30 minutes", show_default=True, help="For "
+    "everything together."
+)  # fmt: skip
+@_dry_run
+@_yes
+def restart(
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    workers: tuple[str, ...],
+    wait: str,
+    timeout: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Restart workers one after the other, without losing what they hold."""
+    options = {"wait": _duration("--wait", wait)}
+    options["timeout"] = _duration("--timeout", timeout)
+    target = (address, scheduler_file)
+    _change(target, operations.restart, workers, form, dry_run, yes, **options)
+
+
+@main.command()
+@_address
+@_file
+@_format
+@_worker
+@_dry_run
+@_yes
+def trim(
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    workers: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Have workers give memory back that they do not need; nothing is at risk."""
+    _change((address, scheduler_file), operations.trim, workers, form, dry_run, yes)
+
+
+def _change(
+    target: tuple[str | None, str | None],
+    operation: Callable[..., Any],
+    workers: tuple[str, ...],
+    form: str,
+    dry_run: bool,
+    yes: bool,
+    **options: Any,
+) -> None:
+    """Show the plan, ask, carry it out, and end with the exit code of what came."""
+
+    def call(client: Client, dry: bool) -> Awaitable[Report]:
+        names = list(workers) or None
+        work: Awaitable[Report] = operation(
+            client, workers=names, dry_run=dry, **options
+        )
+        return work
+
+    if dry_run or not yes:
+        plan = _run(*target, lambda client: call(client, True))
+        refused = [s for s in plan.steps if s.status == "refused"]
+        if dry_run or refused:
+            click.echo(_render(plan, form))
+            sys.exit(REFUSED if refused else 0)
+        click.echo(str(plan), err=True)
+        _ask()
+    done = _run(*target, lambda client: call(client, False))
+    click.echo(_render(done, form))
+    sys.exit(0 if done.status in ("done", "fine") else FAILED)
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+    if not click.confirm("Go on?", err=True):
+        click.echo("nothing was changed", err=True)
+        sys.exit(REFUSED)
+
+
 def _known_workload(name: str | None) -> str | None:
     try:
         workloads.choose(name)
@@ -318,6 +419,7 @@ def _code(error: errors.ClustertuneError) -> int:
         errors.CapacityError,
         errors.LeaseHeldError,
         errors.NoWorkersError,
+        errors.RefusedError,
         errors.ScaleError,
         errors.VersionMismatchError,
     )

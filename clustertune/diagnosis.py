@@ -103,7 +103,7 @@ def check(
     if X is None and any(data is not None for data in rest):
         raise TypeError("X is None but other data is given; give X too")
     given = (
-        inputs.Inputs(groups=(), training=(), eval_set=(), same={})
+        inputs.NOTHING
         if X is None
         else inputs.gather(X, y, others, companions, eval_set)
     )

@@ -36,6 +36,10 @@ class CapacityError(ClustertuneError):
     """The data, or the fit, does not fit the memory that the workers have."""
 
 
+class RefusedError(ClustertuneError):
+    """What was asked for would lose data, or cannot be; nothing was touched."""
+
+
 class SharedDataError(ClustertuneError):
     """Data that was to be freed is needed by somebody else."""
 

@@ -71,6 +71,6 @@ async def _enact(
             status=status,
             seconds=clock() - start,
             nbytes=result.nbytes,
-            reason=result.undone,
+            reason=result.undone or result.said,
         )
     )

@@ -75,6 +75,9 @@ class Inputs:
         return replace(self, groups=groups)
 
 
+NOTHING = Inputs(groups=(), training=(), eval_set=(), same={})
+
+
 def gather(
     X: Any,
     y: Any,

@@ -53,11 +53,14 @@ from clustertune.model import (
     Moves,
     Notify,
     Recut,
+    Restart,
     Result,
+    Trim,
     View,
 )
-from clustertune.remote import keys
-from clustertune.wording import names_text, printable
+from clustertune.remote import keys, ship
+from clustertune.remote import trim as trimming
+from clustertune.wording import bytes_text, names_text, printable
 
 logger = logging.getLogger("clustertune")
 
@@ -90,6 +93,8 @@ class LiveCluster:
         What the user asked for.
     remaining
         Seconds that are left for everything.
+    burdened
+        Whether looks tell what each worker alone holds; grows with all their keys.
     """
 
     def __init__(
@@ -98,11 +103,14 @@ class LiveCluster:
         given: inputs.Inputs,
         goal: Goal,
         remaining: Callable[[], float],
+        *,
+        burdened: bool = False,
     ):
         self.client = client
         self.given = given
         self.goal = goal
         self.remaining = remaining
+        self.burdened = burdened
         self.token = ""
         self.opened = False
         self._found: dict[str, _Found] = {}
@@ -125,7 +133,9 @@ class LiveCluster:
         identity = await monitor.identify(self.client)
         if not may_be_empty:
             self._refuse_empty(identity)
-        wanted = None if workers is None else _ids(workers, identity["workers"])
+        entries = identity["workers"].items()
+        known = {a: monitor.worker_id(a, entry) for a, entry in entries}
+        wanted = None if workers is None else _named(workers, known)
         self._refuse_scale(identity["workers"])
         self.goal = replace(self.goal, workers=wanted)
         await monitor.open_door(self.client, identity)
@@ -214,6 +224,8 @@ class LiveCluster:
             await self._settle(futures, notify)
             snapshot, seen = await monitor.look(self.client, members)
         layouts = self._layouts(seen)
+        if self.burdened:
+            snapshot = await monitor.with_burdens(self.client, snapshot)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts)
 
     async def _pieces(self, given: inputs.Given) -> _Found:
@@ -315,7 +327,7 @@ class LiveCluster:
             loading.Lazy(
                 x.label,
                 x.collection,
-                _named(load, x.label),
+                _targets(load, x.label),
                 self._conversion(x),
                 found.rows,
             )
@@ -471,12 +483,66 @@ class LiveCluster:
         reasons += [state["error"]] if state["error"] else []
         return Result(nbytes=state["nbytes"], undone="; ".join(reasons))
 
+    async def restart(self, restart: Restart, notify: Notify) -> Result:
+        """Have the resident restart a worker; cancelled, it undoes what it began."""
+        identity = await monitor.identify(self.client)
+        ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
+        others = {a: i for a, i in ids.items() if i in restart.ceilings}
+        job = await monitor.ask(
+            self.client,
+            "restart_worker",
+            token=self.token,
+            address=restart.address,
+            collections=[keys.pack(names) for names in restart.collections],
+            workers=list(others),
+            ceilings=[restart.ceilings[i] for i in others.values()],
+            wait=restart.wait,
+            timeout=restart.timeout,
+        )
+        try:
+            while not (state := await self._progress(job))["finished"]:
+                who = names_text([restart.id])
+                notify(f"restarting worker {who}: {state['doing']}", None)
+                await asyncio.sleep(POLL)
+        except BaseException:
+            await asyncio.shield(self._quietly("stop", job=job))
+            raise
+        said = f"{state['keys']:,} keys moved away and back; lost {state['lost']:,}"
+        lost = f"lost {state['lost']:,} keys" if state["lost"] else ""
+        undone = "; ".join(filter(None, [state["error"], lost]))
+        return Result(nbytes=state["nbytes"], undone=undone, said=said)
+
+    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
+        """Have workers collect garbage and return free memory; who hangs is said."""
+        approved = {address for address, _ in monitor.known(self.client).approved}
+        answers = await ship.on_workers(
+            self.client,
+            trimming.trim,
+            [a for a in trim.workers if a in approved],
+            timeout=monitor.PATIENCE,
+        )
+        mute = trim.workers.keys() - approved
+        said, undone = [], [f"{len(mute)} did not say their versions"] if mute else []
+        for address, answer in answers.items():
+            who = names_text([trim.workers[address]])
+            if isinstance(answer, BaseException):
+                undone.append(f"worker {who}: {printable(repr(answer), longest=200)}")
+                continue
+            before, after, asked = answer
+            text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
+            said.append(text if asked else f"{text} (no malloc_trim there)")
+        return Result(nbytes=0, undone="; ".join(undone), said="; ".join(said))
+
+    async def _progress(self, job: str) -> dict[str, Any]:
+        state: dict[str, Any] = await monitor.ask(
+            self.client, "progress", job=job, token=self.token
+        )
+        return state
+
     async def _follow(self, job: str, notify: Notify) -> dict[str, Any]:
         pause = 0.02
         while True:
-            state: dict[str, Any] = await monitor.ask(
-                self.client, "progress", job=job, token=self.token
-            )
+            state = await self._progress(job)
             if state["finished"]:
                 return state
             self._refuse_late()
@@ -514,7 +580,7 @@ def _find(collection: Any, client: Client) -> _Found:
     return _Found(names, own, None)
 
 
-def _named(load: Load, label: str) -> list[str] | None:
+def _targets(load: Load, label: str) -> list[str] | None:
     """Addresses of the workers for the pieces of one collection."""
     targets = load.targets.get(label)
     return None if targets is None else [load.workers[i] for i in targets.tolist()]
@@ -533,24 +599,35 @@ def _is_missing_pieces(member: Member) -> bool:
     return len(np.unique(member.holders[0])) < len(member.keys)
 
 
-def _ids(
-    workers: Sequence[str | int], known: Mapping[str, Mapping[str, Any]]
+def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int]:
+    """The ids of workers that were named, by name or by address; None: of all.
+
+    Raises
+    ------
+    ValueError
+        There is no such worker.
+    """
+    known = {w.address: w.id for w in view.now.workers}
+    return frozenset(known.values()) if names is None else _named(names, known)
+
+
+def _named(
+    names: Sequence[str | int], known: Mapping[str, str | int]
 ) -> frozenset[str | int]:
-    """The ids of workers that were named, by name or by address.
+    """The ids of workers that were named, among those known by address.
 
     Raises
     ------
     ValueError
         There is no such worker; the text names those that there are.
     """
-    by_any: dict[str | int, str | int] = {
-        a: monitor.worker_id(a, entry) for a, entry in known.items()
-    }
-    by_any |= {i: i for i in list(by_any.values())}
-    unknown = [w for w in workers if w not in by_any]
+    by_any: dict[str | int, str | int] = {i: i for i in known.values()}
+    by_any |= {str(i): i for i in known.values() if str(i) not in by_any}  # of a shell
+    by_any.update(known)
+    unknown = [w for w in names if w not in by_any]
     if unknown:
         raise ValueError(
             f"workers: there is no {names_text(unknown)} in this cluster; its workers "
-            f"are {names_text(sorted(set(by_any.values()), key=str), most=8)}"
+            f"are {names_text(sorted(set(known.values()), key=str), most=8)}"
         )
-    return frozenset(by_any[w] for w in workers)
+    return frozenset(by_any[w] for w in names)

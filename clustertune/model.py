@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from clustertune.snapshots import Burden as Burden
 from clustertune.snapshots import ClientFacts as ClientFacts
 from clustertune.snapshots import Details as Details
 from clustertune.snapshots import Pool as Pool
@@ -362,6 +363,25 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """One worker that is to be restarted without losing what it holds."""
+
+    id: str | int
+    address: str
+    ceilings: Mapping[str | int, int]  # by id of the others: process bytes to fill
+    wait: float  # seconds that running tasks are waited for
+    timeout: float  # seconds in which it has to be back
+    collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned: pieces go together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trim:
+    """Workers whose memory is to be given back to their hosts."""
+
+    workers: Mapping[str, str | int]  # ids by address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One action on named workers or pieces, with its price."""
 
@@ -397,6 +417,7 @@ class Result:
 
     nbytes: int | None = None  # bytes that travelled
     undone: str = ""  # what could not be done, and why; empty: all was done
+    said: str = ""  # what there is to say of what was done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,6 +455,12 @@ class Cluster(Protocol):
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Copy, confirm, drop: bring every key to its target and to it alone."""
+
+    async def restart(self, restart: Restart, notify: Notify) -> Result:
+        """Empty a worker, restart it, and bring back what it held."""
+
+    async def trim(self, trim: Trim, notify: Notify) -> Result:
+        """Have workers give memory back that they do not need."""
 
 
 class Action(Protocol):

@@ -24,6 +24,7 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.model import (
+    Burden,
     Int64s,
     Member,
     Snapshot,
@@ -241,6 +242,24 @@ async def look(
     counted = await counting.count_rows(client, placed, addresses)
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
+
+
+async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:
+    """The snapshot whose workers know what a restart of them would have to save."""
+    addresses = [w.address for w in snapshot.workers]
+    found = await ask(client, "burdens", workers=addresses)
+    workers = tuple(
+        replace(w, burden=_burden(found[w.address]) if w.address in found else None)
+        for w in snapshot.workers
+    )
+    return replace(snapshot, workers=workers)
+
+
+def _burden(numbers: Sequence[int]) -> Burden:
+    keys_, unique, nbytes, scattered, actors = numbers
+    return Burden(
+        keys=keys_, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
+    )
 
 
 # --- the cluster --------------------------------------------------------------------

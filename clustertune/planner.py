@@ -7,22 +7,25 @@ every refusal keeps its reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from clustertune import actions
 from clustertune.model import (
     Action,
+    Burden,
     Finding,
     Load,
     Moves,
     Plan,
     Recut,
     Refusal,
+    Restart,
     Step,
     Unknown,
     View,
 )
-from clustertune.wording import names_text
+from clustertune.wording import bytes_text, names_text, plural
 
 PHASES: tuple[tuple[str, str], ...] = (
     # workers first: everything after depends on how many there are
@@ -151,8 +154,53 @@ def memory_is_enough(step: Step, _view: View) -> str | None:
     return (step.args.shortage or None) if isinstance(step.args, Recut) else None
 
 
+def restart_loses_nothing(step: Step, view: View) -> str | None:
+    """What a worker holds must have another place, and somebody must start it again."""
+    if not isinstance(step.args, Restart):
+        return None
+    worker = next((w for w in view.now.workers if w.address == step.args.address), None)
+    if worker is None:
+        return f"{names_text([step.args.id])} is gone, or was started again meanwhile"
+    if worker.nanny is None:
+        return (
+            "it has no nanny that could start it again: restart it by the means with "
+            "which it was started; dask worker --nanny gives it one"
+        )
+    burden = worker.burden
+    if burden is None:
+        return "what it holds is unknown"
+    if burden.actors:
+        return f"it holds {plural(burden.actors, 'actor')}, which cannot be moved"
+    return _no_room(step.args, burden, view) if burden.nbytes else None
+
+
+def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:
+    # those that were restarted before have other addresses now
+    others = [w for w in view.now.workers if w.running and w.id in restart.ceilings]
+    if not others:
+        return (
+            f"no other worker runs that could hold its {plural(burden.unique, 'key')} "
+            f"({bytes_text(burden.nbytes)}) meanwhile: add one, or save the data first"
+        )
+    rooms = [
+        # the process's memory is that of its last heartbeat, the keys are those of now
+        math.inf if not most else most - max(w.process, w.counted)
+        for w in others
+        for most in (restart.ceilings[w.id],)
+    ]
+    free = sum(max(0.0, room) for room in rooms)
+    if burden.nbytes > free:
+        return (
+            f"the others have room for {bytes_text(free)} below their thresholds, it "
+            f"holds {bytes_text(burden.nbytes)} that nobody else does: add workers, or "
+            "release data"
+        )
+    return None
+
+
 GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
     memory_is_enough,
+    restart_loses_nothing,
     targets_still_run,
     pieces_are_those_planned,
     pieces_are_in_memory,

@@ -34,6 +34,7 @@ KINDS: Mapping[str, Any] = {
         model.WorkerFacts,
         model.Thresholds,
         model.Details,
+        model.Burden,
         model.Pool,
         model.Survey,
         model.ClientFacts,

@@ -73,6 +73,17 @@ class Details:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Burden:
+    """What a restart of a worker would have to save."""
+
+    keys: int  # that it holds
+    unique: int  # that it alone holds
+    nbytes: int  # of these
+    scattered: int  # of these, that nobody could compute again
+    actors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
     """One worker at one moment.
 
@@ -99,6 +110,7 @@ class WorkerSnapshot:
     executing: int = 0  # tasks that it says it runs
     cancelled: int = 0  # tasks that nobody wants any more, and that it cannot stop
     details: Details | Unknown | None = None  # None: it was not asked
+    burden: Burden | None = None  # None: the scheduler was not asked
 
     @property
     def running(self) -> bool:

@@ -34,8 +34,10 @@ from clustertune.model import (
     Moves,
     Notify,
     Recut,
+    Restart,
     Result,
     Snapshot,
+    Trim,
     View,
     WorkerSnapshot,
 )
@@ -45,6 +47,7 @@ from clustertune.verification import problems
 Homes = dict[str, list[set[str]]]
 """By label of member, for every piece the addresses of its holders."""
 
+FRESH = 200 * 2**20  # bytes of a worker's process that holds nothing
 Row = int
 """A row by its number in the whole collection."""
 
@@ -203,6 +206,30 @@ class MemoryCluster:
             if (reason := self._move(one, i, moves.workers))
         ]
         return Result(nbytes=self.moved - before, undone="; ".join(sorted(set(left))))
+
+    async def restart(self, restart: Restart, notify: Notify) -> Result:
+        self.calls.append(f"restart {restart.id}")
+        before = self.workers.pop(restart.address)
+        new = replace(
+            before, address=f"{before.address}'", process=before.managed + FRESH
+        )
+        self.workers[new.address] = new
+        self._foreign[new.address] = self._foreign.pop(restart.address)
+        moved = 0
+        for m in (m for x in self.layouts for m in x.members if m.loaded):
+            assert m.nbytes is not None
+            for i, holders in enumerate(self.homes[m.label]):
+                if restart.address in holders:
+                    holders.remove(restart.address)
+                    if not holders:  # away, and home again
+                        holders.add(new.address)
+                        moved += 2 * int(m.nbytes[i])
+        self.moved += moved
+        return Result(nbytes=moved, said="lost 0")
+
+    async def trim(self, trim: Trim, notify: Notify) -> Result:
+        self.calls.append(f"trim {len(trim.workers)}")
+        return Result(nbytes=0)
 
     # --- inside -----------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def view(client: Client, *collections: Any) -> View:
     given = (
         inputs.gather(collections[0], collections[1], (), {}, None)
         if collections
-        else inputs.Inputs(groups=(), training=(), eval_set=(), same={})
+        else inputs.NOTHING
     )
     question = diagnosis.Question(
         client=client,

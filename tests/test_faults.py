@@ -40,7 +40,7 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
         "manager": dask_scheduler.extensions["amm"].running,
         "holds": resident.hold.holders,
         "lease": resident.holder() is not None,
-        "jobs": [(j.policy.done, j.policy.total) for j in resident.jobs.values()],
+        "jobs": [(j.work.done, j.work.total) for j in resident.jobs.values()],
         "ended": all(job.task.done() for job in resident.jobs.values()),
     }
 

@@ -14,7 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -87,11 +93,19 @@ class Placing(ActiveMemoryManagerPolicy):
     ``waiting`` holds (key, address of the target); ``flying`` what was asked for and is
     not confirmed; ``left`` counts, by reason, what was given up. ``ceilings`` are the
     bytes of process memory, by address, above which nothing more is sent to a target.
+    ``sources`` are the addresses of workers from which keys are dropped: all by
+    default, and copies on other workers stay where it is given.
     """
 
-    def __init__(self, wanted: Iterable[tuple[Any, str]], ceilings: dict[str, int]):
+    def __init__(
+        self,
+        wanted: Iterable[tuple[Any, str]],
+        ceilings: dict[str, int],
+        sources: Collection[str] | None = None,
+    ):
         self.waiting = deque(wanted)
         self.ceilings = ceilings
+        self.sources = sources
         self.flying: dict[Any, Flight] = {}
         self.inbound: Counter[str] = Counter()  # bytes in flight, by target
         self.in_flight = 0  # bytes, to all targets
@@ -103,6 +117,16 @@ class Placing(ActiveMemoryManagerPolicy):
         self.stopped = False  # for good: land what is in flight, begin no more
         self.launching = True
         self.last_progress = monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """How far it is, what was given up and why; plain types."""
+        return {
+            "total": self.total,
+            "done": self.done,
+            "nbytes": self.nbytes,
+            "left": dict(self.left),
+            "waiting": len(self.waiting),
+        }
 
     @property
     def open(self) -> bool:
@@ -142,11 +166,18 @@ class Placing(ActiveMemoryManagerPolicy):
                 flight.travels = False
                 self.nbytes += ts.nbytes
                 self.last_progress = monotonic()
-            others = ts.who_has - {target}
+            others = self._surplus(ts, target)
             if not others:
                 self._finish(key)
             for _ in range(len(others)):
                 yield Suggestion("drop", ts, others)
+
+    def _surplus(self, ts: Any, target: Any) -> set[Any]:
+        """Workers from which the key is to be dropped."""
+        others = ts.who_has - {target}
+        if self.sources is None:
+            return set(others)
+        return {ws for ws in others if ws.address in self.sources}
 
     def _launch(self) -> Iterator[Any]:
         for _ in range(min(len(self.waiting), MOST_KEYS - len(self.flying))):
@@ -162,7 +193,7 @@ class Placing(ActiveMemoryManagerPolicy):
                 self._give_up(f"{address} is gone or paused")
             elif ts.actor:
                 self._give_up("is an actor")
-            elif ts.who_has == {target}:
+            elif target in ts.who_has and not self._surplus(ts, target):
                 self.done += 1
             elif target not in ts.who_has and not self._room(target, ts.nbytes):
                 self.waiting.append((key, address))

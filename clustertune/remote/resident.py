@@ -23,12 +23,13 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from clustertune.remote import runs
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
+from clustertune.remote.restart import Restarting, burdens, by_group
 from clustertune.remote.survey import survey
 
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 4
+PROTOCOL = 5
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -211,7 +212,7 @@ class Resident(SchedulerPlugin):
     def _end_lease(self) -> None:
         self.lease = None
         for job in self.jobs.values():
-            job.policy.stopped = True
+            job.work.stopped = True
         # what was bound to workers must not stay so when its plan has gone
         for keys in self.pinned.values():
             task = asyncio.ensure_future(self._loosen(keys))
@@ -264,31 +265,77 @@ class Resident(SchedulerPlugin):
             await asyncio.wait_for(work, deadline)
         except asyncio.TimeoutError:
             return f"the mover's deadline of {deadline:g} s passed"
-        except Exception as error:
-            logger.exception("clustertune's mover failed")
-            self.scheduler.log_event(NAME, {"action": "failed", "error": repr(error)})
-            return f"the mover failed: {error!r}"
+        except Exception as error:  # noqa: BLE001, _failed logs it
+            return self._failed("mover", error)
         return ""
 
-    def progress(self, job: str, token: str) -> dict[str, Any]:
-        """How far a job is: keys, bytes that travelled, what was given up and why."""
+    def _failed(self, what: str, error: Exception) -> str:
+        logger.error("clustertune's %s failed", what, exc_info=error)
+        self.scheduler.log_event(NAME, {"action": "failed", "error": repr(error)})
+        return f"the {what} failed: {error!r}"
+
+    # --- restarts ---------------------------------------------------------------------
+
+    async def burdens(self, workers: Sequence[str]) -> dict[str, list[int]]:
+        """What each of these workers holds, and what only it holds."""
+        return await burdens(self.scheduler, workers)
+
+    def restart_worker(
+        self,
+        token: str,
+        address: str,
+        collections: Sequence[Sequence[Any]],
+        workers: Sequence[str],
+        ceilings: Sequence[int],
+        wait: float,
+        timeout: float,
+    ) -> str:
+        """Begin to restart a worker that loses nothing; returns the name of the job.
+
+        ``collections`` are packed keys of row-aligned ones: pieces of the same rows
+        stay together meanwhile. ``ceilings`` are of process memory, by address of those
+        workers that may hold what it has; ``wait`` and ``timeout`` in seconds.
+        """
         self._check(token)
-        policy, task = self.jobs[job].policy, self.jobs[job].task
+        work = Restarting(
+            self.scheduler,
+            self.hold,
+            address,
+            by_group(unpack(runs) for runs in collections),
+            dict(zip(workers, ceilings, strict=True)),
+            wait,
+            timeout,
+        )
+        name = uuid4().hex
+        self.jobs[name] = Job(work, self._restart(work))
+        return name
+
+    async def _restart(self, work: Restarting) -> str:
+        event = {"action": "restart", "worker": work.address}
+        self.scheduler.log_event(NAME, event | {"state": "began"})
+        try:
+            problem = await work.run()
+        except Exception as error:  # noqa: BLE001, _failed logs it
+            problem = self._failed("restart", error)
+        self.scheduler.log_event(
+            NAME, event | work.state() | {"state": "ended", "problem": problem}
+        )
+        return problem
+
+    def progress(self, job: str, token: str) -> dict[str, Any]:
+        """How far a job is, and once it is finished what went wrong, if anything."""
+        self._check(token)
+        work, task = self.jobs[job].work, self.jobs[job].task
         finished = task.done()
-        return {
-            "total": policy.total,
-            "done": policy.done,
-            "nbytes": policy.nbytes,
-            "left": dict(policy.left),
-            "waiting": len(policy.waiting),
+        return work.state() | {
             "finished": finished,
             "error": task.result() if finished and not task.cancelled() else "",
         }
 
     def stop(self, job: str) -> None:
-        """Start no more moves; what is in flight lands."""
+        """Start no more moves; what is in flight lands, what was prepared is undone."""
         if job in self.jobs:
-            self.jobs[job].policy.stopped = True
+            self.jobs[job].work.stopped = True
 
     async def wanted(self, keys: Sequence[Any], owner: str) -> int:
         """How many of packed keys clients other than the owner want, or hold published.
@@ -391,11 +438,11 @@ class Resident(SchedulerPlugin):
 
 
 class Job:
-    """A move and the task that carries it out; the reference keeps the task alive."""
+    """Work and the task that carries it out; the reference keeps the task alive."""
 
-    def __init__(self, policy: Placing, work: Any):
-        self.policy = policy
-        self.task = asyncio.ensure_future(work)
+    def __init__(self, work: Placing | Restarting, task: Any):
+        self.work = work
+        self.task = asyncio.ensure_future(task)
 
 
 METHODS = frozenset(
@@ -406,6 +453,8 @@ METHODS = frozenset(
         "acquire",
         "release",
         "move",
+        "burdens",
+        "restart_worker",
         "progress",
         "stop",
         "pin",

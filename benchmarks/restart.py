@@ -1,0 +1,131 @@
+"""Restarting workers without loss, beside what Dask offers.
+
+Four workers with persisted data that can be computed again and scattered values that
+cannot. Each variant ends with all workers new and all data there, as far as it can:
+
+- ours: `clustertune.restart(client, X)`
+- reload: `client.restart()`, then the data is loaded again
+- workers: `client.restart_workers` of all, one after the other, then what was lost is
+  computed again
+- lifetime: workers that end after a while and return, as `--lifetime` does
+
+Lost are keys that were in memory before and, right after the restart, were nowhere:
+computed ones have to be computed again, scattered ones are gone.
+
+Run: ``python benchmarks/restart.py [--rounds 3] [--mb 2000]``, a few minutes.
+"""
+
+import argparse
+import json
+import os
+from time import perf_counter, sleep
+
+import measure
+import numpy as np
+import psutil
+
+WORKERS = 4
+SCATTERED = 40
+LIFETIME = 15  # seconds
+
+
+def source(mb):
+    import dask.array as da
+
+    rows = mb * 10**6 // 800
+    return da.random.default_rng(1).random((rows, 100), chunks=(rows // 80, 100))
+
+
+def lost(dask_scheduler, since):
+    """Keys that went with a worker, by the scheduler's own events."""
+    computed = scattered = 0
+    for when, event in dask_scheduler.get_events("all"):
+        if (
+            when > since
+            and isinstance(event, dict)
+            and event.get("action") == "remove-worker"
+        ):
+            computed += len(event["lost-computed-tasks"])
+            scattered += len(event["lost-scattered-tasks"])
+    return computed, scattered
+
+
+def variant(name, mb):
+    import time
+
+    import dask
+    from distributed import Client, LocalCluster, wait
+
+    import clustertune
+
+    options = {
+        "threads_per_worker": 1,
+        "memory_limit": f"{max(1.0, mb / 1000):.2f} GiB",
+    }
+    if name == "lifetime":
+        options |= {"lifetime": f"{LIFETIME} s", "lifetime_restart": True}
+    dask.config.set({"distributed.logging.distributed": "critical"})
+    with (
+        LocalCluster(n_workers=WORKERS, dashboard_address=None, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        X = client.persist(source(mb))
+        wait(X)
+        values = [np.full(1000, i) for i in range(SCATTERED)]
+        kept = client.scatter(values, hash=False)
+        clustertune.check(client)
+        before = set(client.run(os.getpid).values())
+        traffic = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+        since, start = time.time(), perf_counter()
+        if name == "ours":
+            report = clustertune.restart(client, X, progress=False)
+            assert report.status == "done", str(report)
+        elif name == "reload":
+            client.restart()
+            X = client.persist(source(mb))
+        elif name == "workers":
+            for address in list(client.scheduler_info(n_workers=-1)["workers"]):
+                client.restart_workers([address])
+        else:
+            while before & set(client.run(os.getpid, on_error="ignore").values()):
+                sleep(0.2)
+        wait(X)
+        seconds = perf_counter() - start
+        traffic = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - traffic
+        assert not before & set(client.run(os.getpid).values())
+        computed, scattered = client.run_on_scheduler(lost, since=since)
+        there = sum(f.status == "finished" for f in kept)
+    return {
+        "seconds": seconds,
+        "mb": traffic / 1e6,
+        "computed": computed if name != "reload" else 80,
+        "scattered": max(scattered, SCATTERED - there),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mb", type=int, default=2000)
+    parser.add_argument("--variant")
+    given = parser.parse_args()
+    if given.variant:
+        print(json.dumps(variant(given.variant, given.mb)))
+        return
+    names = ["ours", "reload", "workers", "lifetime"]
+    rounds = measure.run(__file__, names, given.rounds, "--mb", str(given.mb))
+    print(measure.machine())
+    figures = {"seconds": "s", "mb": "MB sent", "computed": "lost, computed again",
+               "scattered": "lost for good"}  # fmt: skip
+    measure.show(
+        rounds,
+        {f"{n}.{k}": f"{n}: {what}" for n in names for k, what in figures.items()},
+    )
+    for name in names[1:]:
+        print(
+            f"ours / {name}: {measure.ratios(rounds, 'ours.seconds', f'{name}.seconds')}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Restart workers one at a time, through their nannies, without losing what they hold.
+
+A worker that is restarted gets no new tasks, ends those that it has, and its keys are
+moved to the other workers first and back to it afterwards: whoever's they are, whether
+they can be computed again or were scattered. Memory that leaked or fell to pieces goes
+with its process. Nothing else is at risk: what cannot be kept safe is refused before
+anything is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from clustertune.model import (
+    Cluster,
+    Finding,
+    Key,
+    Notify,
+    Price,
+    Restart,
+    Result,
+    Severity,
+    Step,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.wording import bytes_text, plural, workers_text
+
+WAIT = 60.0  # seconds that running tasks are waited for
+TIMEOUT = 120.0  # seconds in which a worker has to be back
+SECONDS = 1.0  # that a nanny takes to start a worker again; 0.7 measured
+CURED = ("memory_growth", "abandoned_tasks")  # findings that a restart ends
+
+
+def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
+    """One step for each worker that a finding names and a restart would help."""
+    named = {
+        id
+        for f in findings
+        if f.check in CURED and f.severity >= Severity.warning
+        for id in f.subject
+    }
+    yield from steps(view, named)
+
+
+def steps(
+    view: View,
+    ids: Collection[str | int],
+    *,
+    wait: float = WAIT,
+    timeout: float = TIMEOUT,
+) -> Iterator[Step]:
+    """A step for each of these workers, in the order of the view."""
+    groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
+    for worker in view.now.workers:
+        if worker.id in ids:
+            yield _step(worker, view, groups, wait, timeout)
+
+
+def _step(
+    worker: WorkerSnapshot,
+    view: View,
+    groups: tuple[tuple[Key, ...], ...],
+    wait: float,
+    timeout: float,
+) -> Step:
+    burden = worker.burden
+    nbytes = None if burden is None else 2 * burden.nbytes
+    known = nbytes is not None and worker.bandwidth > 0
+    what = ""
+    if burden is not None and burden.unique:
+        what = (
+            f"; {plural(burden.unique, 'key')} that only it holds "
+            f"({bytes_text(burden.nbytes)}) go to the others and come back"
+        )
+    return Step(
+        action="restart",
+        summary=f"restart {workers_text([worker.id])}{what}",
+        price=Price(
+            nbytes=nbytes,
+            seconds=SECONDS + (nbytes or 0) / worker.bandwidth if known else None,
+            peak=None if burden is None else burden.nbytes,
+        ),
+        gain=f"its process has {bytes_text(worker.unmanaged)} of memory that no key "
+        "of Dask's accounts for",
+        args=Restart(
+            id=worker.id,
+            address=worker.address,
+            ceilings={
+                w.id: ceiling(w)
+                for w in view.now.workers
+                if w.running
+                and w.id != worker.id
+                and not isinstance(w.thresholds, Unknown)
+            },
+            wait=wait,
+            timeout=timeout,
+            collections=groups,
+        ),
+    )
+
+
+def ceiling(worker: WorkerSnapshot) -> int:
+    """Bytes of its process up to which it neither spills nor pauses; 0: any."""
+    thresholds = worker.thresholds
+    if isinstance(thresholds, Unknown) or not worker.memory_limit:
+        return 0
+    lines = [x for x in (thresholds.spill, thresholds.pause) if x is not None]
+    return int(min(lines) * worker.memory_limit) if lines else 0
+
+
+async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
+    """Restart it, as the resident carries it out."""
+    assert isinstance(step.args, Restart)
+    return await cluster.restart(step.args, notify)

@@ -1,0 +1,343 @@
+"""Restarts a worker and loses nothing of what it holds. Runs on the scheduler.
+
+The worker gets no new tasks, ends those that it has, is emptied by the mover, confirmed
+to hold nothing, restarted through its nanny, awaited, and given back what it held, so
+that afterwards everything lies where it lay. Whatever goes wrong before the restart is
+undone. A client that goes meanwhile changes nothing of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic, time
+from typing import Any
+
+from distributed.core import Status
+
+from clustertune.remote.move import ManagerHold, Placing, place
+
+logger = logging.getLogger("distributed.clustertune")
+
+LOOK = 0.1  # seconds between two looks whether a worker has ended its tasks
+ROUNDS = 5  # times that a worker is emptied: keys may arrive meanwhile
+YIELD = 2000  # keys between two yields to the event loop
+
+
+class Refused(Exception):  # noqa: N818
+    """Why a worker is not restarted; everything is as it was."""
+
+
+class Restarting:
+    """One worker's restart.
+
+    Parameters
+    ----------
+    scheduler, hold
+        The scheduler, and what holds its memory manager off.
+    address
+        Of the worker.
+    groups
+        Keys that are to stay together meanwhile, by key any name of its group.
+    ceilings
+        Bytes of process memory to fill at most, by address of the other workers; 0:
+        any. Workers that are not named get nothing.
+    wait
+        Seconds that running tasks are waited for.
+    timeout
+        Seconds in which the worker has to be back.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        hold: ManagerHold,
+        address: str,
+        groups: Mapping[Any, Any],
+        ceilings: Mapping[str, int],
+        wait: float,
+        timeout: float,
+    ):
+        self.scheduler = scheduler
+        self.hold = hold
+        self.address = address
+        self.groups = groups
+        self.ceilings = dict(ceilings)
+        self.wait = wait
+        self.timeout = timeout
+        self.stopped = False
+        self.doing = "waiting for its tasks to end"
+        self.keys = 0
+        self.nbytes = 0  # that travelled
+        self.lost = 0
+        self.back = ""  # its new address
+        self.away: dict[Any, str] = {}  # what it alone held, and where that is now
+        self.copied: set[Any] = set()  # what it held, and others as well
+        self.began = time()
+
+    async def run(self) -> str:
+        """Restart it; answers with why not, or what is left to do, or nothing."""
+        worker = self.scheduler.workers.get(self.address)
+        if worker is None:
+            return f"{self.address} is gone"
+        was, identity = worker.status, _identity(worker)
+        try:
+            self._refuse(worker)
+            self._set(worker, Status.closing_gracefully)
+            await self._idle(worker)
+            await self._empty(worker)
+        except BaseException as error:
+            # also where the job is cancelled: nothing may stay as it is now
+            await self._undo(worker, was)
+            if isinstance(error, Refused):
+                return str(error)
+            raise
+        self.doing = "restarting"
+        problem = await self._restart(identity)
+        self.lost = self._count_lost()
+        if problem:
+            return problem
+        self.doing = "bringing back what it held"
+        return await self._bring_home(self.back)
+
+    # --- before -----------------------------------------------------------------------
+
+    def _refuse(self, worker: Any) -> None:
+        if not worker.nanny:
+            raise Refused("it has no nanny that could start it again")
+        if worker.actors:
+            raise Refused(f"it holds {len(worker.actors)} actors, which cannot move")
+        if worker.status not in (Status.running, Status.paused):
+            raise Refused(f"it is {worker.status.name}")
+
+    def _set(self, worker: Any, status: Status) -> None:
+        """Tell the scheduler alone: told too, a worker would not end what it has."""
+        name = f"clustertune-restart-{time()}"
+        self.scheduler.handle_worker_status_change(status, worker, name)
+
+    def _there(self, worker: Any) -> bool:
+        return self.scheduler.workers.get(self.address) is worker
+
+    async def _idle(self, worker: Any) -> None:
+        end = monotonic() + self.wait
+        while worker.processing:
+            if not self._there(worker):
+                raise Refused("it went while its tasks were waited for")
+            if self.stopped:
+                raise Refused("stopped")
+            if monotonic() > end:
+                some = ", ".join(sorted(str(ts.key) for ts in worker.processing)[:3])
+                raise Refused(
+                    f"{len(worker.processing)} tasks still run after "
+                    f"{self.wait:g} s, such as {some[:200]}"
+                )
+            await asyncio.sleep(LOOK)
+
+    async def _empty(self, worker: Any) -> None:
+        """Move all that it holds; what has copies elsewhere is dropped here only."""
+        self.doing = "moving away what it holds"
+        left: Mapping[str, int] = {}
+        for _ in range(ROUNDS):
+            if self.stopped:
+                raise Refused("stopped")
+            if worker.status is Status.running:  # one that was paused has room again
+                self._set(worker, Status.closing_gracefully)
+            if not worker.has_what:
+                break
+            wanted = await self._assign(worker)
+            policy = Placing(wanted, self.ceilings, {self.address})
+            await asyncio.wait_for(
+                place(self.scheduler, policy, self.hold), self.timeout
+            )
+            self.nbytes += policy.nbytes
+            left = policy.left
+            if not self._there(worker):
+                raise Refused("it went while it was emptied")
+        if worker.has_what:
+            why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
+            raise Refused(f"{len(worker.has_what)} keys could not be moved away: {why}")
+        if worker.processing:
+            raise Refused("tasks have begun there meanwhile")
+
+    async def _assign(self, worker: Any) -> list[tuple[Any, str]]:
+        """A target for each key: groups together, largest first, where most fits."""
+        groups: dict[Any, list[Any]] = {}
+        for i, ts in enumerate(list(worker.has_what)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            groups.setdefault(self.groups.get(ts.key, ts.key), []).append(ts)
+        room = self._room(worker)
+        sizes = {name: sum(ts.nbytes for ts in some) for name, some in groups.items()}
+        wanted = []
+        for i, name in enumerate(sorted(groups, key=lambda n: -sizes[n])):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            target = max(room, key=lambda a: room[a], default=None)
+            for ts in groups[name]:
+                copies = [ws.address for ws in ts.who_has or () if ws.address in room]
+                if copies:
+                    wanted.append((ts.key, copies[0]))
+                    self.copied.add(ts.key)
+                    continue
+                if target is None or room[target] < ts.nbytes:
+                    raise Refused(self._no_room(worker))
+                room[target] -= ts.nbytes
+                wanted.append((ts.key, target))
+                self.away[ts.key] = target
+        self.keys = len(self.away) + len(self.copied)
+        return wanted
+
+    def _room(self, worker: Any) -> dict[str, float]:
+        """Bytes that each of the others can take."""
+        others = {ws.address: ws for ws in self.scheduler.running if ws is not worker}
+        return {
+            address: float("inf") if not most else most - _used(others[address])
+            for address, most in self.ceilings.items()
+            if address in others
+        }
+
+    def _no_room(self, worker: Any) -> str:
+        free = sum(max(0.0, n) for n in self._room(worker).values())
+        held = sum(ts.nbytes for ts in worker.has_what)
+        return (
+            f"the others have no room for what it holds: {held:,} bytes in "
+            f"{len(worker.has_what)} keys, {max(0.0, free):,.0f} bytes free below "
+            "their thresholds"
+        )
+
+    async def _undo(self, worker: Any, was: Status) -> None:
+        if self._there(worker):
+            if worker.status is Status.closing_gracefully:
+                self._set(worker, was)
+            await self._bring_home(self.address)
+
+    # --- the restart ------------------------------------------------------------------
+
+    async def _restart(self, identity: Any) -> str:
+        try:
+            answer = await self.scheduler.restart_workers(
+                [self.address],
+                timeout=self.timeout,
+                on_error="return",
+                stimulus_id=f"clustertune-restart-{time()}",
+            )
+        except asyncio.TimeoutError:
+            answer = {self.address: "timed out"}
+        end = monotonic() + self.timeout
+        # it counts workers only: another one that comes is taken for it
+        while not self.back:
+            for ws in list(self.scheduler.workers.values()):
+                new = ws.address != self.address and _identity(ws) == identity
+                if new and ws.status is Status.running:
+                    self.back = ws.address
+            if not self.back and monotonic() > end:
+                said = answer.get(self.address, "nothing")
+                return (
+                    f"it did not come back within {self.timeout:g} s (its nanny said "
+                    f"{said}); what it held lies on the others"
+                )
+            if not self.back:
+                await asyncio.sleep(LOOK)
+        return ""
+
+    def _count_lost(self) -> int:
+        """Keys lost with it, by the scheduler's own events."""
+        lost = 0
+        for when, event in list(self.scheduler.get_events("all")):
+            if (
+                when >= self.began
+                and isinstance(event, dict)
+                and event.get("action") == "remove-worker"
+                and event.get("worker") == self.address
+            ):
+                lost += len(event.get("lost-computed-tasks", ()))
+                lost += len(event.get("lost-scattered-tasks", ()))
+        return lost
+
+    async def _bring_home(self, address: str) -> str:
+        """What was moved away, and copies of what had copies, as far as still there."""
+        moved, copied = [], []
+        for i, key in enumerate([*self.away, *self.copied]):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state != "memory":
+                continue
+            there = {ws.address for ws in ts.who_has}
+            if key in self.copied:
+                copied.append((key, address))
+            elif there <= {self.away[key], address}:
+                moved.append((key, address))
+        left: Counter[str] = Counter()
+        for wanted, sources in ((moved, None), (copied, ())):
+            policy = Placing(wanted, {}, sources)
+            try:
+                await asyncio.wait_for(
+                    place(self.scheduler, policy, self.hold), self.timeout
+                )
+            except asyncio.TimeoutError:
+                unmoved = len(policy.waiting) + len(policy.flying)
+                left["the time was over"] += unmoved
+            self.nbytes += policy.nbytes
+            left += policy.left
+        # one that was released meanwhile is not missing
+        missing = sum(self._is_elsewhere(key, address) for key, _ in [*moved, *copied])
+        why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
+        return f"{missing} keys lie on the others still ({why})" if missing else ""
+
+    def _is_elsewhere(self, key: Any, address: str) -> bool:
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or ts.state != "memory":
+            return False
+        return all(ws.address != address for ws in ts.who_has)
+
+    def state(self) -> dict[str, Any]:
+        """How far it is; plain types."""
+        return {
+            "doing": self.doing,
+            "keys": self.keys,
+            "nbytes": self.nbytes,
+            "lost": self.lost,
+            "address": self.back,
+        }
+
+
+def _used(worker: Any) -> int:
+    """Bytes of its process; what a heartbeat has not told yet is in its keys."""
+    on_disk = worker.metrics.get("spilled_bytes", {}).get("memory", 0)
+    return int(max(worker.memory.process, worker.nbytes - on_disk))
+
+
+def _identity(worker: Any) -> Any:
+    """What survives a restart: its name, and its nanny."""
+    return worker.nanny, None if worker.name == worker.address else worker.name
+
+
+async def burdens(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[int]]:
+    """By worker: keys, and those that only it holds: keys, bytes, scattered; actors.
+
+    Grows with the keys on these workers, in short turns.
+    """
+    found = {}
+    for address in addresses:
+        worker = scheduler.workers.get(address)
+        if worker is None:
+            continue
+        keys = unique = nbytes = scattered = 0
+        for i, ts in enumerate(list(worker.has_what)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            keys += 1
+            if len(ts.who_has or ()) <= 1:
+                unique += 1
+                nbytes += ts.nbytes
+                scattered += ts.run_spec is None
+        found[address] = [keys, unique, nbytes, scattered, len(worker.actors)]
+    return found
+
+
+def by_group(collections: Iterable[Iterable[Any]]) -> dict[Any, int]:
+    """Of row-aligned collections, by key, which piece it belongs to."""
+    return {key: i for keys in collections for i, key in enumerate(keys)}

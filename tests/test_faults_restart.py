@@ -1,0 +1,179 @@
+"""Processes killed and frozen while workers are restarted; real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+
+import clustertune
+from tests.processes import until
+
+ROWS, COLUMNS = 240_000, 100
+SEED = 5
+
+
+def source() -> da.Array:
+    """190 MB that can be computed again."""
+    return da.random.default_rng(SEED).random((ROWS, COLUMNS), chunks=(2_500, COLUMNS))
+
+
+def doing(dask_scheduler: Any) -> str:
+    """What the restart that is going on does now."""
+    resident = dask_scheduler.plugins.get("clustertune")
+    jobs = [] if resident is None else resident.jobs.values()
+    return next(
+        (j.work.doing for j in jobs if hasattr(j.work, "doing") and not j.task.done()),
+        "",
+    )
+
+
+def statuses(dask_scheduler: Any) -> set[str]:
+    return {ws.status.name for ws in dask_scheduler.workers.values()}
+
+
+def is_free(dask_scheduler: Any) -> bool:
+    """No lease, no job at work, the memory manager on."""
+    resident = dask_scheduler.plugins["clustertune"]
+    jobs = any(not job.task.done() for job in resident.jobs.values())
+    running = dask_scheduler.extensions["amm"].running
+    return resident.holder() is None and not jobs and bool(running)
+
+
+class Restarting(threading.Thread):
+    """A restart, beside the test."""
+
+    def __init__(self, client: Client, **options: Any):
+        super().__init__(daemon=True)
+        self.client, self.options = client, options
+        self.result: Any = None
+
+    def run(self) -> None:
+        try:
+            self.result = clustertune.restart(self.client, **self.options)
+        except Exception as error:
+            self.result = error
+
+
+def assert_whole(client: Client, X: da.Array, kept: list[Any]) -> None:
+    """Every piece and every scattered value is there and equal; nothing is left over."""
+    until(lambda: client.run_on_scheduler(is_free), 60)
+    until(lambda: client.run_on_scheduler(statuses) == {"running"}, 60)
+    expected = source().compute(scheduler="sync")
+    np.testing.assert_array_equal(client.compute(X).result(), expected)
+    assert [int(v[0]) for v in client.gather(kept)] == list(range(len(kept)))
+
+
+def start(local_cluster: Any) -> tuple[Client, da.Array, list[int], list[str]]:
+    cluster, client = local_cluster(3)
+    clustertune.check(client)  # the resident is there
+    X = client.persist(source())
+    wait(X)
+    addresses = [cluster.workers[i].worker_address for i in range(3)]
+    pids = client.run(os.getpid)
+    return client, X, [pids[a] for a in addresses], addresses
+
+
+@pytest.mark.parametrize(
+    ("when", "victim"),
+    [("moving away", 0), ("moving away", 1), ("restarting", 1), ("bringing back", 0)],
+)
+def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
+    """The one that is emptied, one that receives, and while it is restarted."""
+    client, X, pids, addresses = start(local_cluster)
+    # scattered, so lost with the only worker that has it: on one that is not killed
+    kept = client.scatter(
+        [np.full(10, i) for i in range(5)], hash=False, workers=[addresses[2]]
+    )
+    restarting = Restarting(client, workers=[0], timeout="2 minutes")
+    restarting.start()
+    until(
+        lambda: (
+            client.run_on_scheduler(doing).startswith(when) or not restarting.is_alive()
+        )
+    )
+    if victim == 0 and when == "bringing back":
+        pids[0] = next(
+            iter(client.run(os.getpid, workers=[_named(client, 0)]).values())
+        )
+    os.kill(pids[victim], signal.SIGKILL)
+    restarting.join(150)
+    assert not restarting.is_alive()
+    assert isinstance(restarting.result, clustertune.Report), restarting.result
+    assert_whole(client, X, kept)
+
+
+def _named(client: Client, name: int) -> str:
+    found = client.run_on_scheduler(
+        lambda dask_scheduler: {
+            w.name: w.address for w in dask_scheduler.workers.values()
+        }
+    )
+    return str(found[name])
+
+
+CLIENT = """
+import sys
+from distributed import Client
+import clustertune
+client = Client(sys.argv[1])
+print("ready", flush=True)
+clustertune.restart(client)
+"""
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_client_dies_or_freezes(local_cluster: Any, fate: int) -> None:
+    """The worker whose turn it is is finished with; then the cluster is free."""
+    client, X, _, _ = start(local_cluster)
+    kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
+    address = client.scheduler.address
+    command = [sys.executable, "-c", CLIENT, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        other.send_signal(fate)
+        assert_whole(client, X, kept)
+        other.kill()
+
+
+def test_interrupted(local_cluster: Any) -> None:
+    """^C undoes what was begun."""
+    client, X, pids, _ = start(local_cluster)
+    kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        clustertune.restart(client)
+    thread.join()
+    assert_whole(client, X, kept)
+
+
+def test_two_at_once(local_cluster: Any) -> None:
+    """The second waits for the first."""
+    client, X, _, _ = start(local_cluster)
+    kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        both = [Restarting(client, workers=[0]), Restarting(other, workers=[1])]
+        for one in both:
+            one.start()
+        for one in both:
+            one.join(120)
+        assert [one.result.status for one in both] == ["done", "done"]
+    assert_whole(client, X, kept)

@@ -1,0 +1,209 @@
+"""Rolling restarts on live clusters: nothing is lost, everything lies where it lay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, Nanny, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.errors import RefusedError
+from tests.processes import soon
+
+THREE = [("127.0.0.1", 1)] * 3
+NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny, "timeout": 120}
+OPTIONS = {"worker_kwargs": {"memory_limit": "1 GiB"}}
+
+
+class Counter:
+    """An actor."""
+
+    n = 0
+
+
+def statuses(s: Any) -> set[str]:
+    return {ws.status.name for ws in s.workers.values()}
+
+
+def layout(s: Any) -> dict[str, set[Any]]:
+    """By worker's name, the keys that it holds."""
+    return {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
+
+
+async def data(c: Client) -> tuple[da.Array, da.Array, list[Any]]:
+    """Row-aligned pieces, and what nobody could compute again."""
+    X = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
+    X, y = c.persist([X, X[:, 0] * 2])
+    await wait([X, y])
+    X, y = await clustertune.prepare(c, X, y)
+    scattered = await c.scatter([np.arange(1000) + i for i in range(6)], hash=False)
+    return X, y, scattered
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
+    """New processes under the old names, with what the old ones held."""
+    X, y, scattered = await data(c)
+    before = layout(s)
+    pids = set((await c.run(os.getpid)).values())
+    report = await clustertune.restart(c, X, y)
+    assert report.status == "done", str(report)
+    assert [step.status for step in report.steps] == ["done"] * 3
+    assert all("lost 0" in step.reason for step in report.steps)
+    assert pids.isdisjoint((await c.run(os.getpid)).values())
+    assert layout(s) == before
+    expected = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
+    expected = expected.compute(scheduler="sync")
+    np.testing.assert_array_equal(await c.compute(X), expected)
+    for i, future in enumerate(scattered):
+        np.testing.assert_array_equal(await future, np.arange(1000) + i)
+    assert statuses(s) == {"running"}
+    assert s.extensions["amm"].running
+    resident = s.plugins["clustertune"]
+    assert resident.lease is None
+    events = [e for _, e in s.get_events("clustertune") if e["action"] == "restart"]
+    assert [e["state"] for e in events] == ["began", "ended"] * 3
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_copies_stay(c: Any, s: Any, *nannies: Any) -> None:
+    """What was sent to all workers is on all of them afterwards."""
+    await c.amm.stop()
+    everywhere = await c.scatter(np.arange(10), broadcast=True)
+    assert len(s.tasks[everywhere.key].who_has) == 3
+    report = await clustertune.restart(c)
+    assert report.status == "done", str(report)
+    assert len(s.tasks[everywhere.key].who_has) == 3
+    assert not s.extensions["amm"].running
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_named_workers(c: Any, s: Any, *nannies: Any) -> None:
+    """By name, as a number or as a shell gives it; a dry run changes nothing."""
+    X, y, _ = await data(c)
+    pids = await c.run(os.getpid)
+    plan = await clustertune.restart(c, workers=[1], dry_run=True)
+    assert plan.status == "planned"
+    assert (plan.steps[0].predicted_bytes or 0) > X.nbytes / 3
+    assert await c.run(os.getpid) == pids
+    report = await clustertune.restart(c, workers=["1"])
+    assert len(report.steps) == 1
+    now = set((await c.run(os.getpid)).values())
+    assert len(now & set(pids.values())) == 2
+    with pytest.raises(ValueError, match="there is no nobody in this cluster"):
+        await clustertune.restart(c, workers=["nobody"])
+
+
+def train(seconds: float) -> str:
+    import time
+
+    time.sleep(seconds)
+    return "trained"
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> None:
+    """Whoever's they are; to a deadline, after which all is as it was."""
+    X, y, _ = await data(c)
+    before = layout(s)
+    address = next(iter(s.workers))
+    name = s.workers[address].name
+    busy = c.submit(train, 2, workers=[address])
+    await soon(lambda: s.workers[address].processing)
+    report = await clustertune.restart(c, workers=[name], wait="200 ms")
+    assert report.status == "left"
+    assert "1 tasks still run after 0.2 s" in report.steps[0].reason
+    assert statuses(s) == {"running"}
+    assert layout(s) == before
+    report = await clustertune.restart(c, workers=[name])
+    assert report.status == "done", str(report)
+    assert await busy == "trained"
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
+    """Cannot be moved: refused before anything is touched."""
+    actor = await c.submit(Counter, actor=True)
+    before = layout(s)
+    with pytest.raises(RefusedError, match="1 actor, which cannot be moved") as caught:
+        await clustertune.restart(c)
+    assert caught.value.report is not None
+    assert layout(s) == before
+    del actor
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
+    """Nobody would start them again."""
+    with pytest.raises(RefusedError, match="it has no nanny"):
+        await clustertune.restart(c)
+    assert len(s.workers) == 3
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES, **OPTIONS)
+async def test_one_worker_alone(c: Any, s: Any, nanny: Any) -> None:
+    """With data it is refused, without it is restarted."""
+    X = c.persist(da.random.random((100, 10), chunks=10))
+    await wait(X)
+    with pytest.raises(RefusedError, match="no other worker runs that could hold"):
+        await clustertune.restart(c)
+    del X
+    await soon(lambda: not s.tasks)
+    assert (await clustertune.restart(c)).status == "done"
+
+
+@gen_cluster(nthreads=THREE[:2], worker_kwargs={"memory_limit": "500 MiB"}, **NANNIES)
+async def test_no_room_on_the_others(c: Any, s: Any, *nannies: Any) -> None:
+    """Below the lines at which they would spill or pause."""
+    some = [
+        c.submit(np.ones, 20_000_000 // 8, workers=[w], pure=False)
+        for w in s.workers
+        for _ in range(11)
+    ]
+    await wait(some)
+    before = layout(s)
+    with pytest.raises(RefusedError, match="have room for .* below their thresholds"):
+        await clustertune.restart(c, workers=[0])
+    assert layout(s) == before
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_keys_that_come_and_go_meanwhile(c: Any, s: Any, *nannies: Any) -> None:
+    """While a worker is emptied others work on; what is new is kept as well."""
+    X, y, scattered = await data(c)
+    working = True
+    made: list[Any] = []
+
+    async def work() -> None:
+        while working:
+            made.append(c.submit(np.full, 1000, len(made), pure=False))
+            if len(made) % 7 == 0:
+                made.pop(0)
+            more = await c.scatter(np.full(10, len(made)), hash=False)
+            made.append(more)
+            await asyncio.sleep(0.01)
+
+    task = asyncio.ensure_future(work())
+    report = await clustertune.restart(c, X, y)
+    working = False
+    await task
+    assert report.status == "done", str(report)
+    assert len(await c.gather(made)) == len(made)
+    assert len(await c.gather(scattered)) == 6
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
+    """Before and after, for each worker."""
+    report = await clustertune.trim(c)
+    assert report.status == "done", str(report)
+    (step,) = report.steps
+    assert step.reason.count(" MiB to ") == 3
+    report = await clustertune.trim(c, workers=[0], dry_run=True)
+    assert report.status == "planned"
