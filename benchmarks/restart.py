@@ -122,9 +122,8 @@ def main():
         {f"{n}.{k}": f"{n}: {what}" for n in names for k, what in figures.items()},
     )
     for name in names[1:]:
-        print(
-            f"ours / {name}: {measure.ratios(rounds, 'ours.seconds', f'{name}.seconds')}"
-        )
+        ratio = measure.ratios(rounds, "ours.seconds", f"{name}.seconds")
+        print(f"ours / {name}: {ratio}")
 
 
 if __name__ == "__main__":

@@ -299,7 +299,7 @@ def _change(
         work: Awaitable[Report] = operation(
             client, workers=names, dry_run=dry, **options
         )
-        return work
+        return _told_usage(work)
 
     if dry_run or not yes:
         plan = _run(*target, lambda client: call(client, True))
@@ -314,12 +314,24 @@ def _change(
     sys.exit(0 if done.status in ("done", "fine") else FAILED)
 
 
+async def _told_usage(work: Awaitable[Report]) -> Report:
+    """A worker that is not there was typed wrongly."""
+    try:
+        return await work
+    except ValueError as error:
+        raise click.UsageError(printable(str(error), longest=2000)) from error
+
+
 def _ask() -> None:
-    if not sys.stdin.isatty():
+    if not _is_terminal():
         raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
     if not click.confirm("Go on?", err=True):
         click.echo("nothing was changed", err=True)
         sys.exit(REFUSED)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _known_workload(name: str | None) -> str | None:

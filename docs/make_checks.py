@@ -1,6 +1,7 @@
 """Write what is made from the checks: their page, and Dask's defaults and schema.
 
-``python -m docs.make_checks`` in the project's folder; a test compares what this makes with the files.
+``python -m docs.make_checks``, in the project's folder; a test compares what this makes
+with the files.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ FAULTS_HEAD = """# What the checks find, and what they leave alone
 
 ## No false alarms
 
-Real clusters that are healthy, recorded as a check sees them (`python -m tests.record`).
-None may get a warning.
+Real clusters that are healthy, recorded as a check sees them
+(`python -m tests.record`). None may get a warning.
 
 """
 FAULTS_TEXT = """

@@ -19,7 +19,16 @@ from clustertune import cli, errors
 from clustertune.cli import main
 from clustertune.model import Severity
 
-COMMANDS = ("check", "demo", "doctor", "explain", "report", "watch")
+COMMANDS = (
+    "check",
+    "demo",
+    "doctor",
+    "explain",
+    "report",
+    "restart",
+    "trim",
+    "watch",
+)
 
 
 @pytest.fixture(scope="module")
@@ -356,3 +365,67 @@ def test_explain() -> None:
     wrong = run("explain", "memory_presure")
     assert wrong.exit_code == 2
     assert "did you mean memory_pressure?" in wrong.stderr
+
+
+# --- restart, trim ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nannies() -> Iterator[LocalCluster]:
+    """Workers that can be restarted."""
+    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=2, memory_limit="1 GiB", **options) as cluster:
+        yield cluster
+
+
+def test_restart(nannies: LocalCluster) -> None:
+    """A dry run shows the plan; `--yes` carries it out, of the worker that is named."""
+    address = nannies.scheduler_address
+    before = {i: w.worker_address for i, w in nannies.workers.items()}
+    plan = run("restart", "--dry-run", "-f", "json", address)
+    assert plan.exit_code == 0
+    assert json.loads(plan.stdout)["status"] == "planned"
+    assert {i: w.worker_address for i, w in nannies.workers.items()} == before
+    done = run("restart", "--yes", "--worker", "1", address)
+    assert done.exit_code == 0
+    assert "lost 0" in " ".join(done.stdout.split())
+    after = {i: w.worker_address for i, w in nannies.workers.items()}
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_nobody_can_be_asked(nannies: LocalCluster) -> None:
+    """Without a terminal it never waits for an answer, and changes nothing."""
+    result = run("restart", nannies.scheduler_address)
+    assert result.exit_code == 2
+    assert "give --yes, or --dry-run" in result.stderr
+    assert "restart worker" in result.stderr
+
+
+@pytest.mark.parametrize("answer", ["y\n", "n\n", ""])
+def test_asking(
+    nannies: LocalCluster, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal the plan is shown first; anything but yes changes nothing."""
+    monkeypatch.setattr("clustertune.cli._is_terminal", lambda: True)
+    result = CliRunner().invoke(main, ["trim", nannies.scheduler_address], input=answer)
+    assert "Go on?" in result.stderr
+    assert result.exit_code == {"y\n": 0, "n\n": 4, "": 1}[answer]
+    assert ("MiB to" in result.stdout) is (answer == "y\n")
+
+
+def test_what_cannot_be_restarted(cluster: LocalCluster) -> None:
+    """Is refused, with the reason, also in a dry run."""
+    for option in ("--dry-run", "--yes"):
+        result = run("restart", option, cluster.scheduler_address)
+        assert result.exit_code == 4
+        assert "it has no nanny" in " ".join((result.stdout + result.stderr).split())
+
+
+def test_a_worker_that_is_not_there(nannies: LocalCluster) -> None:
+    """Usage: the text names those that are."""
+    result = run("trim", "--yes", "--worker", "nobody", nannies.scheduler_address)
+    assert result.exit_code == 2
+    assert "there is no nobody in this cluster; its workers are 0 and 1" in (
+        " ".join(result.stderr.split())
+    )

@@ -168,7 +168,7 @@ async def test_no_room_on_the_others(c: Any, s: Any, *nannies: Any) -> None:
     ]
     await wait(some)
     before = layout(s)
-    with pytest.raises(RefusedError, match="have room for .* below their thresholds"):
+    with pytest.raises(RefusedError, match=r"have room for .* below their thresholds"):
         await clustertune.restart(c, workers=[0])
     assert layout(s) == before
 

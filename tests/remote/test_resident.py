@@ -91,7 +91,7 @@ async def test_look_answers_for_given_keys_only(c, s, a, b):
 async def test_unknown_requests_are_refused(c, s, a, b):
     """Only the listed methods can be called through the handler."""
     await monitor.open_door(c, await monitor.identify(c))
-    with pytest.raises(ValueError, match="does not know"):
+    with pytest.raises(VersionMismatchError, match="does not know"):
         await monitor.ask(c, "attach")
 
 
@@ -200,7 +200,7 @@ async def test_a_report_is_kept(c, s, a, b):
     assert await monitor.ask(c, "recall") == ""
     await monitor.ask(c, "keep", report='{"x": 1}')
     assert await monitor.ask(c, "recall") == '{"x": 1}'
-    with pytest.raises(ValueError, match="not kept"):
+    with pytest.raises(VersionMismatchError, match="not kept"):
         await monitor.ask(c, "keep", report=" " * (resident.MOST_REPORT + 1))
 
 
