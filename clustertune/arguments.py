@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from dask.utils import parse_timedelta
+from dask.utils import parse_bytes, parse_timedelta
 
 
 def fraction(name: str, value: object, *, zero: bool = False) -> float:
@@ -99,3 +99,34 @@ def duration(name: str, value: Any) -> float:
     if not seconds > 0:
         raise ValueError(text)
     return seconds
+
+
+def nbytes(name: str, value: Any) -> int | None:
+    """Bytes of a number or of text such as ``"4 GiB"``; at least 1 MiB; or None."""
+    if value is None:
+        return None
+    text = f'{name}={value!r} must be a size of at least 1 MiB, like "4 GiB", or None'
+    if isinstance(value, bool):
+        raise ValueError(text)  # noqa: TRY004
+    try:
+        found = int(parse_bytes(value))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(text) from error
+    if found < 2**20:
+        raise ValueError(text)
+    return found
+
+
+def variables(name: str, value: Any) -> dict[str, str]:
+    """Variables of an environment, by name; None is none."""
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        texts = all(isinstance(x, str) for pair in value.items() for x in pair)
+        odd = [k for k in value if not k or "=" in str(k) or "\0" in str(k)]
+        if texts and not odd and not any("\0" in v for v in value.values()):
+            return dict(value)
+    raise ValueError(
+        f"{name}={value!r} must be a mapping of names to texts, like "
+        '{"OMP_NUM_THREADS": "2"}, or None'
+    )

@@ -232,19 +232,72 @@ _dry_run = click.option(
 _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
+_wait = click.option(
+    "--wait", metavar="TIME", default="1 minute", show_default=True, help="How long "
+    "running tasks of each worker are waited for."
+)  # fmt: skip
+_timeout = click.option(
+    "--timeout", metavar="TIME", default="30 minutes", show_default=True, help="For "
+    "everything together."
+)  # fmt: skip
+
+
 @main.command()
 @_address
 @_file
 @_format
 @_worker
+@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
+@click.option("--memory-limit", metavar="SIZE", help="Of each worker, like 4GiB.")
 @click.option(
-    "--wait", metavar="TIME", default="1 minute", show_default=True, help="How long "
-    "running tasks of each worker are waited for."
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable, set "
+    "before the worker's process starts; may be given several times."
 )  # fmt: skip
-@click.option(
-    "--timeout", metavar="TIME", default="30 minutes", show_default=True, help="For "
-    "everything together."
-)  # fmt: skip
+@_wait
+@_timeout
+@_dry_run
+@_yes
+def resize(
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    workers: tuple[str, ...],
+    nthreads: int | None,
+    memory_limit: str | None,
+    variables: tuple[str, ...],
+    wait: str,
+    timeout: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Give workers other threads, memory or variables, without losing data."""
+    if not (nthreads or memory_limit or variables):
+        raise click.UsageError("give --nthreads, --memory-limit or --env")
+    odd = [v for v in variables if not v.partition("=")[1]]
+    if odd:
+        raise click.UsageError(f"--env {odd[0]} is not of the form NAME=VALUE")
+    try:
+        arguments.nbytes("--memory-limit", memory_limit)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    options = {
+        "nthreads": nthreads,
+        "memory_limit": memory_limit,
+        "env": dict(v.split("=", 1) for v in variables) or None,
+        "wait": _duration("--wait", wait),
+        "timeout": _duration("--timeout", timeout),
+    }
+    target = (address, scheduler_file)
+    _change(target, operations.resize, workers, form, dry_run, yes, **options)
+
+
+@main.command()
+@_address
+@_file
+@_format
+@_worker
+@_wait
+@_timeout
 @_dry_run
 @_yes
 def restart(

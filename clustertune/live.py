@@ -35,6 +35,7 @@ from clustertune import (
     loading,
     monitor,
     releasing,
+    resizing,
 )
 from clustertune.errors import (
     ConnectionLostError,
@@ -484,7 +485,31 @@ class LiveCluster:
         return Result(nbytes=state["nbytes"], undone="; ".join(reasons))
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
-        """Have the resident restart a worker; cancelled, it undoes what it began."""
+        """Have the resident restart a worker; cancelled, it undoes what it began.
+
+        If it is to have another size, its nanny is told before, and the cluster object
+        after, which would start its workers as they were.
+        """
+        if restart.size is None:
+            return await self._restart(restart, notify, [])
+        back: list[str] = []
+        told = resizing.told(
+            self.client, restart.address, restart.size, lambda: "".join(back)
+        )
+        async with told:
+            result = await self._restart(restart, notify, back)
+        if not back:
+            return result
+        adapters.resized(self.client.cluster, restart.id, restart.size)
+        await monitor.look(self.client, [])  # may code be sent to the new process?
+        other = await resizing.differences(self.client, back[0], restart.size)
+        undone = "; ".join(filter(None, [result.undone, other]))
+        return replace(result, undone=undone, said=f"{result.said}; {restart.size}")
+
+    async def _restart(
+        self, restart: Restart, notify: Notify, back: list[str]
+    ) -> Result:
+        """``back`` is given the new address once the worker is there again."""
         identity = await monitor.identify(self.client)
         ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
         others = {a: i for a, i in ids.items() if i in restart.ceilings}
@@ -507,6 +532,7 @@ class LiveCluster:
         except BaseException:
             await asyncio.shield(self._quietly("stop", job=job))
             raise
+        back += [state["address"]] if state["address"] else []
         said = f"{state['keys']:,} keys moved away and back; lost {state['lost']:,}"
         lost = f"lost {state['lost']:,} keys" if state["lost"] else ""
         undone = "; ".join(filter(None, [state["error"], lost]))

@@ -31,6 +31,7 @@ from clustertune.snapshots import Thresholds as Thresholds
 from clustertune.snapshots import Unknown as Unknown
 from clustertune.snapshots import WorkerFacts as WorkerFacts
 from clustertune.snapshots import WorkerSnapshot as WorkerSnapshot
+from clustertune.wording import bytes_text, plural, printable
 
 Key = str | int | float | tuple[Any, ...]
 """A Dask key."""
@@ -363,6 +364,21 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """With what a worker is to be started; None, and no variable: as it was."""
+
+    nthreads: int | None = None
+    memory_limit: int | None = None  # bytes
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [] if self.nthreads is None else [plural(self.nthreads, "thread")]
+        parts += [] if self.memory_limit is None else [bytes_text(self.memory_limit)]
+        parts += [printable(f"{k}={v}", longest=80) for k, v in self.env.items()]
+        return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """One worker that is to be restarted without losing what it holds."""
 
@@ -372,6 +388,7 @@ class Restart:
     wait: float  # seconds that running tasks are waited for
     timeout: float  # seconds in which it has to be back
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned: pieces go together
+    size: Size | None = None  # with what it is started from then on; None: as it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is done to workers by name: ``restart`` and ``trim``.
+"""What is done to workers by name: ``restart``, ``resize`` and ``trim``.
 
 Each looks, plans, refuses before anything is touched, acts step by step through the
 port, looks again, and reports what was seen, done and left.
@@ -7,7 +7,7 @@ port, looks again, and reports what was seen, done and left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -20,7 +20,7 @@ from clustertune.actions import trim as trimming
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.journal import Journal
 from clustertune.live import LiveCluster, ids_of
-from clustertune.model import Goal, Notify, Outcome, Plan, Step, View
+from clustertune.model import Goal, Notify, Outcome, Plan, Size, Step, View
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.settings import of_checks
@@ -89,6 +89,75 @@ def restart(
         given=_given(collections),
         workers=arguments.names("workers", workers),
         steps=lambda view, ids: restarting.steps(view, ids, wait=seconds),
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=arguments.flag("dry_run", dry_run),
+        progress=progress,
+        burdened=True,
+    )
+    report: Report = client.sync(_carry_out, operation)
+    return report
+
+
+def resize(
+    client: Client,
+    *collections: Any,
+    nthreads: int | None = None,
+    memory_limit: str | int | None = None,
+    env: Mapping[str, str] | None = None,
+    workers: Sequence[str | int] | None = None,
+    wait: str | float = "1 minute",
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "30 minutes",
+) -> Report:
+    """Give running workers other threads, memory or variables, without losing data.
+
+    Their nannies are told, and the workers restarted one after the other as
+    :func:`clustertune.restart` does. What they have then is asked of them, and holds
+    for every later start by the same nanny. Workers that have it are left alone.
+
+    Parameters
+    ----------
+    client, *collections, workers, wait, dry_run, progress, timeout
+        As for :func:`clustertune.restart`.
+    nthreads
+        Threads of each worker.
+    memory_limit
+        Bytes, or text such as ``"4 GiB"``, for each worker.
+    env
+        Variables, set before the worker's process starts: ``{"OMP_NUM_THREADS": "2"}``.
+
+    Returns
+    -------
+    Report
+        As of :func:`clustertune.restart`.
+
+    Raises
+    ------
+    TypeError
+        Nothing is to be changed.
+    RefusedError
+        As for :func:`clustertune.restart`; or what a worker holds does not fit the new
+        limit. Nothing was touched.
+
+    Examples
+    --------
+    >>> clustertune.resize(client, X, y, nthreads=4)            # doctest: +SKIP
+    """
+    size = Size(
+        nthreads=arguments.count("nthreads", nthreads),
+        memory_limit=arguments.nbytes("memory_limit", memory_limit),
+        env=arguments.variables("env", env),
+    )
+    if size == Size():
+        raise TypeError("nothing is to be changed: give nthreads, memory_limit or env")
+    seconds = arguments.duration("wait", wait)
+    operation = Operation(
+        client=client,
+        name="resize",
+        given=_given(collections),
+        workers=arguments.names("workers", workers),
+        steps=lambda view, ids: restarting.steps(view, ids, wait=seconds, size=size),
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,

@@ -198,9 +198,29 @@ def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:
     return None
 
 
+def size_holds_what_is_there(step: Step, view: View) -> str | None:
+    """A worker gets back what it held, and must not spill for it."""
+    restart = step.args
+    if not isinstance(restart, Restart) or restart.size is None:
+        return None
+    limit = restart.size.memory_limit
+    worker = next((w for w in view.now.workers if w.address == restart.address), None)
+    if worker is None or limit is None or isinstance(worker.thresholds, Unknown):
+        return None
+    target = worker.thresholds.target or worker.thresholds.spill
+    if target is not None and worker.counted > target * limit:
+        return (
+            f"it holds {bytes_text(worker.counted)}, and would write some of it to "
+            f"disk above {target:.0%} of {bytes_text(limit)}: a larger limit, or less "
+            "data, is needed"
+        )
+    return None
+
+
 GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
     memory_is_enough,
     restart_loses_nothing,
+    size_holds_what_is_there,
     targets_still_run,
     pieces_are_those_planned,
     pieces_are_in_memory,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ COMMANDS = (
     "doctor",
     "explain",
     "report",
+    "resize",
     "restart",
     "trim",
     "watch",
@@ -429,3 +431,36 @@ def test_a_worker_that_is_not_there(nannies: LocalCluster) -> None:
     assert "there is no nobody in this cluster; its workers are 0 and 1" in (
         " ".join(result.stderr.split())
     )
+
+
+def test_resize(nannies: LocalCluster) -> None:
+    """From an address: the nannies are told, and workers are as they were to be."""
+    address = nannies.scheduler_address
+    options = ("--worker", "0", "--nthreads", "2", "--env", "A_NAME=a=b", "--yes")
+    done = run("resize", *options, address)
+    assert done.exit_code == 0, done.stderr
+    assert "2 threads and A_NAME=a=b" in " ".join(done.stdout.split())
+    with Client(address, set_as_default=False) as client:
+        found = client.run(_seen)
+    assert sorted(found.values()) == [(1, None), (2, "a=b")]
+    assert "A_NAME" not in os.environ
+
+
+def _seen(dask_worker: Any) -> tuple[int, str | None]:
+    return dask_worker.state.nthreads, os.environ.get("A_NAME")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "give --nthreads, --memory-limit or --env"),
+        (("--env", "NAME"), "--env NAME is not of the form NAME=VALUE"),
+        (("--memory-limit", "much"), "must be a size of at least 1 MiB"),
+        (("--nthreads", "0"), "0 is not in the range"),
+    ],
+)
+def test_a_wrong_size(options: tuple[str, ...], text: str) -> None:
+    """Before anything is asked."""
+    result = run("resize", *options, "tcp://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert text in " ".join(result.stderr.split())

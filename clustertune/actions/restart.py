@@ -10,6 +10,7 @@ anything is touched.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from clustertune.model import (
     Cluster,
@@ -20,6 +21,7 @@ from clustertune.model import (
     Restart,
     Result,
     Severity,
+    Size,
     Step,
     Unknown,
     View,
@@ -50,12 +52,37 @@ def steps(
     *,
     wait: float = WAIT,
     timeout: float = TIMEOUT,
+    size: Size | None = None,
 ) -> Iterator[Step]:
-    """A step for each of these workers, in the order of the view."""
+    """A step for each of these workers, in the order of the view.
+
+    With a ``size`` those that have it already are left alone.
+    """
     groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
     for worker in view.now.workers:
-        if worker.id in ids:
-            yield _step(worker, view, groups, wait, timeout)
+        if worker.id in ids and not (size and _has(worker, size)):
+            step = _step(worker, view, groups, wait, timeout)
+            yield step if size is None else _resized(step, worker, size)
+
+
+def _has(worker: WorkerSnapshot, size: Size) -> bool:
+    """Whether it has that size; of variables nothing is known beforehand."""
+    return (
+        not size.env
+        and size.nthreads in (None, worker.nthreads)
+        and size.memory_limit in (None, worker.memory_limit)
+    )
+
+
+def _resized(step: Step, worker: WorkerSnapshot, size: Size) -> Step:
+    assert isinstance(step.args, Restart)
+    was = f"{plural(worker.nthreads, 'thread')}, {bytes_text(worker.memory_limit)}"
+    return replace(
+        step,
+        summary=f"{step.summary.replace('restart', 'resize', 1)}; to {size}",
+        gain=f"now {was}",
+        args=replace(step.args, size=size),
+    )
 
 
 def _step(

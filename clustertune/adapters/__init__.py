@@ -3,7 +3,9 @@
 An adapter has ``matches(cluster)``, ``obstacle(cluster, n_workers)`` (why it cannot
 have that many, or None), ``scale(cluster, n_workers, there)`` (asks for more,
 does not wait), ``state(cluster)`` (what the manager says of its workers, in words) and
-``bounds(cluster)`` (the least and most workers of its adaptive scaling, or None).
+``bounds(cluster)`` (the least and most workers of its adaptive scaling, or None) and
+``resized(cluster, id, size)``: a worker that it starts again has the size that its own
+nanny gives it now.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import importlib
 import pkgutil
 from functools import cache
 from typing import Any, Protocol
+
+from clustertune.model import Size
 
 
 class Adapter(Protocol):
@@ -22,6 +26,7 @@ class Adapter(Protocol):
     async def scale(self, cluster: Any, n_workers: int, there: int) -> None: ...
     def state(self, cluster: Any) -> str: ...
     def bounds(self, cluster: Any) -> tuple[int, float] | None: ...
+    def resized(self, cluster: Any, id: str | int, size: Size) -> None: ...
 
 
 @cache
@@ -43,6 +48,13 @@ def bounds(cluster: Any) -> tuple[int, float] | None:
     """
     adapter = find(cluster)
     return None if adapter is None else adapter.bounds(cluster)
+
+
+def resized(cluster: Any, id: str | int, size: Size) -> None:
+    """Have a cluster object know the size that a worker of its has now, if it can."""
+    adapter = find(cluster)
+    if adapter is not None:
+        adapter.resized(cluster, id, size)
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from distributed.deploy.spec import SpecCluster
 
+from clustertune.model import Size
+
 
 def matches(cluster: Any) -> bool:
     """Whether it is a cluster of this kind."""
@@ -66,3 +68,18 @@ def state(cluster: SpecCluster) -> str:
         f"{type(cluster).__name__} ({status}) has planned {len(cluster.plan)}, started "
         f"{len(cluster.requested)} and seen {len(cluster.observed)} workers"
     )
+
+
+def resized(cluster: SpecCluster, id: str | int, size: Size) -> None:
+    """Workers that it starts from now on are like the one that was resized."""
+    for spec in (cluster.worker_spec.get(id), cluster.new_spec):
+        if spec is None or "options" not in spec:
+            continue
+        options = dict(spec["options"])  # it may be shared by all
+        if size.nthreads is not None:
+            options["nthreads"] = size.nthreads
+        if size.memory_limit is not None:
+            options["memory_limit"] = size.memory_limit
+        if size.env:
+            options["env"] = {**(options.get("env") or {}), **size.env}
+        spec["options"] = options
