@@ -24,7 +24,8 @@ from distributed import Client, Event, LocalCluster, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.model import Finding, Severity
+from clustertune.checks import blocked_loops
+from clustertune.model import Finding, Severity, View
 from clustertune.report import Report
 from tests.processes import cluster, soon, until
 
@@ -202,12 +203,18 @@ def block_loop() -> None:
 
 
 def test_a_blocked_loop(local_cluster: Any) -> None:
-    """As it tells with its next heartbeat."""
+    """As it tells with its next heartbeat, and not later: so it has to be watched."""
     _, client = local_cluster(2)
     first = next(iter(client.scheduler_info()["workers"]))
-    assert not seen(client, "blocked_loops")
-    client.run(block_loop, workers=[first])
-    until(lambda: seen(client, "blocked_loops"))
+    with clustertune.Monitor(client, interval=0.1) as monitor:
+
+        def found() -> list[Any]:
+            views = [View(snapshots=(s,), goal=monitor.goal) for s in monitor.snapshots]
+            return [f for view in views for f in blocked_loops.find(view)]
+
+        assert not found()
+        client.run(block_loop, workers=[first])
+        until(found)
 
 
 # --- tasks ----------------------------------------------------------------------------
@@ -247,8 +254,6 @@ async def test_a_lone_task(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 def monitor_view(monitor: clustertune.Monitor) -> Any:
-    from clustertune.model import View
-
     return View(snapshots=monitor.snapshots, goal=monitor.goal)
 
 
