@@ -603,6 +603,10 @@ def _find(collection: Any, client: Client) -> _Found:
         return _Found(names, None, rows, *inputs.origin(collection))
     # one of another client would be waited for in that client's event loop
     own = [f if f.client is client else Future(f.key, client=client) for f in futures]
+    new = [f.key for f in futures if f.client is not client]
+    if new:  # a future alone does not ask the scheduler for news of its key
+        message = {"op": "client-desires-keys", "keys": new, "client": client.id}
+        client._send_to_scheduler(message)  # noqa: SLF001
     return _Found(names, own, None)
 
 

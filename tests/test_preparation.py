@@ -496,3 +496,16 @@ def test_a_fixed_list_of_workers_is_not_scaled():
         with pytest.raises(errors.ScaleError, match="fixed list of workers"):
             clustertune.prepare(client, da.ones((10, 2), chunks=2), n_workers=2)
         assert set(cluster.worker_spec) == {0}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_data_of_another_client(c, s, a, b):
+    """Is prepared like one's own, and kept by both."""
+    X = c.persist(da.random.random((100, 4), chunks=(10, 4)), workers=[a.address])
+    await wait(X)
+    async with Client(s.address, asynchronous=True) as other:
+        (X2,) = p = await clustertune.prepare(other, X, timeout="20 s")
+        assert p.report.status == "done"
+        assert len(b.data) == 5
+        assert float(await other.compute(X2.sum())) > 0
+    assert float(await c.compute(X.sum())) > 0
