@@ -48,6 +48,16 @@ def cutting(name: str, value: object) -> bool | int:
     )
 
 
+def restarting(name: str, value: object) -> bool | str:
+    """True, False or ``"auto"``."""
+    if isinstance(value, bool) or value == "auto":
+        return "auto" if value == "auto" else bool(value)
+    raise ValueError(
+        f'{name}={value!r} must be False (none), "auto" (workers that leak), or True '
+        "(all)"
+    )
+
+
 def kind(name: str, value: object) -> str | None:
     """``"array"``, or None."""
     if value is None or value == "array":

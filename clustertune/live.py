@@ -32,6 +32,7 @@ from clustertune import (
     cutting,
     graphs,
     inputs,
+    inquiry,
     loading,
     monitor,
     releasing,
@@ -95,7 +96,8 @@ class LiveCluster:
     remaining
         Seconds that are left for everything.
     burdened
-        Whether looks tell what each worker alone holds; grows with all their keys.
+        Whether looks tell what each worker alone holds, and of past runs; the time
+        that this takes grows with all keys.
     """
 
     def __init__(
@@ -225,9 +227,11 @@ class LiveCluster:
             await self._settle(futures, notify)
             snapshot, seen = await monitor.look(self.client, members)
         layouts = self._layouts(seen)
+        runs = None
         if self.burdened:
             snapshot = await monitor.with_burdens(self.client, snapshot)
-        return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts)
+            runs = await inquiry.past_runs(self.client)
+        return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
@@ -510,6 +514,8 @@ class LiveCluster:
         self, restart: Restart, notify: Notify, back: list[str]
     ) -> Result:
         """``back`` is given the new address once the worker is there again."""
+        tried = self.goal.restarted | {restart.id}
+        self.goal = replace(self.goal, restarted=tried)
         identity = await monitor.identify(self.client)
         ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
         others = {a: i for a, i in ids.items() if i in restart.ceilings}

@@ -51,6 +51,15 @@ def _process(worker: WorkerSnapshot) -> str:
     return address.rpartition("/")[0] if address.startswith("inproc://") else address
 
 
+def fit_bytes(view: View) -> int | None:
+    """Bytes that the fullest worker's process is predicted to have in the fit."""
+    layout = view.layouts[0] if view.layouts else None
+    if layout is None or not layout.loaded or not view.now.workers:
+        return None
+    multiple = view.goal.workload.multiple(layout.members[0].itemsize)
+    return round(float((_given(view) * multiple + fixed_bytes(view)).max()))
+
+
 def room(view: View) -> npt.NDArray[np.float64]:
     """Bytes of given pieces that every worker can hold without spilling.
 

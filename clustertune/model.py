@@ -200,6 +200,8 @@ class Goal:
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
     strict: bool = False  # what the fit will lack in memory is an error
     rechunk: bool | int = True  # cut where needed; never; or into so many pieces
+    restart: bool | str = False  # all workers; "auto": those that findings name; none
+    restarted: frozenset[str | int] = frozenset()  # ids, in this call
     release_inputs: bool = False  # free old pieces that are cut, one by one
     to: str | None = None  # "array": frames and series become arrays
     dtype: str | None = None  # of the numbers in features

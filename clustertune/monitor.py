@@ -318,6 +318,7 @@ def _worker(
         # both by the scheduler's clock
         silent=max(0.0, now - entry["last_seen"]),
         loop_delay=float(metrics.get("event_loop_interval", 0.0)),
+        cpu=float(metrics.get("cpu", 0.0)) / 100,
         processing=processing,
         executing=int(counts.get("executing", 0)),
         cancelled=int(counts.get("cancelled", 0)),

@@ -28,7 +28,9 @@ from clustertune.model import (
 from clustertune.wording import bytes_text, names_text, plural
 
 PHASES: tuple[tuple[str, str], ...] = (
-    # workers first: everything after depends on how many there are
+    # processes that have to be new are so before anything is given to them
+    ("restart", "restart"),
+    # everything after depends on how many workers there are
     ("scale", "scale"),
     # then the data must be there, for its rows to be counted and its pieces moved
     ("persist", "persist"),

@@ -134,6 +134,7 @@ def prepare(
     workload: str | None = None,
     n_workers: int | None = None,
     workers: Sequence[str | int] | None = None,
+    restart: bool | str = False,
     rechunk: bool | int = True,
     to: str | None = None,
     dtype: Any = None,
@@ -173,6 +174,11 @@ def prepare(
         can.
     workers
         Names or addresses: place on these workers only.
+    restart
+        False: only advise. ``"auto"``: first restart those workers, one after the other
+        and without losing what they hold, of which memory grows from run to run, or
+        that are paused by memory which is no data; only if nothing runs. True: all.
+        See :func:`clustertune.restart`.
     rechunk
         True: cut and join pieces where their rows do not fit each other or the
         workers; y and companions are cut where X is. False: never, which is an error
@@ -243,6 +249,7 @@ LeaseHeldError
     goal = Goal(
         workload=workloads.choose(workload, estimator),
         n_workers=arguments.count("n_workers", n_workers),
+        restart=arguments.restarting("restart", restart),
         rechunk=arguments.cutting("rechunk", rechunk),
         release_inputs=arguments.flag("release_inputs", release_inputs),
         to=arguments.kind("to", to),
@@ -310,7 +317,13 @@ def _cluster(request: Request, start: float) -> LiveCluster:
     def remaining() -> float:
         return start + request.timeout - monotonic()
 
-    return LiveCluster(request.client, request.given, request.goal, remaining)
+    return LiveCluster(
+        request.client,
+        request.given,
+        request.goal,
+        remaining,
+        burdened=bool(request.goal.restart),
+    )
 
 
 async def _work(

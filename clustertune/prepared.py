@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, NoReturn
 
 from distributed import Client
 
+from clustertune.holding import Hold
 from clustertune.inputs import COMPANIONS, Inputs
 from clustertune.journal import Journal
+from clustertune.memory import fit_bytes
 from clustertune.model import Layout, Plan
 from clustertune.report import Report
 
@@ -38,6 +41,8 @@ class Prepared:
         What was planned, a phase each; after a dry run what would be done first.
     report : Report
         Printable; ``to_json()``; shows itself in a notebook.
+    hold : Hold
+        Of ``with prepare(...) as (X, y):``; its ``measures`` say what the run took.
 
     Examples
     --------
@@ -99,6 +104,39 @@ class Prepared:
             an asynchronous client).
         """
         return self._again.client.sync(self._again.prepare)
+
+    # --- hold -------------------------------------------------------------------------
+
+    def __enter__(self) -> Prepared:
+        """Hold the cluster for the block: see :func:`clustertune.hold`."""
+        self.hold = self._hold()
+        self.hold.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.hold.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Prepared:
+        self.hold = self._hold()
+        await self.hold.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.hold.__aexit__(kind, error, trace)
+
+    def _hold(self) -> Hold:
+        predicted = fit_bytes(self._journal.views[-1])
+        return Hold(self._again.client, label="a fit", predicted=predicted)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._given)

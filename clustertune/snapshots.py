@@ -106,6 +106,7 @@ class WorkerSnapshot:
     counted: int = 0
     silent: float = 0.0  # seconds since the scheduler last heard of it
     loop_delay: float = 0.0  # seconds between two ticks of its event loop; idle: 0.02
+    cpu: float = 0.0  # CPUs that its process used lately, by its heartbeat
     processing: int = 0  # tasks that the scheduler has given to it
     executing: int = 0  # tasks that it says it runs
     cancelled: int = 0  # tasks that nobody wants any more, and that it cannot stop

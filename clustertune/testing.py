@@ -209,6 +209,8 @@ class MemoryCluster:
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
         self.calls.append(f"restart {restart.id}")
+        tried = self.goal.restarted | {restart.id}
+        self.goal = replace(self.goal, restarted=tried)
         before = self.workers.pop(restart.address)
         new = replace(
             before, address=f"{before.address}'", process=before.managed + FRESH

@@ -88,12 +88,24 @@ def named(check: str, *ids: int, severity: Severity = Severity.warning) -> Findi
 
 def test_what_findings_propose() -> None:
     """Workers that a finding names, if it is bad enough and that would help."""
-    seen = view([worker(i, burden=burden()) for i in range(3)])
+    seen = view([worker(i, burden=burden()) for i in range(3)], restart="auto")
     (step,) = restart.propose((named("memory_growth", 1),), seen)
     assert step.args.id == 1
     assert list(restart.propose((named("uneven_rows", 1),), seen)) == []
     mild = named("memory_growth", 1, severity=Severity.info)
     assert list(restart.propose((mild,), seen)) == []
+    advised = view([worker(i, burden=burden()) for i in range(3)])
+    assert list(restart.propose((named("memory_growth", 1),), advised)) == []
+    every = view([worker(i, burden=burden()) for i in range(3)], restart=True)
+    assert len(list(restart.propose((), every))) == 3
+    busy = view([worker(0, processing=1), worker(1)], restart="auto")
+    assert list(restart.propose((named("memory_growth", 1),), busy)) == []
+    full = worker(0, status="paused", process=3 * GIB, managed=GIB)
+    paused = view([full, worker(1)], restart="auto")
+    (step,) = restart.propose((named("paused_workers", 0),), paused)
+    assert step.args.id == 0
+    tried = replace(paused, goal=replace(paused.goal, restarted=frozenset({0})))
+    assert list(restart.propose((named("paused_workers", 0),), tried)) == []
     (step,) = trim.propose((named("unmanaged_memory", 0, 2),), seen)
     assert set(step.args.workers.values()) == {0, 2}
     assert list(trim.propose((), seen)) == []

@@ -207,3 +207,33 @@ async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
     assert step.reason.count(" MiB to ") == 3
     report = await clustertune.trim(c, workers=[0], dry_run=True)
     assert report.status == "planned"
+
+
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
+    """All if that is asked; with "auto" those that leak, each once; then it places."""
+    X = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
+    X = c.persist(X, workers=[next(iter(s.workers))])
+    await wait(X)
+    pids = set((await c.run(os.getpid)).values())
+    p = await clustertune.prepare(c, X, restart="auto")
+    assert set((await c.run(os.getpid)).values()) == pids
+    runs = s.plugins["clustertune"].runs
+    for i in range(5):
+        floors = [(0, (i + 1) * 60 * 2**20), (1, 2**20)]
+        run = {"began": i, "ended": i + 0.5, "floors": floors, "peaks": floors}
+        runs.kept.append(run)
+    p = await clustertune.prepare(c, X, restart="auto")
+    assert [plan.phase for plan in p.plan] == ["restart"]
+    assert "restart worker 0" in p.report.steps[0].summary
+    now = set((await c.run(os.getpid)).values())
+    assert len(now & pids) == 1
+    p = await clustertune.prepare(c, X, restart=True)
+    assert len(p.report.steps) == 2
+    assert not now & set((await c.run(os.getpid)).values())
+    expected = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
+    np.testing.assert_array_equal(
+        await c.compute(X), expected.compute(scheduler="sync")
+    )
+    with pytest.raises(ValueError, match="restart='always' must be False"):
+        await clustertune.prepare(c, X, restart="always")

@@ -36,14 +36,32 @@ CURED = ("memory_growth", "abandoned_tasks")  # findings that a restart ends
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each worker that a finding names and a restart would help."""
+    """One step for each worker, as far as the goal asks for it.
+
+    With ``"auto"`` those that a finding names and a restart would help, if nothing
+    runs; none is restarted twice.
+    """
+    goal = view.goal
+    if goal.restart == "auto":
+        if any(w.processing or w.executing for w in view.now.workers):
+            return
+        named = _named(findings, view)
+    else:
+        named = {w.id for w in view.now.workers} if goal.restart else set()
+    yield from steps(view, named - goal.restarted)
+
+
+def _named(findings: tuple[Finding, ...], view: View) -> set[str | int]:
+    """Workers that leak, or are paused by memory that is no data."""
     named = {
         id
         for f in findings
         if f.check in CURED and f.severity >= Severity.warning
         for id in f.subject
     }
-    yield from steps(view, named)
+    full = {w.id for w in view.now.workers if w.unmanaged > w.managed}
+    paused = {i for f in findings if f.check == "paused_workers" for i in f.subject}
+    return named | (paused & full)
 
 
 def steps(

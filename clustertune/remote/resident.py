@@ -21,6 +21,7 @@ from uuid import uuid4
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote import runs
+from clustertune.remote.holds import Holds
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.restart import Restarting, burdens, by_group
@@ -29,7 +30,7 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 5
+PROTOCOL = 6
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -75,6 +76,7 @@ class Resident(SchedulerPlugin):
         self.pinned: dict[str, set[Any]] = {}  # keys bound to workers, by name
         self.loosening: set[asyncio.Task[int]] = set()
         self.runs = runs.Runs()
+        self.holds = Holds(scheduler, FROZEN)
         self.watching: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
@@ -94,7 +96,8 @@ class Resident(SchedulerPlugin):
             del self.scheduler.handlers[NAME]
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """A plan whose client is gone lands what is in flight and stops."""
+        """A plan whose client is gone lands what is in flight and stops; holds end."""
+        self.holds.forget(client)
         if self.lease is not None and self.lease["client"] == client:
             self._end_lease()
 
@@ -195,6 +198,9 @@ class Resident(SchedulerPlugin):
         holder = self.holder()
         if holder is not None:
             return {"holder": {k: holder[k] for k in ("client", "label", "since")}}
+        hold = self.holds.of_others(owner)
+        if hold is not None:
+            return {"holder": hold}
         if any(not job.task.done() for job in self.jobs.values()):
             landing = "a plan that has ended is landing its pieces"
             return {"holder": {"client": "", "label": landing, "since": time()}}
@@ -219,6 +225,22 @@ class Resident(SchedulerPlugin):
             self.loosening.add(task)
             task.add_done_callback(self.loosening.discard)
         self.pinned.clear()
+
+    # --- holds ------------------------------------------------------------------------
+
+    def begin_hold(self, owner: str, label: str, name: str) -> None:
+        """Keep adaptive scaling and plans of other clients off, until it is ended."""
+        self.holds.take(owner, label, name)
+
+    def end_hold(self, name: str) -> bool:
+        """Whether it was still there."""
+        return self.holds.give_back(name)
+
+    def valid_workers_downscaling(
+        self, scheduler: Any, workers: list[Any]
+    ) -> list[Any]:
+        """No worker may go while somebody holds the cluster; asked by the scheduler."""
+        return [] if self.holds.there() else workers
 
     # --- moves ------------------------------------------------------------------------
 
@@ -452,6 +474,8 @@ METHODS = frozenset(
         "past",
         "acquire",
         "release",
+        "begin_hold",
+        "end_hold",
         "move",
         "burdens",
         "restart_worker",

@@ -1,0 +1,160 @@
+"""Holds on live clusters: what is kept off, what is said, what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.errors import LeaseHeldError
+from tests.processes import soon, until
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.message for r in caplog.records if r.name == "clustertune"]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_measures(c: Any, s: Any, a: Any, b: Any) -> None:
+    """One line after the block, and the figures behind it."""
+    async with clustertune.hold(c, label="mine") as held:
+        assert held.measures is None
+        assert s.plugins["clustertune"].holds.there()[0]["label"] == "mine"
+        await c.gather(c.map(np.ones, range(1000, 1010)))
+    assert s.plugins["clustertune"].holds.there() == []
+    measures = held.measures
+    assert measures is not None
+    assert measures.peaks.keys() == {0, 1}
+    assert measures.seconds > 0
+    assert str(measures).startswith("held for ")
+    assert "at most " in repr(held)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
+    """What was prepared, held; prediction beside what was measured."""
+    X = da.random.random((1000, 20), chunks=(100, 20))
+    async with await clustertune.prepare(c, X, X[:, 0]) as prepared:
+        X, y = prepared
+        assert s.plugins["clustertune"].holds.there()
+        await c.compute(X.sum())
+    assert s.plugins["clustertune"].holds.there() == []
+    assert "predicted)" in str(prepared.hold.measures)
+
+
+def test_with_a_synchronous_client(local_cluster: Any, tmp_path: Path) -> None:
+    """As the documentation writes it; with Dask's own report."""
+    _, client = local_cluster(2)
+    X = da.random.random((1000, 20), chunks=(100, 20))
+    with clustertune.prepare(client, X, X[:, 0], progress=False) as (X, y):
+        assert float(X.sum().compute()) > 0
+    with clustertune.hold(client, profile=str(tmp_path / "fit.html")) as held:
+        client.submit(sum, [1, 2]).result()
+    assert held.measures is not None
+    assert "<html" in (tmp_path / "fit.html").read_text().lower()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_plans_of_others_wait(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Until the hold has ended; the holder's own go on."""
+    X = c.persist(da.random.random((100, 4), chunks=(10, 4)), workers=[a.address])
+    await wait(X)
+    async with Client(s.address, asynchronous=True) as other:
+        async with clustertune.hold(c, label="a night's training"):
+            with pytest.raises(LeaseHeldError, match="a night's training"):
+                await clustertune.prepare(other, X, timeout="1.5 s")
+            await clustertune.prepare(c, X)
+        await clustertune.prepare(other, X, timeout="5 s")
+
+
+def test_adaptive_scaling_waits() -> None:
+    """Idle workers stay for as long as the block lasts."""
+    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    with (
+        LocalCluster(n_workers=3, processes=False, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(3)
+        with clustertune.hold(client):
+            cluster.adapt(minimum=1, maximum=3, interval="50 ms", wait_count=2)
+            adaptive = cluster._adaptive
+            n = len(adaptive.log)
+
+            async def asked() -> None:
+                for _ in range(20):
+                    assert await cluster.scheduler_comm.workers_to_close(target=1) == []
+
+            client.sync(asked)
+            assert len(client.scheduler_info(n_workers=-1)["workers"]) == 3
+        until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1)
+        assert len(adaptive.log) > n
+        cluster.adapt(minimum=1, maximum=1)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_happens_is_said(
+    c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that pauses, and one that is gone, with what to do."""
+    with caplog.at_level(logging.WARNING, "clustertune"):
+        async with clustertune.hold(c) as held:
+            held.monitor.interval = 0.05
+            held.monitor._watch.hold = 0.1
+            a.memory_manager.memory_pause_fraction = 1e-9
+            a.status = Status.paused
+            await soon(lambda: any("worker 0 is paused" in m for m in messages(caplog)))
+            await b.close()
+            await soon(lambda: any("worker 1 is gone" in m for m in messages(caplog)))
+    assert held.measures is not None
+    assert held.measures.gone == (1,)
+    assert "worker 1 went meanwhile" in str(held.measures)
+
+
+HOLDER = """
+import sys, time
+from distributed import Client
+import clustertune
+client = Client(sys.argv[1])
+with clustertune.hold(client, label="theirs"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
+    """Holds nothing any more, at once or after 15 s."""
+    local, client = local_cluster(1)
+    command = [sys.executable, "-c", HOLDER, client.scheduler.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        holds = local.scheduler.plugins["clustertune"].holds
+        assert [h["label"] for h in holds.there()] == ["theirs"]
+        other.send_signal(fate)
+        until(lambda: not holds.there())
+        other.kill()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_error_in_the_block(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Goes on, and the hold ends."""
+    with pytest.raises(ZeroDivisionError):
+        async with clustertune.hold(c):
+            raise ZeroDivisionError
+    assert s.plugins["clustertune"].holds.there() == []
+    assert not [t for t in asyncio.all_tasks() if "Hold" in t.get_coro().__qualname__]
