@@ -5,6 +5,7 @@ from clustertune.diagnosis import check as check
 from clustertune.holding import hold as hold
 from clustertune.operations import resize as resize
 from clustertune.operations import restart as restart
+from clustertune.operations import scale as scale
 from clustertune.operations import trim as trim
 from clustertune.preparation import last_report as last_report
 from clustertune.preparation import prepare as prepare

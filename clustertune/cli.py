@@ -318,6 +318,40 @@ def restart(
 
 
 @main.command()
+@click.argument("n_workers", type=click.IntRange(1))
+@_address
+@_file
+@_format
+@_wait
+@_timeout
+@_dry_run
+@_yes
+def scale(
+    n_workers: int,
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    wait: str,
+    timeout: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Have N_WORKERS workers; those that go hand their data to those that stay.
+
+    With an address only workers can be taken away; more are started where the cluster
+    was made.
+    """
+    options = {"wait": _duration("--wait", wait)}
+    options["timeout"] = _duration("--timeout", timeout)
+
+    def operation(client: Client, **others: Any) -> Any:
+        del others["workers"]  # which go is decided by what they hold
+        return operations.scale(client, n_workers, **others)
+
+    _change((address, scheduler_file), operation, (), form, dry_run, yes, **options)
+
+
+@main.command()
 @_address
 @_file
 @_format

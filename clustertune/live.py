@@ -529,17 +529,22 @@ class LiveCluster:
             ceilings=[restart.ceilings[i] for i in others.values()],
             wait=restart.wait,
             timeout=restart.timeout,
+            retire=restart.retire,
         )
         try:
             while not (state := await self._progress(job))["finished"]:
                 who = names_text([restart.id])
-                notify(f"restarting worker {who}: {state['doing']}", None)
+                verb = "closing" if restart.retire else "restarting"
+                notify(f"{verb} worker {who}: {state['doing']}", None)
                 await asyncio.sleep(POLL)
         except BaseException:
             await asyncio.shield(self._quietly("stop", job=job))
             raise
         back += [state["address"]] if state["address"] else []
-        said = f"{state['keys']:,} keys moved away and back; lost {state['lost']:,}"
+        way = "away" if restart.retire else "away and back"
+        said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
+        if restart.retire and not state["error"]:
+            await adapters.retired(self.client.cluster, restart.id)
         lost = f"lost {state['lost']:,} keys" if state["lost"] else ""
         undone = "; ".join(filter(None, [state["error"], lost]))
         return Result(nbytes=state["nbytes"], undone=undone, said=said)

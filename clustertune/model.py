@@ -391,6 +391,7 @@ class Restart:
     timeout: float  # seconds in which it has to be back
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned: pieces go together
     size: Size | None = None  # with what it is started from then on; None: as it was
+    retire: bool = False  # it is closed instead, and what it held stays on the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,7 +477,7 @@ class Cluster(Protocol):
         """Copy, confirm, drop: bring every key to its target and to it alone."""
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
-        """Empty a worker, restart it, and bring back what it held."""
+        """Empty a worker, restart it, and bring back what it held; or close it."""
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         """Have workers give memory back that they do not need."""

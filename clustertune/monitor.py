@@ -108,7 +108,13 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
         An older resident is at work and could not be replaced.
     """
     await _approve(client, identity["workers"])
-    answer = await ship.on_scheduler(client, resident.install)
+    try:
+        answer = await ship.on_scheduler(client, resident.install)
+    except OSError as error:
+        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    # of any kind: it is that of another process
+    except Exception as error:
+        raise VersionMismatchError(_failed(error)) from error
     if answer["protocol"] > resident.PROTOCOL:
         raise VersionMismatchError(
             "a newer clustertune is at work on this scheduler (protocol "
@@ -120,6 +126,14 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
             "an older clustertune is carrying out a plan on this cluster "
             f"({printable(answer['busy']['label'])}); try again when it has ended"
         )
+
+
+def _failed(error: BaseException) -> str:
+    text = printable(repr(error), longest=300)
+    return (
+        f"clustertune's code failed on the scheduler: {text}; see its log, and compare "
+        "versions with `clustertune doctor`"
+    )
 
 
 async def _approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -168,7 +182,7 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
         raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
     # of any kind: it is that of another process
     except Exception as error:
-        raise VersionMismatchError(ship.failed(error)) from error
+        raise VersionMismatchError(_failed(error)) from error
     if answer is None:  # what distributed answers where there is no such handler
         raise ConnectionLostError(
             "clustertune's resident is gone: the scheduler was started again"

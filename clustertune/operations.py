@@ -1,4 +1,4 @@
-"""What is done to workers by name: ``restart``, ``resize`` and ``trim``.
+"""What is done to workers by name: ``restart``, ``resize``, ``scale``, ``trim``.
 
 Each looks, plans, refuses before anything is touched, acts step by step through the
 port, looks again, and reports what was seen, done and left.
@@ -16,6 +16,8 @@ from distributed import Client
 
 from clustertune import arguments, checks, executor, inputs, planner, workloads
 from clustertune.actions import restart as restarting
+from clustertune.actions import retire as retiring
+from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.journal import Journal
@@ -167,6 +169,70 @@ def resize(
     return report
 
 
+def scale(
+    client: Client,
+    n_workers: int,
+    *collections: Any,
+    wait: str | float = "1 minute",
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "10 minutes",
+) -> Report:
+    """Bring a cluster to so many workers, without losing data.
+
+    More are asked of the client's cluster object, and waited for. Of those that are too
+    many the ones that alone hold least go, one after the other: each ends its tasks and
+    hands its keys to those that stay, and is closed then.
+
+    Parameters
+    ----------
+    client, *collections, wait, dry_run, progress, timeout
+        As for :func:`clustertune.restart`.
+    n_workers
+        How many there are to be, at least one.
+
+    Returns
+    -------
+    Report
+        As of :func:`clustertune.restart`. New workers hold no data, and what was moved
+        lies where there was room: :func:`clustertune.prepare` places it evenly.
+
+    Raises
+    ------
+    ScaleError
+        The cluster cannot have more, or they did not come in time.
+    RefusedError
+        A worker holds actors, or more than those that stay have room for; nothing was
+        touched.
+    """
+    wanted = arguments.count("n_workers", n_workers)
+    if wanted is None:
+        raise ValueError("n_workers=None must be a whole number of at least 1")
+    seconds = arguments.duration("wait", wait)
+
+    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+        there = sum(w.status in ("running", "paused") for w in view.now.workers)
+        if there < wanted:
+            yield scaling.step(there, wanted)
+        else:
+            yield from retiring.steps(view, wanted, wait=seconds)
+
+    operation = Operation(
+        client=client,
+        name="scale",
+        given=_given(collections),
+        workers=None,
+        steps=steps,
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=arguments.flag("dry_run", dry_run),
+        progress=progress,
+        burdened=True,
+        may_be_empty=True,
+    )
+    report: Report = client.sync(_carry_out, operation)
+    return report
+
+
 def trim(
     client: Client,
     *,
@@ -228,6 +294,7 @@ class Operation:
     dry_run: bool
     progress: bool | Notify | None
     burdened: bool = False
+    may_be_empty: bool = False
 
 
 def _given(collections: Sequence[Any]) -> inputs.Inputs:
@@ -274,7 +341,7 @@ async def _work(
     operation: Operation, cluster: LiveCluster, journal: Journal, notify: Notify
 ) -> None:
     settings = of_checks()
-    await cluster.open(None)
+    await cluster.open(None, may_be_empty=operation.may_be_empty)
     if operation.dry_run:
         await _plan(operation, cluster, journal, notify, settings)
         return

@@ -163,7 +163,7 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
     worker = next((w for w in view.now.workers if w.address == step.args.address), None)
     if worker is None:
         return f"{names_text([step.args.id])} is gone, or was started again meanwhile"
-    if worker.nanny is None:
+    if worker.nanny is None and not step.args.retire:
         return (
             "it has no nanny that could start it again: restart it by the means with "
             "which it was started; dask worker --nanny gives it one"

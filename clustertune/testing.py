@@ -212,6 +212,8 @@ class MemoryCluster:
         tried = self.goal.restarted | {restart.id}
         self.goal = replace(self.goal, restarted=tried)
         before = self.workers.pop(restart.address)
+        if restart.retire:
+            return self._retired(restart)
         new = replace(
             before, address=f"{before.address}'", process=before.managed + FRESH
         )
@@ -226,6 +228,19 @@ class MemoryCluster:
                     if not holders:  # away, and home again
                         holders.add(new.address)
                         moved += 2 * int(m.nbytes[i])
+        self.moved += moved
+        return Result(nbytes=moved, said="lost 0")
+
+    def _retired(self, restart: Restart) -> Result:
+        others = [a for a, w in self.workers.items() if w.id in restart.ceilings]
+        moved = 0
+        for m in (m for x in self.layouts for m in x.members if m.loaded):
+            assert m.nbytes is not None
+            for i, holders in enumerate(self.homes[m.label]):
+                holders.discard(restart.address)
+                if not holders:
+                    holders.add(others[0])
+                    moved += int(m.nbytes[i])
         self.moved += moved
         return Result(nbytes=moved, said="lost 0")
 

@@ -28,6 +28,7 @@ COMMANDS = (
     "report",
     "resize",
     "restart",
+    "scale",
     "trim",
     "watch",
 )
@@ -464,3 +465,14 @@ def test_a_wrong_size(options: tuple[str, ...], text: str) -> None:
     result = run("resize", *options, "tcp://127.0.0.1:1")
     assert result.exit_code == 2
     assert text in " ".join(result.stderr.split())
+
+
+def test_scale(nannies: LocalCluster) -> None:
+    """Fewer, from an address; more are started elsewhere."""
+    address = nannies.scheduler_address
+    assert run("scale", "5", "--yes", address).exit_code == 4
+    done = run("scale", "1", "--yes", address)
+    assert done.exit_code == 0, done.stderr
+    assert "lost 0" in " ".join(done.stdout.split())
+    with Client(address, set_as_default=False) as client:
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1

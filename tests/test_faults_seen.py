@@ -18,6 +18,7 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from dask.core import flatten
 from distributed import Client, Event, LocalCluster, Worker, wait
@@ -55,29 +56,36 @@ def keep(nbytes: int) -> None:
     KEPT.append(np.ones(nbytes, dtype="u1"))
 
 
+def fill(dask_worker: Any, fraction: float) -> None:
+    """Up to so much of its memory limit."""
+    wanted = int(fraction * dask_worker.memory_manager.memory_limit)
+    keep(wanted - psutil.Process().memory_info().rss)
+
+
 def test_memory_of_a_worker(local_cluster: Any) -> None:
     """Spilled keys, unmanaged memory, and a worker that pauses for it."""
-    _, client = local_cluster(2, memory_limit="700MiB")
+    _, client = local_cluster(2, memory_limit="2GiB")
     first = next(iter(client.scheduler_info()["workers"]))
     assert not seen(client, "memory_pressure")
     data = [
         client.submit(np.ones, 80 * MIB // 8, workers=[first], pure=False)
-        for _ in range(7)
+        for _ in range(16)
     ]
     wait(data)
     assert until(lambda: seen(client, "memory_pressure")).severity >= 2
     del data
     until(lambda: not client.run(lambda dask_worker: len(dask_worker.data))[first])
-    client.run(keep, 400 * MIB, workers=[first])
+    client.run(fill, fraction=0.6, workers=[first])
     until(lambda: seen(client, "unmanaged_memory"))
-    client.run(keep, 80 * MIB, workers=[first])
-    until(
-        lambda: (
-            "of anything else" in getattr(seen(client, "paused_workers"), "message", "")
-        )
-    )
-    finding = seen(client, "paused_workers")
+    client.run(fill, fraction=0.87, workers=[first])
+    finding = until(lambda: full(seen(client, "paused_workers")))
     assert 0 < finding.evidence["seconds"] < 60
+
+
+def full(finding: Finding | None) -> Finding | None:
+    """Of a worker whose heartbeat has told of its memory."""
+    told = finding is not None and "of anything else" in finding.message
+    return finding if told else None
 
 
 def test_memory_counted_twice(local_cluster: Any) -> None:

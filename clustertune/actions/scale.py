@@ -19,7 +19,12 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     missing = any(f.check == "missing_workers" for f in findings)
     if wanted is None or there >= wanted or not missing:
         return
-    yield Step(
+    yield step(there, wanted)
+
+
+def step(there: int, wanted: int) -> Step:
+    """From so many workers to so many more."""
+    return Step(
         action="scale",
         summary=f"scale from {there} to {wanted} workers and wait for them",
         price=Price(nbytes=0, seconds=None),

@@ -5,7 +5,7 @@ have that many, or None), ``scale(cluster, n_workers, there)`` (asks for more,
 does not wait), ``state(cluster)`` (what the manager says of its workers, in words) and
 ``bounds(cluster)`` (the least and most workers of its adaptive scaling, or None) and
 ``resized(cluster, id, size)``: a worker that it starts again has the size that its own
-nanny gives it now.
+nanny gives it now. ``retired(cluster, id)``: it does not start that worker again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Adapter(Protocol):
     def state(self, cluster: Any) -> str: ...
     def bounds(self, cluster: Any) -> tuple[int, float] | None: ...
     def resized(self, cluster: Any, id: str | int, size: Size) -> None: ...
+    async def retired(self, cluster: Any, id: str | int) -> None: ...
 
 
 @cache
@@ -55,6 +56,13 @@ def resized(cluster: Any, id: str | int, size: Size) -> None:
     adapter = find(cluster)
     if adapter is not None:
         adapter.resized(cluster, id, size)
+
+
+async def retired(cluster: Any, id: str | int) -> None:
+    """Have a cluster object know that a worker of its is gone for good, if it can."""
+    adapter = find(cluster)
+    if adapter is not None:
+        await adapter.retired(cluster, id)
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

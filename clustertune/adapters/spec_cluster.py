@@ -83,3 +83,11 @@ def resized(cluster: SpecCluster, id: str | int, size: Size) -> None:
         if size.env:
             options["env"] = {**(options.get("env") or {}), **size.env}
         spec["options"] = options
+
+
+async def retired(cluster: SpecCluster, id: str | int) -> None:
+    """Forget it: the next ``scale`` would start it again."""
+    if cluster.worker_spec.pop(id, None) is not None:
+        answer = cluster.scale(len(cluster.worker_spec))
+        if inspect.isawaitable(answer):
+            await answer

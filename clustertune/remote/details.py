@@ -32,7 +32,7 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
         "pid": process.pid,
         "daemon": multiprocessing.current_process().daemon,
         "children": [len(children), sum(children)],
-        "pools": _pools(),
+        "pools": pools(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
         "disk": _disk(dask_worker.local_directory),
         "lifetime": [_left(dask_worker, process), dask_worker.lifetime_restart],
@@ -62,7 +62,7 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-def _pools() -> list[list[Any]] | None:
+def pools() -> list[list[Any]] | None:
     """(kind, library, threads) of every pool; None where nothing can tell."""
     try:
         from threadpoolctl import threadpool_info

@@ -311,6 +311,7 @@ class Resident(SchedulerPlugin):
         ceilings: Sequence[int],
         wait: float,
         timeout: float,
+        retire: bool = False,
     ) -> str:
         """Begin to restart a worker that loses nothing; returns the name of the job.
 
@@ -327,13 +328,15 @@ class Resident(SchedulerPlugin):
             dict(zip(workers, ceilings, strict=True)),
             wait,
             timeout,
+            retire,
         )
         name = uuid4().hex
         self.jobs[name] = Job(work, self._restart(work))
         return name
 
     async def _restart(self, work: Restarting) -> str:
-        event = {"action": "restart", "worker": work.address}
+        what = "retire" if work.retire else "restart"
+        event = {"action": what, "worker": work.address}
         self.scheduler.log_event(NAME, event | {"state": "began"})
         try:
             problem = await work.run()

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from clustertune.remote.details import pools
+
 
 def resize(
     dask_worker: Any,
@@ -64,16 +66,9 @@ def put_back(dask_worker: Any, outer: Mapping[str, str | None]) -> None:
 
 def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
     """What a worker has: threads, memory limit, variables, native pools."""
-    pools = None
-    try:
-        from threadpoolctl import threadpool_info
-    except ImportError:
-        pass
-    else:
-        pools = [int(p["num_threads"]) for p in threadpool_info()]
     return {
         "nthreads": dask_worker.state.nthreads,
         "memory_limit": dask_worker.memory_manager.memory_limit,
         "env": {name: os.environ.get(name) for name in names},
-        "pools": pools,
+        "pools": pools(),
     }

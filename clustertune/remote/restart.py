@@ -48,6 +48,8 @@ class Restarting:
         Seconds that running tasks are waited for.
     timeout
         Seconds in which the worker has to be back.
+    retire
+        Close it instead: what it held stays where it was moved.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class Restarting:
         ceilings: Mapping[str, int],
         wait: float,
         timeout: float,
+        retire: bool = False,
     ):
+        self.retire = retire
         self.scheduler = scheduler
         self.hold = hold
         self.address = address
@@ -94,6 +98,9 @@ class Restarting:
             if isinstance(error, Refused):
                 return str(error)
             raise
+        if self.retire:
+            self.doing = "closing"
+            return await self._close()
         self.doing = "restarting"
         problem = await self._restart(identity)
         self.lost = self._count_lost()
@@ -105,7 +112,7 @@ class Restarting:
     # --- before -----------------------------------------------------------------------
 
     def _refuse(self, worker: Any) -> None:
-        if not worker.nanny:
+        if not worker.nanny and not self.retire:
             raise Refused("it has no nanny that could start it again")
         if worker.actors:
             raise Refused(f"it holds {len(worker.actors)} actors, which cannot move")
@@ -214,6 +221,16 @@ class Restarting:
             await self._bring_home(self.address)
 
     # --- the restart ------------------------------------------------------------------
+
+    async def _close(self) -> str:
+        closed = await self.scheduler.retire_workers(
+            workers=[self.address],
+            close_workers=True,
+            remove=True,
+            stimulus_id=f"clustertune-retire-{time()}",
+        )
+        self.lost = self._count_lost()
+        return "" if self.address in closed else "the scheduler did not close it"
 
     async def _restart(self, identity: Any) -> str:
         try:

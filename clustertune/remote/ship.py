@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 import clustertune.remote
-from clustertune.errors import ConnectionLostError, VersionMismatchError
-from clustertune.wording import printable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -84,31 +82,9 @@ async def on_scheduler(
     """Run a function of ``clustertune.remote`` on the scheduler.
 
     Arguments are plain types. The caller has asked the version guard before.
-
-    Raises
-    ------
-    ConnectionLostError
-        The scheduler is gone.
-    VersionMismatchError
-        The function fails there.
     """
     shipped: Any = _Shipped(function)
-    try:
-        return await client.run_on_scheduler(shipped, **arguments)
-    except OSError as error:
-        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
-    # of any kind: it is that of another process
-    except Exception as error:
-        raise VersionMismatchError(failed(error)) from error
-
-
-def failed(error: BaseException) -> str:
-    """What to say of code of ours that failed in another process."""
-    text = printable(repr(error), longest=300)
-    return (
-        f"clustertune's code failed on the scheduler: {text}; see its log, and compare "
-        "versions with `clustertune doctor`"
-    )
+    return await client.run_on_scheduler(shipped, **arguments)
 
 
 async def on_workers(

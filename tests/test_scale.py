@@ -1,0 +1,101 @@
+"""More workers, and fewer without losing what they held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.actions import retire
+from clustertune.errors import RefusedError, ScaleError
+from clustertune.model import Burden
+from clustertune.testing import view, worker
+from tests.processes import cluster
+
+
+def burden(nbytes: int) -> Burden:
+    return Burden(keys=1, unique=1, nbytes=nbytes, scattered=0, actors=0)
+
+
+def test_who_goes() -> None:
+    """Those that alone hold least; to those that stay."""
+    some = [worker(i, burden=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
+    first, second = retire.steps(view(some), 2)
+    assert {first.args.id, second.args.id} == {1, 3}
+    assert first.args.ceilings.keys() == {0, 2}
+    assert first.args.retire
+    assert first.price.nbytes in (10, 20)
+    assert list(retire.steps(view(some), 4)) == []
+    assert list(retire.propose((), view(some))) == []
+
+
+def test_down_and_up(local_cluster: Any) -> None:
+    """All data is there afterwards, and the cluster object knows how many it has."""
+    local, client = local_cluster(4)
+    X = client.persist(da.random.default_rng(0).random((4000, 100), chunks=(100, 100)))
+    kept = client.scatter([np.full(9, i) for i in range(8)], hash=False)
+    wait(X)
+    plan = clustertune.scale(client, 2, dry_run=True)
+    assert len(plan.steps) == 2
+    assert len(local.workers) == 4
+    report = clustertune.scale(client, 2, X)
+    assert report.status == "done", str(report)
+    assert all("lost 0" in step.reason for step in report.steps)
+    assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+    assert len(local.worker_spec) == 2
+    expected = da.random.default_rng(0).random((4000, 100), chunks=(100, 100))
+    np.testing.assert_array_equal(X.compute(), expected.compute(scheduler="sync"))
+    assert [int(v[0]) for v in client.gather(kept)] == list(range(8))
+    assert clustertune.scale(client, 2).status == "fine"
+    assert clustertune.scale(client, 3).status == "done"
+    assert len(client.scheduler_info(n_workers=-1)["workers"]) == 3
+
+
+def test_with_an_address_only(tmp_path: Any) -> None:
+    """Workers can be taken away, and not started."""
+    with cluster(tmp_path, 3) as file, Client(scheduler_file=file) as client:
+        client.wait_for_workers(3)
+        X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
+        wait(X)
+        with pytest.raises(ScaleError, match="only the scheduler's address"):
+            clustertune.scale(client, 5)
+        assert clustertune.scale(client, 1).status == "done"
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+        assert float(X.sum().compute()) == 6000.0
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 2,
+    worker_kwargs={"memory_limit": "1 GiB"},
+)
+async def test_workers_without_nannies(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Can go: nobody has to start them again. Actors keep theirs."""
+    actor = await c.submit(dict, actor=True, workers=[b.address])
+    pieces = await c.scatter([np.arange(10)] * 3, workers=[a.address], hash=False)
+    report = await clustertune.scale(c, 1)
+    assert report.status == "done", str(report)
+    assert list(s.workers) == [b.address]
+    assert len(await c.gather(pieces)) == 3
+    del actor
+    with pytest.raises(ValueError, match="n_workers=0"):
+        await clustertune.scale(c, 0)
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 2,
+    worker_kwargs={"memory_limit": "1 GiB"},
+)
+async def test_actors_everywhere(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Are refused before anything is touched."""
+    actors = [await c.submit(dict, actor=True, workers=[w.address]) for w in (a, b)]
+    with pytest.raises(RefusedError, match="1 actor, which cannot be moved"):
+        await clustertune.scale(c, 1)
+    assert len(s.workers) == 2
+    del actors
