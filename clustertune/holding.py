@@ -23,7 +23,7 @@ from uuid import uuid4
 from distributed import Client, performance_report
 
 from clustertune import monitor
-from clustertune.errors import ClustertuneError
+from clustertune.errors import ClustertuneError, LeaseHeldError
 from clustertune.model import Finding, Snapshot
 from clustertune.watcher import Monitor
 from clustertune.wording import (
@@ -38,6 +38,7 @@ from clustertune.wording import (
 logger = logging.getLogger("clustertune")
 
 SAID = ("paused_workers", "silent_workers", "memory_pressure", "abandoned_tasks")
+PATIENCE = 60.0  # seconds for which another client's plan is waited for
 ENDING = 10.0  # seconds in which a hold is given back
 
 
@@ -103,6 +104,7 @@ class Hold:
         self._say = say or _tell
         self._predicted = predicted
         self._name = uuid4().hex
+        self._held = False
         self._noted = _Noted()
         self._around = AsyncExitStack()
 
@@ -140,14 +142,8 @@ class Hold:
         await self._around.__aenter__()
         try:
             await self._around.enter_async_context(self.monitor)
-            await monitor.ask(
-                self.client,
-                "begin_hold",
-                owner=self.client.id,
-                label=self._label,
-                name=self._name,
-            )
             self._around.push_async_callback(self._give_back)
+            await self._take()
             if self._profile is not None:
                 report: Any = performance_report(filename=self._profile)
                 await self._around.enter_async_context(report)
@@ -162,7 +158,23 @@ class Hold:
         self.measures = self._noted.measures(self._predicted)
         self._say(str(self.measures))
 
+    async def _take(self) -> None:
+        """Waits while a plan of another client's is being carried out."""
+        mine = {"owner": self.client.id, "label": self._label, "name": self._name}
+        end = monotonic() + PATIENCE
+        while answer := await monitor.ask(self.client, "begin_hold", **mine):
+            if monotonic() > end:
+                raise LeaseHeldError(
+                    "another plan is being carried out on this cluster: "
+                    f"{printable(answer['holder']['label'])}; try again when it has "
+                    "ended"
+                )
+            await asyncio.sleep(0.2)
+        self._held = True
+
     async def _give_back(self) -> None:
+        if not self._held:
+            return
         request = monitor.ask(self.client, "end_hold", name=self._name)
         try:
             there = await asyncio.wait_for(request, ENDING)
@@ -176,6 +188,13 @@ class Hold:
                 )
 
     async def _listen(self) -> None:
+        try:
+            await self._say_what_happens()
+        except Exception as error:  # noqa: BLE001, whoever trains must hear of it
+            text = printable(repr(error), longest=200)
+            self._say(f"the cluster is watched no more: {text}")
+
+    async def _say_what_happens(self) -> None:
         """Say at once what a library that waits will not say."""
         said: set[tuple[str, tuple[str | int, ...]]] = set()
         async for snapshot in self.monitor:
@@ -271,6 +290,8 @@ def hold(
     ------
     ConnectionLostError, VersionMismatchError
         The cluster cannot be watched.
+    LeaseHeldError
+        A plan of another client's has not ended within a minute.
 
     Examples
     --------

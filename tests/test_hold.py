@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -158,3 +159,44 @@ async def test_an_error_in_the_block(c: Any, s: Any, a: Any, b: Any) -> None:
             raise ZeroDivisionError
     assert s.plugins["clustertune"].holds.there() == []
     assert not [t for t in asyncio.all_tasks() if "Hold" in t.get_coro().__qualname__]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_plan_that_is_going_on(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is waited for; not for ever."""
+    await clustertune.check(c)
+    resident = s.plugins["clustertune"]
+    async with Client(s.address, asynchronous=True) as other:
+        resident.acquire(other.id, "a long plan", "t")
+        with monkeypatch.context() as patch:
+            patch.setattr("clustertune.holding.PATIENCE", 0.3)
+            with pytest.raises(LeaseHeldError, match="a long plan"):
+                async with clustertune.hold(c):
+                    raise AssertionError
+        assert resident.holds.there() == []
+        asked: list[dict[str, Any]] = []
+        begin = resident.begin_hold
+        resident.begin_hold = lambda **k: asked.append(begin(**k)) or asked[-1]
+        block = asyncio.ensure_future(_held(c))
+        await soon(lambda: any("holder" in answer for answer in asked))
+        resident.release("t")
+        assert await asyncio.wait_for(block, 10)
+
+
+async def _held(c: Any) -> bool:
+    async with clustertune.hold(c):
+        return True
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_watch_that_fails_is_said(
+    c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The block goes on without it."""
+    async with clustertune.hold(c) as held:
+        held.monitor.interval = 0.05
+        with dask.config.set({"clustertune.checks.paused_workers.most": 1}):
+            await soon(lambda: any("watched no more" in m for m in messages(caplog)))
+    assert held.measures is not None

@@ -228,9 +228,20 @@ class Resident(SchedulerPlugin):
 
     # --- holds ------------------------------------------------------------------------
 
-    def begin_hold(self, owner: str, label: str, name: str) -> None:
-        """Keep adaptive scaling and plans of other clients off, until it is ended."""
+    def begin_hold(self, owner: str, label: str, name: str) -> dict[str, Any]:
+        """Keep adaptive scaling and plans of other clients off, until it is ended.
+
+        Returns
+        -------
+        dict
+            Nothing where it has begun; else ``holder``: whose plan is being carried
+            out, as of :meth:`acquire`.
+        """
+        holder = self.holder()
+        if holder is not None and holder["client"] != owner:
+            return {"holder": {k: holder[k] for k in ("client", "label", "since")}}
         self.holds.take(owner, label, name)
+        return {}
 
     def end_hold(self, name: str) -> bool:
         """Whether it was still there."""
