@@ -61,12 +61,14 @@ class Step:
     def __enter__(self) -> Step:
         self._echo(f"{self._text} ...")
         self._start = perf_counter()
-        Thread(target=self._beat, daemon=True).start()
+        self._beating = Thread(target=self._beat, daemon=True)
+        self._beating.start()
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.seconds = perf_counter() - self._start
         self._over.set()
+        self._beating.join()  # or it might say once more that it still runs
         if error is None:
             self._echo(f"    {self.seconds:.1f} s")
 

@@ -72,7 +72,7 @@ def test_with_an_address_only(tmp_path: Any) -> None:
 @gen_cluster(
     client=True,
     nthreads=[("127.0.0.1", 1)] * 2,
-    worker_kwargs={"memory_limit": "1 GiB"},
+    worker_kwargs={"memory_limit": "8 GiB"},  # their process is that of all tests
 )
 async def test_workers_without_nannies(c: Any, s: Any, a: Any, b: Any) -> None:
     """Can go: nobody has to start them again. Actors keep theirs."""
@@ -90,7 +90,7 @@ async def test_workers_without_nannies(c: Any, s: Any, a: Any, b: Any) -> None:
 @gen_cluster(
     client=True,
     nthreads=[("127.0.0.1", 1)] * 2,
-    worker_kwargs={"memory_limit": "1 GiB"},
+    worker_kwargs={"memory_limit": "8 GiB"},  # their process is that of all tests
 )
 async def test_actors_everywhere(c: Any, s: Any, a: Any, b: Any) -> None:
     """Are refused before anything is touched."""
