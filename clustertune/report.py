@@ -208,7 +208,8 @@ def headlines(report: Report) -> list[str]:
         lines.append(f"left: {left[0].message}")
     unsettled = report.status == "left" and left
     if not acted and not report.error and not wrong and not unsettled:
-        lines.append(f"nothing to do ({seconds_text(report.seconds)})")
+        nothing = "nothing is wrong" if report.status == "looked" else "nothing to do"
+        lines.append(f"{nothing} ({seconds_text(report.seconds)})")
     return [printable(line) for line in lines[:6]]
 
 

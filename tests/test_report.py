@@ -446,3 +446,11 @@ def test_checks_name_the_findings_of_a_report() -> None:
     report = report_of()
     assert {f.check for f in report.found} <= set(checks.available())
     assert all(f.remedy for f in report.found)
+
+
+def test_a_look_says_that_nothing_is_wrong() -> None:
+    """It was not asked to do anything."""
+    assert headlines(Report(status="looked", seconds=0.2)) == [
+        "nothing is wrong (0.2 s)"
+    ]
+    assert headlines(Report(status="fine", seconds=0.2)) == ["nothing to do (0.2 s)"]
