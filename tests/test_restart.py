@@ -14,6 +14,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import RefusedError
+from clustertune.remote.restart import Restarting
 from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3
@@ -237,3 +238,17 @@ async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
     )
     with pytest.raises(ValueError, match="restart='always' must be False"):
         await clustertune.prepare(c, X, restart="always")
+
+
+@gen_cluster(client=True, nthreads=THREE[:2])
+async def test_a_copy_of_an_earlier_round(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Is where the key is meanwhile, and no copy that was there before."""
+    await c.amm.stop()
+    (future,) = await c.scatter([np.arange(9)], workers=[a.address], hash=False)
+    work = Restarting(s, None, a.address, {}, {b.address: 0}, 1, 1)
+    worker = s.workers[a.address]
+    assert await work._assign(worker) == [(future.key, b.address)]
+    await c.replicate([future], workers=[b.address])
+    assert await work._assign(worker) == [(future.key, b.address)]
+    assert work.away == {future.key: b.address}
+    assert work.copied == set()

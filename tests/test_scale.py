@@ -99,3 +99,31 @@ async def test_actors_everywhere(c: Any, s: Any, a: Any, b: Any) -> None:
         await clustertune.scale(c, 1)
     assert len(s.workers) == 2
     del actors
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 2,
+    worker_kwargs={"memory_limit": "8 GiB"},  # their process is that of all tests
+)
+async def test_a_worker_that_is_not_closed(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Works on, with what it held."""
+    pieces = await c.scatter([np.arange(10)] * 3, workers=[b.address], hash=False)
+    await c.scatter([np.arange(1000)], workers=[b.address], hash=False)
+
+    async def refuse(**_: Any) -> dict[str, Any]:
+        return {}
+
+    held = {w.address: set(w.data) for w in (a, b)}
+    monkeypatch.setattr(s, "retire_workers", refuse)
+    report = await clustertune.scale(c, 1)
+    assert report.status == "left"
+    assert "did not close it" in report.steps[0].reason
+    assert {ws.status.name for ws in s.workers.values()} == {"running"}
+    assert len(s.workers) == 2
+    assert {w.address: set(w.data) & held[w.address] for w in (a, b)} == {
+        w.address: set(w.data) for w in (a, b)
+    }
+    assert len(await c.gather(pieces)) == 3

@@ -100,7 +100,7 @@ class Restarting:
             raise
         if self.retire:
             self.doing = "closing"
-            return await self._close()
+            return await self._close(worker, was)
         self.doing = "restarting"
         problem = await self._restart(identity)
         self.lost = self._count_lost()
@@ -186,7 +186,8 @@ class Restarting:
                 copies = [ws.address for ws in ts.who_has or () if ws.address in room]
                 if copies:
                     wanted.append((ts.key, copies[0]))
-                    self.copied.add(ts.key)
+                    if ts.key not in self.away:  # that copy is of an earlier round
+                        self.copied.add(ts.key)
                     continue
                 if target is None or room[target] < ts.nbytes:
                     raise Refused(self._no_room(worker))
@@ -222,7 +223,7 @@ class Restarting:
 
     # --- the restart ------------------------------------------------------------------
 
-    async def _close(self) -> str:
+    async def _close(self, worker: Any, was: Status) -> str:
         closed = await self.scheduler.retire_workers(
             workers=[self.address],
             close_workers=True,
@@ -230,7 +231,10 @@ class Restarting:
             stimulus_id=f"clustertune-retire-{time()}",
         )
         self.lost = self._count_lost()
-        return "" if self.address in closed else "the scheduler did not close it"
+        if self.address in closed:
+            return ""
+        await self._undo(worker, was)
+        return "the scheduler did not close it"
 
     async def _restart(self, identity: Any) -> str:
         try:
