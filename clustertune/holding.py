@@ -173,15 +173,14 @@ class Hold:
         self._held = True
 
     async def _give_back(self) -> None:
-        if not self._held:
-            return
+        # also where the answer to the request for it did not come
         request = monitor.ask(self.client, "end_hold", name=self._name)
         try:
             there = await asyncio.wait_for(request, ENDING)
         except (ClustertuneError, asyncio.TimeoutError) as error:
             self._say(f"the hold could not be given back: {printable(repr(error))}")
         else:
-            if not there:
+            if self._held and not there:
                 self._say(
                     "the hold had ended before: the scheduler was started again, or "
                     "had not heard of this client for a while"

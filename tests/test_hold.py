@@ -200,3 +200,23 @@ async def test_a_watch_that_fails_is_said(
         with dask.config.set({"clustertune.checks.paused_workers.most": 1}):
             await soon(lambda: any("watched no more" in m for m in messages(caplog)))
     assert held.measures is not None
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_stopped_before_the_answer_came(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A hold that was taken meanwhile is given back."""
+    await clustertune.check(c)
+    resident = s.plugins["clustertune"]
+    begin = resident.begin_hold
+
+    async def taken(**arguments: Any) -> None:
+        begin(**arguments)
+        await asyncio.sleep(60)
+
+    resident.begin_hold = taken
+    block = asyncio.ensure_future(_held(c))
+    await soon(resident.holds.there)
+    block.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await block
+    assert resident.holds.there() == []
