@@ -404,7 +404,7 @@ def _replace(
     idle = ((load == 0) & (share > TINY)).sum(0)
     shape = (on.size,) * pieces.size
     now = np.ravel_multi_index(tuple(np.searchsorted(on, target[pieces])), shape)
-    best = np.flatnonzero(strain == strain.min())
+    best = np.flatnonzero(strain <= strain.min() * EXACT)
     best = best[idle[best] == idle[best].min()]
     best = best[kept[best] == kept[best].max()]
     way = best[full[best].argmin()]

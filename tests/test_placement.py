@@ -398,6 +398,14 @@ def test_few_pieces_are_placed_in_the_best_way(case):
     assert (idle, placement.moved) == best[1:]
 
 
+def test_what_rounding_sets_apart_is_as_good():
+    """45 rows of 42.6 are as uneven as 15 of 14.2, whatever their last digits are."""
+    held = (np.array([0, 0]), np.array([0, 1]), np.array([24, 24]))
+    nbytes = [24, 96, 112, 120, 216]
+    placement = place([3, 12, 14, 15, 27], held, [1, 1, 3], nbytes=nbytes, tolerance=0)
+    assert placement.moved == sum(nbytes) - 24
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_some_pieces_are_placed_in_nearly_the_best_way(seed):
     """12 to 24 pieces on 5 workers move at most a tenth more than the best way."""

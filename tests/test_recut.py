@@ -291,6 +291,8 @@ async def test_query_groups_are_not_cut(c, s, a, b):
     client=True,
     nthreads=[("127.0.0.1", 1)] * 2,
     worker_kwargs={"memory_limit": "40 MB"},
+    # they share a process that has more than that
+    config={"distributed.worker.memory.pause": False},
 )
 async def test_without_room_it_is_an_error(c, s, a, b):
     """Old and new pieces do not fit: said with sizes, before anything is cut."""
