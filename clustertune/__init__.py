@@ -3,6 +3,7 @@
 from clustertune import errors as errors
 from clustertune.diagnosis import check as check
 from clustertune.holding import hold as hold
+from clustertune.operations import release as release
 from clustertune.operations import resize as resize
 from clustertune.operations import restart as restart
 from clustertune.operations import scale as scale

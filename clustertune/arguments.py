@@ -99,6 +99,30 @@ def names(name: str, value: Any) -> tuple[str | int, ...] | None:
     )
 
 
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Some texts, none of them empty."""
+    if all(isinstance(v, str) and v for v in value):
+        return tuple(value)
+    raise ValueError(f"{name}={value!r} must be texts, like the prefix 'random_sample'")
+
+
+def part(name: str, value: Any) -> int | float:
+    """A number of at least 1, or a fraction of all below 1, also as ``"25%"``."""
+    text = f'{name}={value!r} must be a number of at least 1, or a part like "25%"'
+    if isinstance(value, bool):
+        raise ValueError(text)  # noqa: TRY004
+    try:
+        percent = isinstance(value, str) and value.rstrip().endswith("%")
+        found = float(value.rstrip().rstrip("%")) / 100 if percent else float(value)
+    except (ValueError, TypeError) as error:
+        raise ValueError(text) from error
+    if not percent and found >= 1 and found == int(found):
+        return int(found)
+    if 0 < found < 1 or (percent and found == 1):
+        return found
+    raise ValueError(text)
+
+
 def duration(name: str, value: Any) -> float:
     """Seconds of a number or of text such as ``"10 minutes"``; more than none."""
     text = f'{name}={value!r} must be a duration, like "10 minutes", "30s" or 90'

@@ -36,10 +36,10 @@ from clustertune import (
     workloads,
 )
 from clustertune.doctor import examine
-from clustertune.model import Finding, Severity
+from clustertune.model import Finding, Holding, Severity
 from clustertune.report import Report
 from clustertune.watcher import Monitor
-from clustertune.wording import plural, printable
+from clustertune.wording import bytes_text, names_text, plural, printable
 
 T = TypeVar("T")
 
@@ -232,6 +232,14 @@ _dry_run = click.option(
 _yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
+_unavailable = click.option(
+    "--max-unavailable", metavar="N", default="1", show_default=True, help="How many "
+    "workers may be away at the same time: a number, or a part like 25%."
+)  # fmt: skip
+_others = click.option(
+    "--include-other-clients", is_flag=True, help="What other clients want kept, or "
+    "is published, may be lost, too."
+)  # fmt: skip
 _wait = click.option(
     "--wait", metavar="TIME", default="1 minute", show_default=True, help="How long "
     "running tasks of each worker are waited for."
@@ -253,6 +261,7 @@ _timeout = click.option(
     "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable, set "
     "before the worker's process starts; may be given several times."
 )  # fmt: skip
+@_unavailable
 @_wait
 @_timeout
 @_dry_run
@@ -262,6 +271,7 @@ def resize(
     scheduler_file: str | None,
     form: str,
     workers: tuple[str, ...],
+    max_unavailable: str,
     nthreads: int | None,
     memory_limit: str | None,
     variables: tuple[str, ...],
@@ -284,6 +294,7 @@ def resize(
         "nthreads": nthreads,
         "memory_limit": memory_limit,
         "env": dict(v.split("=", 1) for v in variables) or None,
+        "max_unavailable": _part("--max-unavailable", max_unavailable),
         "wait": _duration("--wait", wait),
         "timeout": _duration("--timeout", timeout),
     }
@@ -296,6 +307,12 @@ def resize(
 @_file
 @_format
 @_worker
+@_unavailable
+@click.option(
+    "--drop-data", is_flag=True, help="Restart all workers at once, and lose all "
+    "data in memory: it is listed first."
+)  # fmt: skip
+@_others
 @_wait
 @_timeout
 @_dry_run
@@ -305,14 +322,24 @@ def restart(
     scheduler_file: str | None,
     form: str,
     workers: tuple[str, ...],
+    max_unavailable: str,
+    drop_data: bool,
+    include_other_clients: bool,
     wait: str,
     timeout: str,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Restart workers one after the other, without losing what they hold."""
-    options = {"wait": _duration("--wait", wait)}
+    if drop_data and workers:
+        raise click.UsageError("--drop-data restarts all workers: leave --worker out")
+    if include_other_clients and not drop_data:
+        raise click.UsageError("--include-other-clients is for --drop-data")
+    options: dict[str, Any] = {"wait": _duration("--wait", wait)}
     options["timeout"] = _duration("--timeout", timeout)
+    options["max_unavailable"] = _part("--max-unavailable", max_unavailable)
+    options["drop_data"] = drop_data
+    options["include_other_clients"] = include_other_clients
     target = (address, scheduler_file)
     _change(target, operations.restart, workers, form, dry_run, yes, **options)
 
@@ -368,6 +395,74 @@ def trim(
 ) -> None:
     """Have workers give memory back that they do not need; nothing is at risk."""
     _change((address, scheduler_file), operations.trim, workers, form, dry_run, yes)
+
+
+@main.command()
+@_address
+@_file
+@_format
+@click.option(
+    "--prefix", "prefixes", multiple=True, metavar="NAME", help="Of keys to let go, as "
+    "they are listed; may be given several times."
+)  # fmt: skip
+@_others
+@_dry_run
+@_yes
+def release(
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    prefixes: tuple[str, ...],
+    include_other_clients: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Let go of data in memory, by the prefix of its keys.
+
+    Without --prefix: list what is there, and who wants it. A command holds no data of
+    its own, so whatever it lets go of is that of other clients.
+    """
+
+    def operation(client: Client, **others: Any) -> Any:
+        del others["workers"]
+        return operations.release(
+            client, *prefixes, include_other_clients=include_other_clients, **others
+        )
+
+    if not prefixes:
+        listed = _run(address, scheduler_file, _holdings)
+        click.echo(_render_holdings(listed, form))
+        return
+    _change((address, scheduler_file), operation, (), form, dry_run, yes)
+
+
+async def _holdings(client: Client) -> tuple[Holding, ...]:
+    await monitor.open_door(client, await monitor.identify(client))
+    snapshot, _ = await monitor.look(client, [])
+    snapshot = await monitor.with_holdings(client, snapshot, ())
+    return tuple(sorted(snapshot.holdings or (), key=lambda h: -h.nbytes))
+
+
+def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
+    if form == "json":
+        rows = [asdict(h) for h in holdings]
+        return json.dumps({"schema_version": 1, "holdings": rows})
+    if not holdings:
+        return "no data is in memory"
+    table = [
+        [
+            printable(h.prefix or "(others)"),
+            h.keys,
+            bytes_text(h.nbytes),
+            h.scattered,
+            names_text([*h.others, *(f"published as {n}" for n in h.published)]),
+        ]
+        for h in holdings
+    ]
+    headers = ["prefix", "keys", "bytes", "scattered", "wanted by"]
+    return tabulate(
+        table, headers=headers, tablefmt="html" if form == "html" else "simple"
+    )
 
 
 def _change(
@@ -427,6 +522,13 @@ def _known_workload(name: str | None) -> str | None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return name
+
+
+def _part(option: str, text: str) -> float:
+    try:
+        return arguments.part(option, text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _duration(option: str, text: str | None) -> float | None:

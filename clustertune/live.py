@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from distributed import Client, Future
 
 from clustertune import (
     adapters,
+    clearing,
     conversion,
     cutting,
     graphs,
@@ -47,6 +48,7 @@ from clustertune.errors import (
 )
 from clustertune.model import (
     Conversion,
+    Drop,
     Goal,
     Key,
     Layout,
@@ -55,6 +57,7 @@ from clustertune.model import (
     Moves,
     Notify,
     Recut,
+    Release,
     Restart,
     Result,
     Trim,
@@ -82,6 +85,15 @@ class _Found(NamedTuple):
     embedded: int | None = None  # bytes of data in the graph of what is lazy
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What looks are to tell besides; the time that it takes grows with all keys."""
+
+    burdens: bool = False  # what each worker alone holds, and past runs
+    holdings: bool = False  # which keys are in memory, and who wants them
+    kept: tuple[Key, ...] = ()  # that are no holdings
+
+
 class LiveCluster:
     """One client's cluster and the data that ``prepare`` was given.
 
@@ -95,9 +107,8 @@ class LiveCluster:
         What the user asked for.
     remaining
         Seconds that are left for everything.
-    burdened
-        Whether looks tell what each worker alone holds, and of past runs; the time
-        that this takes grows with all keys.
+    asked
+        What looks are to tell besides.
     """
 
     def __init__(
@@ -107,13 +118,13 @@ class LiveCluster:
         goal: Goal,
         remaining: Callable[[], float],
         *,
-        burdened: bool = False,
+        asked: Asked = Asked(),
     ):
         self.client = client
         self.given = given
         self.goal = goal
         self.remaining = remaining
-        self.burdened = burdened
+        self.asked = asked
         self.token = ""
         self.opened = False
         self._found: dict[str, _Found] = {}
@@ -228,9 +239,12 @@ class LiveCluster:
             snapshot, seen = await monitor.look(self.client, members)
         layouts = self._layouts(seen)
         runs = None
-        if self.burdened:
+        if self.asked.burdens:
             snapshot = await monitor.with_burdens(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
+        if self.asked.holdings:
+            kept = self.asked.kept
+            snapshot = await monitor.with_holdings(self.client, snapshot, kept)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
     async def _pieces(self, given: inputs.Given) -> _Found:
@@ -569,6 +583,14 @@ class LiveCluster:
             text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
             said.append(text if asked else f"{text} (no malloc_trim there)")
         return Result(nbytes=0, undone="; ".join(undone), said="; ".join(said))
+
+    async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
+        """Have clients want keys no more; their futures are cancelled."""
+        return await clearing.release(self.client, self.token, release)
+
+    async def drop(self, drop: Drop, notify: Notify) -> Result:
+        """Restart all workers at once; cancelled while it waits, nothing is lost."""
+        return await clearing.drop(self.client, self.token, drop, notify)
 
     async def _progress(self, job: str) -> dict[str, Any]:
         state: dict[str, Any] = await monitor.ask(

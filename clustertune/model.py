@@ -21,6 +21,7 @@ import numpy.typing as npt
 from clustertune.snapshots import Burden as Burden
 from clustertune.snapshots import ClientFacts as ClientFacts
 from clustertune.snapshots import Details as Details
+from clustertune.snapshots import Holding as Holding
 from clustertune.snapshots import Pool as Pool
 from clustertune.snapshots import Prefix as Prefix
 from clustertune.snapshots import Published as Published
@@ -390,6 +391,7 @@ class Restart:
     wait: float  # seconds that running tasks are waited for
     timeout: float  # seconds in which it has to be back
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned: pieces go together
+    beside: tuple[str, ...] = ()  # addresses of others that are away at the same time
     size: Size | None = None  # with what it is started from then on; None: as it was
     retire: bool = False  # it is closed instead, and what it held stays on the others
 
@@ -399,6 +401,25 @@ class Trim:
     """Workers whose memory is to be given back to their hosts."""
 
     workers: Mapping[str, str | int]  # ids by address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Keys in memory with some prefix that are to be let go."""
+
+    prefix: str
+    kept: tuple[Key, ...] = ()  # of these none
+    include_other_clients: bool = False  # else only what nobody else wants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """All workers restarted at once, with the loss of all that they hold."""
+
+    workers: Mapping[str, str | int]  # ids by address
+    wait: float  # seconds that running tasks are waited for
+    timeout: float  # seconds in which all have to be back
+    include_other_clients: bool = False  # else only where nobody else has data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,6 +502,12 @@ class Cluster(Protocol):
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         """Have workers give memory back that they do not need."""
+
+    async def release(self, release: Release, notify: Notify) -> Result:
+        """Have clients want keys no more."""
+
+    async def drop(self, drop: Drop, notify: Notify) -> Result:
+        """Restart all workers at once, and forget what they held."""
 
 
 class Action(Protocol):

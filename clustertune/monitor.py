@@ -25,7 +25,9 @@ from clustertune.errors import (
 )
 from clustertune.model import (
     Burden,
+    Holding,
     Int64s,
+    Key,
     Member,
     Snapshot,
     Thresholds,
@@ -267,6 +269,27 @@ async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:
         for w in snapshot.workers
     )
     return replace(snapshot, workers=workers)
+
+
+async def with_holdings(
+    client: Client, snapshot: Snapshot, kept: Sequence[Key]
+) -> Snapshot:
+    """The snapshot that knows which keys are in memory, and who wants them.
+
+    Keys that are to be ``kept`` are left out.
+    """
+    asked = {"owner": client.id, "kept": keys.pack(kept)}
+    rows = await ask(client, "holdings", **asked)
+    names = ("prefix", "keys", "nbytes", "scattered", "mine", "others", "published")
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    holdings = tuple(
+        Holding(
+            **row
+            | {"others": tuple(row["others"]), "published": tuple(row["published"])}
+        )
+        for row in found
+    )
+    return replace(snapshot, holdings=holdings)
 
 
 def _burden(numbers: Sequence[int]) -> Burden:

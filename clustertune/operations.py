@@ -1,4 +1,6 @@
-"""What is done to workers by name: ``restart``, ``resize``, ``scale``, ``trim``.
+"""What is done to workers by name, and to data that nobody needs any more.
+
+``restart``, ``resize``, ``scale``, ``trim``, ``release``.
 
 Each looks, plans, refuses before anything is touched, acts step by step through the
 port, looks again, and reports what was seen, done and left.
@@ -6,35 +8,32 @@ port, looks again, and reports what was seen, done and left.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from time import monotonic
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from distributed import Client
+from distributed import Client, futures_of
 
-from clustertune import arguments, checks, executor, inputs, planner, workloads
+from clustertune import arguments, inputs
+from clustertune.actions import drop as dropping
+from clustertune.actions import release as releasing
 from clustertune.actions import restart as restarting
 from clustertune.actions import retire as retiring
 from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
-from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
-from clustertune.journal import Journal
-from clustertune.live import LiveCluster, ids_of
-from clustertune.model import Goal, Notify, Outcome, Plan, Size, Step, View
-from clustertune.progress import Progress
-from clustertune.report import Report, headlines
-from clustertune.settings import of_checks
-from clustertune.wording import seconds_text
-
-Steps = Callable[[View, Collection[str | int]], Iterator[Step]]
+from clustertune.live import Asked
+from clustertune.model import Notify, Size, Step, View
+from clustertune.procedure import Procedure, carry_out
+from clustertune.report import Report
+from clustertune.wording import names_text
 
 
 def restart(
     client: Client,
     *collections: Any,
     workers: Sequence[str | int] | None = None,
+    max_unavailable: float | str = 1,
+    drop_data: bool = False,
+    include_other_clients: bool = False,
     wait: str | float = "1 minute",
     dry_run: bool = False,
     progress: bool | Notify | None = None,
@@ -46,6 +45,9 @@ def restart(
     others, is started again by its nanny, and gets its keys back. The scheduler carries
     that out: if this process ends, the worker whose turn it is is finished with.
 
+    With ``drop_data`` all are restarted at once and everything in memory is lost: that
+    is what ``client.restart()`` does, but what is lost is listed first.
+
     Parameters
     ----------
     client
@@ -55,6 +57,16 @@ def restart(
         client holds is kept, whether it is named here or not.
     workers
         Names or addresses; all by default.
+    max_unavailable
+        How many workers may be away at the same time: a number, or a part of all, as
+        ``0.25`` or ``"25%"`` (rounded down, but one at least). What these hold has to
+        fit the others.
+    drop_data
+        Restart all workers at once, and lose what they hold. Not with collections, nor
+        with ``workers``.
+    include_other_clients
+        Whether ``drop_data`` may destroy what other clients want kept or what is
+        published; both are listed in the text of the error otherwise.
     wait
         Seconds, or a duration, that the tasks of each worker are waited for.
     dry_run
@@ -74,7 +86,7 @@ def restart(
     ------
     RefusedError
         A worker cannot be restarted without loss (no nanny, actors, no room on the
-        others); nothing was touched.
+        others), or others would lose data; nothing was touched.
     ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError
         The cluster cannot do what was asked; the text says why and what to do.
     TimedOutError
@@ -85,18 +97,38 @@ def restart(
     >>> print(clustertune.restart(client, workers=[3]))         # doctest: +SKIP
     """
     seconds = arguments.duration("wait", wait)
-    operation = Operation(
+    most = arguments.part("max_unavailable", max_unavailable)
+    others = arguments.flag("include_other_clients", include_other_clients)
+    dropped = arguments.flag("drop_data", drop_data)
+    if dropped and (collections or workers is not None):
+        raise TypeError(
+            "drop_data=True restarts all workers and keeps nothing: give neither "
+            "collections nor workers with it"
+        )
+    if others and not dropped:
+        raise TypeError(
+            "include_other_clients=True is for drop_data=True: without that nobody "
+            "loses anything"
+        )
+
+    def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
+        if dropped:
+            yield from dropping.steps(view, wait=seconds, include_other_clients=others)
+        else:
+            yield from restarting.steps(view, ids, wait=seconds, most=most)
+
+    procedure = Procedure(
         client=client,
         name="restart",
         given=_given(collections),
         workers=arguments.names("workers", workers),
-        steps=lambda view, ids: restarting.steps(view, ids, wait=seconds),
+        steps=steps,
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        burdened=True,
+        asked=Asked(burdens=True, holdings=dropped),
     )
-    report: Report = client.sync(_carry_out, operation)
+    report: Report = client.sync(carry_out, procedure)
     return report
 
 
@@ -107,6 +139,7 @@ def resize(
     memory_limit: str | int | None = None,
     env: Mapping[str, str] | None = None,
     workers: Sequence[str | int] | None = None,
+    max_unavailable: float | str = 1,
     wait: str | float = "1 minute",
     dry_run: bool = False,
     progress: bool | Notify | None = None,
@@ -120,8 +153,9 @@ def resize(
 
     Parameters
     ----------
-    client, *collections, workers, wait, dry_run, progress, timeout
-        As for :func:`clustertune.restart`.
+    client, *collections, workers, max_unavailable, wait, dry_run, progress, timeout
+        As for :func:`clustertune.restart`. With ``env`` it is one worker at a time:
+        nannies in the same process would mix their variables up.
     nthreads
         Threads of each worker.
     memory_limit
@@ -154,18 +188,23 @@ def resize(
     if size == Size():
         raise TypeError("nothing is to be changed: give nthreads, memory_limit or env")
     seconds = arguments.duration("wait", wait)
-    operation = Operation(
+    most = arguments.part("max_unavailable", max_unavailable)
+    if size.env:
+        most = 1
+    procedure = Procedure(
         client=client,
         name="resize",
         given=_given(collections),
         workers=arguments.names("workers", workers),
-        steps=lambda view, ids: restarting.steps(view, ids, wait=seconds, size=size),
+        steps=lambda view, ids: restarting.steps(
+            view, ids, wait=seconds, size=size, most=most
+        ),
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        burdened=True,
+        asked=Asked(burdens=True),
     )
-    report: Report = client.sync(_carry_out, operation)
+    report: Report = client.sync(carry_out, procedure)
     return report
 
 
@@ -217,19 +256,18 @@ def scale(
         else:
             yield from retiring.steps(view, wanted, wait=seconds)
 
-    operation = Operation(
+    procedure = Procedure(
         client=client,
         name="scale",
         given=_given(collections),
-        workers=None,
         steps=steps,
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        burdened=True,
+        asked=Asked(burdens=True),
         may_be_empty=True,
     )
-    report: Report = client.sync(_carry_out, operation)
+    report: Report = client.sync(carry_out, procedure)
     return report
 
 
@@ -264,37 +302,102 @@ def trim(
     Report
         Its step says for each worker the memory of its process before and after.
     """
-    operation = Operation(
+    procedure = Procedure(
         client=client,
         name="trim",
-        given=inputs.NOTHING,
         workers=arguments.names("workers", workers),
         steps=trimming.steps,
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
     )
-    report: Report = client.sync(_carry_out, operation)
+    report: Report = client.sync(carry_out, procedure)
     return report
 
 
-# --- the way of all of them -----------------------------------------------------------
+def release(
+    client: Client,
+    *prefixes: str,
+    keep: Any = (),
+    include_other_clients: bool = False,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "1 minute",
+) -> Report:
+    """Let go of data in memory that is not needed any more.
 
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    *prefixes
+        Of keys, as a dry run lists them: ``"random_sample"``. None: all that this
+        client wants kept and nobody else, but for what is in ``keep``.
+    keep
+        Collections or futures, or a list of them, whose keys stay.
+    include_other_clients
+        Whether keys go that other clients want kept, or that are published. Their
+        futures are cancelled, and published names point to nothing.
+    dry_run
+        Change nothing; the report lists what would go.
+    progress
+        As for :func:`clustertune.prepare`.
+    timeout
+        Seconds, or a duration, for everything together.
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """A call, its arguments checked."""
+    Returns
+    -------
+    Report
+        Its steps say for each prefix how many keys, and bytes, were let go. Futures
+        and collections that hold them are cancelled, and say so when they are used.
 
-    client: Client
-    name: str
-    given: inputs.Inputs
-    workers: tuple[str | int, ...] | None
-    steps: Steps
-    timeout: float
-    dry_run: bool
-    progress: bool | Notify | None
-    burdened: bool = False
-    may_be_empty: bool = False
+    Raises
+    ------
+    TypeError
+        Neither prefixes nor ``keep`` are given: everything would go.
+    ValueError
+        There are no keys with such a prefix; the text says which there are.
+    RefusedError
+        Only others want what has the prefix; nothing was touched.
+
+    Examples
+    --------
+    >>> clustertune.release(client, keep=[X, y])                # doctest: +SKIP
+    """
+    wanted = arguments.texts("prefixes", prefixes)
+    kept = tuple(f.key for f in futures_of(keep))
+    others = arguments.flag("include_other_clients", include_other_clients)
+    dry = arguments.flag("dry_run", dry_run)
+    if not wanted and not kept and not dry:
+        raise TypeError(
+            "release() would let go of all data of this client: say which by prefix "
+            "(a dry run lists them), or what to keep: keep=[X, y]"
+        )
+    if not wanted and others:
+        raise TypeError("include_other_clients=True needs prefixes")
+
+    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+        there = sorted({h.prefix for h in view.now.holdings or ()})
+        unknown = [p for p in wanted if p not in there]
+        if unknown:
+            raise ValueError(
+                f"prefixes: nothing in memory is named {names_text(unknown)}; there "
+                f"is {names_text(there, most=20) or 'no data'}"
+            )
+        yield from releasing.steps(view, wanted, kept, include_other_clients=others)
+
+    procedure = Procedure(
+        client=client,
+        name="release",
+        steps=steps,
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=dry,
+        progress=progress,
+        asked=Asked(holdings=True, kept=kept),
+        may_be_empty=True,
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
 
 
 def _given(collections: Sequence[Any]) -> inputs.Inputs:
@@ -302,121 +405,3 @@ def _given(collections: Sequence[Any]) -> inputs.Inputs:
         return inputs.NOTHING
     X, y, *others = (*collections, None) if len(collections) == 1 else collections
     return inputs.gather(X, y, others, {}, None)
-
-
-async def _carry_out(operation: Operation) -> Report:
-    progress, journal, start = Progress(operation.progress), Journal(), monotonic()
-    inputs.check_client(operation.client, operation.given)
-
-    def remaining() -> float:
-        return start + operation.timeout - monotonic()
-
-    cluster = LiveCluster(
-        operation.client,
-        operation.given,
-        Goal(workload=workloads.choose(None)),
-        remaining,
-        burdened=operation.burdened,
-    )
-    try:
-        work = _work(operation, cluster, journal, progress.notify)
-        await asyncio.wait_for(work, operation.timeout)
-    except BaseException as error:
-        ours = _explained(error, operation)
-        report = journal.report("failed", monotonic() - start, str(ours) or repr(ours))
-        if isinstance(ours, ClustertuneError):
-            ours.report = report
-        progress.finish(headlines(report))
-        if ours is error:
-            raise
-        raise ours from error
-    report = journal.report(_status(operation, journal), monotonic() - start)
-    progress.finish(headlines(report))
-    if not operation.dry_run:
-        await cluster.keep(report.to_json())
-    return report
-
-
-async def _work(
-    operation: Operation, cluster: LiveCluster, journal: Journal, notify: Notify
-) -> None:
-    settings = of_checks()
-    await cluster.open(None, may_be_empty=operation.may_be_empty)
-    if operation.dry_run:
-        await _plan(operation, cluster, journal, notify, settings)
-        return
-    async with cluster.lease(operation.name, notify):
-        plan = await _plan(operation, cluster, journal, notify, settings)
-        if plan.refused:
-            raise RefusedError(_reasons(plan))
-        await _act(plan, cluster, journal, notify)
-        view = await cluster.look(notify)
-        journal.views.append(view)
-        journal.findings.append(checks.run(view, settings))
-        journal.plans.append(Plan(phase=operation.name))
-
-
-async def _plan(
-    operation: Operation,
-    cluster: LiveCluster,
-    journal: Journal,
-    notify: Notify,
-    settings: Any,
-) -> Plan:
-    view = await cluster.look(notify)
-    ids = ids_of(operation.workers, view)
-    proposed = [(s, planner.refusal(s, view)) for s in operation.steps(view, ids)]
-    plan = Plan(
-        phase=operation.name,
-        steps=tuple(step for step, no in proposed if no is None),
-        refused=tuple(no for _, no in proposed if no is not None),
-    )
-    journal.views.append(view)
-    journal.findings.append(checks.run(view, settings))
-    journal.plans.append(plan)
-    return plan
-
-
-async def _act(
-    plan: Plan, cluster: LiveCluster, journal: Journal, notify: Notify
-) -> None:
-    """One step after the other; what comes after one that was not done is not begun."""
-    for number, step in enumerate(plan.steps):
-        if journal.outcomes and journal.outcomes[-1].status != "done":
-            reason = "not begun, as the one before was not done"
-            journal.outcomes.append(Outcome(step=step, status="skipped", reason=reason))
-            continue
-        view = await cluster.look(notify) if number else journal.views[-1]
-        await executor.execute(
-            Plan(phase=plan.phase, steps=(step,)),
-            view,
-            cluster,
-            notify=notify,
-            clock=monotonic,
-            record=journal.outcomes.append,
-        )
-
-
-def _status(operation: Operation, journal: Journal) -> str:
-    if operation.dry_run:
-        return "planned"
-    if not journal.outcomes:
-        return "fine"
-    return "done" if all(o.status == "done" for o in journal.outcomes) else "left"
-
-
-def _reasons(plan: Plan) -> str:
-    texts = [f"{r.step.summary}: {r.reason}" for r in plan.refused]
-    more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
-    return f"refused, and nothing was touched: {'; '.join(texts[:3])}{more}"
-
-
-def _explained(error: BaseException, operation: Operation) -> BaseException:
-    if isinstance(error, asyncio.TimeoutError) and not isinstance(
-        error, ClustertuneError
-    ):
-        return TimedOutError(
-            f"{operation.name} was not done within {seconds_text(operation.timeout)}; "
-            "nothing is lost, and what was begun is undone; give a longer timeout"
-        )
-    return error

@@ -11,21 +11,30 @@ import math
 from collections.abc import Callable, Mapping
 
 from clustertune import actions
+from clustertune.actions import drop, release
 from clustertune.model import (
     Action,
     Burden,
+    Drop,
     Finding,
     Load,
     Moves,
     Plan,
     Recut,
     Refusal,
+    Release,
     Restart,
     Step,
     Unknown,
     View,
 )
-from clustertune.wording import bytes_text, names_text, plural
+from clustertune.wording import bytes_text, names_text, plural, workers_text
+
+NO_NANNY = (
+    "it has no nanny that could start it again: restart it by the means with which it "
+    "was started; dask worker --nanny gives it one"
+)
+OTHERS = "include_other_clients=True (--include-other-clients) means them, too"
 
 PHASES: tuple[tuple[str, str], ...] = (
     # processes that have to be new are so before anything is given to them
@@ -164,10 +173,7 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
     if worker is None:
         return f"{names_text([step.args.id])} is gone, or was started again meanwhile"
     if worker.nanny is None and not step.args.retire:
-        return (
-            "it has no nanny that could start it again: restart it by the means with "
-            "which it was started; dask worker --nanny gives it one"
-        )
+        return NO_NANNY
     burden = worker.burden
     if burden is None:
         return "what it holds is unknown"
@@ -177,6 +183,8 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
 
 
 def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:
+    beside = [w for w in view.now.workers if w.address in restart.beside]
+    needed = burden.nbytes + sum(w.burden.nbytes for w in beside if w.burden)
     # those that were restarted before have other addresses now
     others = [w for w in view.now.workers if w.running and w.id in restart.ceilings]
     if not others:
@@ -191,11 +199,15 @@ def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:
         for most in (restart.ceilings[w.id],)
     ]
     free = sum(max(0.0, room) for room in rooms)
-    if burden.nbytes > free:
+    if needed > free:
+        it = (
+            f"it and {workers_text([w.id for w in beside])} hold"
+            if beside
+            else "it holds"
+        )
         return (
-            f"the others have room for {bytes_text(free)} below their thresholds, it "
-            f"holds {bytes_text(burden.nbytes)} that nobody else does: add workers, or "
-            "release data"
+            f"the others have room for {bytes_text(free)} below their thresholds, {it} "
+            f"{bytes_text(needed)} that nobody else does: add workers, or release data"
         )
     return None
 
@@ -219,7 +231,41 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
     return None
 
 
+def release_takes_from_nobody(step: Step, view: View) -> str | None:
+    """What other clients want is theirs, unless the caller means them, too."""
+    if not isinstance(step.args, Release) or step.args.include_other_clients:
+        return None
+    prefix = step.args.prefix
+    found = [h for h in view.now.holdings or () if h.prefix == prefix]
+    if any(release.is_alone(h) for h in found):
+        return None
+    return f"{release.whose(found)}: {OTHERS}"
+
+
+def drop_takes_from_nobody(step: Step, view: View) -> str | None:
+    """As for what is released; and all workers must come back."""
+    if not isinstance(step.args, Drop):
+        return None
+    alone = [w.id for w in view.now.workers if w.nanny is None]
+    if alone:
+        return f"{workers_text(alone)}: {NO_NANNY}"
+    if view.now.holdings is None:
+        return "what is in memory is unknown"
+    actors = sum(w.burden.actors for w in view.now.workers if w.burden is not None)
+    if actors:
+        return f"the workers hold {plural(actors, 'actor')}, which would be lost"
+    others = [h for h in view.now.holdings if not release.is_alone(h)]
+    if others and not step.args.include_other_clients:
+        return (
+            f"what would be lost: {drop.at_risk(view.now.holdings)}; {OTHERS}, and "
+            "restart without drop_data loses nothing"
+        )
+    return None
+
+
 GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
+    drop_takes_from_nobody,
+    release_takes_from_nobody,
     memory_is_enough,
     restart_loses_nothing,
     size_holds_what_is_there,

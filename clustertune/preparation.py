@@ -30,7 +30,7 @@ from clustertune import (
 )
 from clustertune.errors import ClustertuneError, TimedOutError, VerificationError
 from clustertune.journal import Journal
-from clustertune.live import LiveCluster
+from clustertune.live import Asked, LiveCluster
 from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan
 from clustertune.prepared import Again, Prepared
 from clustertune.progress import Progress
@@ -322,7 +322,7 @@ def _cluster(request: Request, start: float) -> LiveCluster:
         request.given,
         request.goal,
         remaining,
-        burdened=bool(request.goal.restart),
+        asked=Asked(burdens=bool(request.goal.restart)),
     )
 
 

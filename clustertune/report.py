@@ -197,6 +197,9 @@ def headlines(report: Report) -> list[str]:
     verb = "would do" if report.status == "planned" else "did"
     if acted:
         lines.append(f"{verb}: " + "; then ".join(s.summary for s in acted))
+    risks = [s.at_risk for s in report.steps if not _is_safe(s)]
+    if risks and report.status in ("planned", "failed"):
+        lines.append(f"would lose: {'; then '.join(risks)}")
     if acted and report.status != "planned":
         moved = sum(s.nbytes or 0 for s in acted)
         cost = f"cost: {seconds_text(report.seconds)}, {bytes_text(moved)} moved"
@@ -211,6 +214,10 @@ def headlines(report: Report) -> list[str]:
         nothing = "nothing is wrong" if report.status == "looked" else "nothing to do"
         lines.append(f"{nothing} ({seconds_text(report.seconds)})")
     return [printable(line) for line in lines[:6]]
+
+
+def _is_safe(step: Done) -> bool:
+    return step.at_risk.partition(":")[0] == "nothing"
 
 
 def _text(report: Report) -> Iterator[str]:

@@ -164,6 +164,19 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """Keys in memory with the same prefix that the same clients want kept."""
+
+    prefix: str  # "": of all that there was no more room to tell apart
+    keys: int
+    nbytes: int  # each key once, whatever copies there are
+    scattered: int  # keys that nobody could compute again
+    mine: bool  # the client that asks is one of them
+    others: tuple[str, ...] = ()  # ids of other clients
+    published: tuple[str, ...] = ()  # names of data sets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """What the scheduler says when it is asked for a diagnosis."""
 
@@ -191,6 +204,7 @@ class Snapshot:
     can_scale: str | None = None  # None: it can; else why this client cannot scale it
     adaptive: tuple[int, float] | None = None  # least and most workers of its scaling
     survey: Survey | None = None  # None: it was not asked
+    holdings: tuple[Holding, ...] | None = None  # None: it was not asked
 
 
 # --- the past -------------------------------------------------------------------------

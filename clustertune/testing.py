@@ -25,6 +25,7 @@ from clustertune.builders import worker as worker
 from clustertune.errors import ScaleError
 from clustertune.model import (
     Cut,
+    Drop,
     Goal,
     Int64s,
     Layout,
@@ -34,6 +35,7 @@ from clustertune.model import (
     Moves,
     Notify,
     Recut,
+    Release,
     Restart,
     Result,
     Snapshot,
@@ -246,6 +248,22 @@ class MemoryCluster:
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         self.calls.append(f"trim {len(trim.workers)}")
+        return Result(nbytes=0)
+
+    async def release(self, release: Release, notify: Notify) -> Result:
+        """Bytes of other keys are all that is known of them here."""
+        self.calls.append(f"release {release.prefix}")
+        self._foreign = dict.fromkeys(self._foreign, 0)
+        return Result(nbytes=0)
+
+    async def drop(self, drop: Drop, notify: Notify) -> Result:
+        self.calls.append(f"drop {len(drop.workers)}")
+        self.layouts, self.homes, self.contents = (), {}, {}
+        new = [
+            replace(w, address=f"{a}'", process=FRESH) for a, w in self.workers.items()
+        ]
+        self.workers = {w.address: w for w in new}
+        self._foreign = {}
         return Result(nbytes=0)
 
     # --- inside -----------------------------------------------------------------------

@@ -25,6 +25,7 @@ COMMANDS = (
     "demo",
     "doctor",
     "explain",
+    "release",
     "report",
     "resize",
     "restart",

@@ -9,6 +9,7 @@ anything is touched.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -71,16 +72,35 @@ def steps(
     wait: float = WAIT,
     timeout: float = TIMEOUT,
     size: Size | None = None,
+    most: float = 1,
 ) -> Iterator[Step]:
     """A step for each of these workers, in the order of the view.
 
-    With a ``size`` those that have it already are left alone.
+    With a ``size`` those that have it already are left alone. At ``most`` so many, or
+    such a part of all, are away at the same time.
     """
     groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
-    for worker in view.now.workers:
-        if worker.id in ids and not (size and _has(worker, size)):
-            step = _step(worker, view, groups, wait, timeout)
+    going = [
+        w for w in view.now.workers if w.id in ids and not (size and _has(w, size))
+    ]
+    for batch in _batches(going, at_once(most, len(view.now.workers))):
+        for worker in batch:
+            step = _step(worker, view, groups, batch, wait, timeout)
             yield step if size is None else _resized(step, worker, size)
+
+
+def at_once(most: float, count: int) -> int:
+    """How many of so many workers may be away: one is left, and one is always tried."""
+    wanted = most if isinstance(most, int) else math.floor(most * count)
+    return max(1, min(wanted, count - 1))
+
+
+def _batches(
+    workers: list[WorkerSnapshot], size: int
+) -> Iterator[list[WorkerSnapshot]]:
+    """Those that are restarted at the same time: what moves stays among the others."""
+    for start in range(0, len(workers), size):
+        yield workers[start : start + size]
 
 
 def _has(worker: WorkerSnapshot, size: Size) -> bool:
@@ -107,9 +127,11 @@ def _step(
     worker: WorkerSnapshot,
     view: View,
     groups: tuple[tuple[Key, ...], ...],
+    batch: list[WorkerSnapshot],
     wait: float,
     timeout: float,
 ) -> Step:
+    away = {w.id for w in batch}
     burden = worker.burden
     nbytes = None if burden is None else 2 * burden.nbytes
     known = nbytes is not None and worker.bandwidth > 0
@@ -136,12 +158,13 @@ def _step(
                 w.id: ceiling(w)
                 for w in view.now.workers
                 if w.running
-                and w.id != worker.id
+                and w.id not in away
                 and not isinstance(w.thresholds, Unknown)
             },
             wait=wait,
             timeout=timeout,
             collections=groups,
+            beside=tuple(w.address for w in batch if w.id != worker.id),
         ),
     )
 

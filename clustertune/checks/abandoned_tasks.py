@@ -5,8 +5,8 @@ thread on the worker cannot be stopped: it goes on, keeps its data and CPUs, and
 or LightGBM wait there for partners that will never come. The worker calls such a task
 cancelled. A short one ends by itself, so it must hold over several looks.
 
-Remedy: restart those workers, ``client.restart_workers([address])``; they lose what
-they hold, so load the data again afterwards.
+Remedy: ``clustertune.restart(client, workers=[...])`` for these workers, once what they
+still run may be cut off; they lose nothing of what they hold.
 """
 
 from __future__ import annotations

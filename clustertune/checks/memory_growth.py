@@ -5,8 +5,8 @@ the least unmanaged memory of each worker. Where that rises from run to run some
 leaks, or fragments the heap. The median of the steps between runs says by how much, and
 so after how many more runs the worker would pause, with what it holds now.
 
-Remedy: restart the workers before that, between two runs. Until then
-``client.run(gc.collect)`` and ``malloc_trim`` give some of it back.
+Remedy: ``clustertune.restart(client)`` before that, between two runs: it loses nothing.
+Until then ``clustertune.trim(client)`` gives some of it back.
 """
 
 from __future__ import annotations

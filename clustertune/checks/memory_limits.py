@@ -5,8 +5,9 @@ host add up to more than its memory, or than what its container may use, the ker
 kills a process before any worker has reached a threshold: without a warning, and
 perhaps not the one that grew. Dask sees the limit of the innermost cgroup only.
 
-Remedy: start workers with ``--memory-limit`` at most the host's memory divided by their
-number, or ``--memory-limit auto``, which does so for the workers of one command.
+Remedy: ``clustertune.resize(client, memory_limit=...)``, or start workers with
+``--memory-limit`` at most the host's memory divided by their number, or
+``--memory-limit auto``, which does so for the workers of one command.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ During a fit the training task holds the data, so spilling writes files and free
 nothing: at 40 % real data 0.8 GB of useless files were written (XGBoost 3.2). A worker
 that pauses when XGBoost's matrix is already built makes the fit hang.
 
-Remedy: ``del`` collections that are no longer needed and ``client.run(gc.collect)``; if
-process memory stays far above managed, let the C library give back what is free, on
-Linux ``client.run(lambda: ctypes.CDLL("libc.so.6").malloc_trim(0))``. If that is not
-enough, add workers, or start them with a higher ``--memory-limit``.
+Remedy: ``del`` collections that are no longer needed, or ``clustertune.release(client,
+keep=[X, y])``; if process memory stays far above managed, ``clustertune.trim(client)``.
+If that is not enough, add workers, or give them a higher limit:
+``clustertune.resize(client, memory_limit=...)``.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ goes.
 Paused workers on which the fit was not asked to run are only mentioned.
 
 Remedy: free memory there: ``del`` collections that are no longer needed, then
-``client.run(gc.collect)``. Memory that stays only goes with the process:
-``client.restart_workers([address])`` loses what the worker holds, so load the data
-again afterwards. In place of a worker that closes start another.
+``clustertune.trim(client)``. Memory that stays only goes with the process:
+``clustertune.restart(client, workers=[...])``, which loses nothing. In place of a
+worker that closes start another.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ information on the scheduler's own host: client and scheduler need some there, a
 small worker is often meant. Set ``shared`` if other jobs use the hosts, too, like
 Kubernetes pods with CPU requests but no limits.
 
-Remedy: start workers with as many threads as CPUs, ``dask worker --nthreads 4`` or
-``LocalCluster(n_workers=1, threads_per_worker=4)``, or give their container or job
-other CPUs; the threads of a running worker cannot be changed.
+Remedy: ``clustertune.resize(client, nthreads=...)`` with as many threads as CPUs, or
+start workers with them, ``dask worker --nthreads 4`` or ``LocalCluster(n_workers=1,
+threads_per_worker=4)``, or give their container or job other CPUs.
 """
 
 from __future__ import annotations

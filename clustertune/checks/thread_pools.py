@@ -12,8 +12,8 @@ scikit-learn and PyTorch keep to their pools, so with a pool of 1 such a task ha
 thread however many its worker has. With ``estimator=`` that is said for what trains.
 
 Remedy: start workers by a nanny and leave ``distributed.nanny.pre-spawn-environ`` as it
-is, or set ``OMP_NUM_THREADS`` so that threads of a worker times pool make the CPUs; in
-code ``with threadpoolctl.threadpool_limits(1)``.
+is, or have threads of a worker times pool make the CPUs: ``clustertune.resize(client,
+env={"OMP_NUM_THREADS": "2"})``; in code ``with threadpoolctl.threadpool_limits(1)``.
 """
 
 from __future__ import annotations

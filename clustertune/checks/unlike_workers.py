@@ -4,8 +4,9 @@ Rows are placed in proportion to threads, so a worker with twice the threads get
 the rows, and needs twice the memory for them. Every round of a fit ends when the
 slowest worker is done, so unlike CPUs below the same number of threads cost time too.
 
-Remedy: start all workers alike, with the same ``--nthreads`` and ``--memory-limit``, or
-name those that are alike: ``clustertune.prepare(client, X, y, workers=[...])``.
+Remedy: make all workers alike, ``clustertune.resize(client, nthreads=...,
+memory_limit=...)``, or name those that are alike: ``clustertune.prepare(client, X, y,
+workers=[...])``.
 """
 
 from __future__ import annotations

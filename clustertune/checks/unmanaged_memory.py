@@ -7,9 +7,8 @@ tasks are looked at, since a task that runs may need its memory.
 
 One look cannot tell a leak from a cache; ``memory_growth`` compares runs.
 
-Remedy: ``client.run(gc.collect)``, then on Linux
-``client.run(lambda: ctypes.CDLL("libc.so.6").malloc_trim(0))``. What stays goes only
-with the process: restart the workers, and load the data again after that.
+Remedy: ``clustertune.trim(client)``. What stays goes only with the process:
+``clustertune.restart(client)``, which loses nothing.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from uuid import uuid4
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote import runs
+from clustertune.remote.drop import Dropping
+from clustertune.remote.holdings import holdings, release
 from clustertune.remote.holds import Holds
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
@@ -30,7 +32,7 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 6
+PROTOCOL = 7
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -71,6 +73,7 @@ class Resident(SchedulerPlugin):
         self.lease: dict[str, Any] | None = None
         self.jobs: dict[str, Job] = {}
         self.hold = ManagerHold(scheduler)
+        self.turn = asyncio.Lock()  # of those that look for room at the same time
         self.report = ""
         self.released: deque[str] = deque(maxlen=1000)  # tokens
         self.pinned: dict[str, set[Any]] = {}  # keys bound to workers, by name
@@ -340,6 +343,7 @@ class Resident(SchedulerPlugin):
             wait,
             timeout,
             retire,
+            self.turn,
         )
         name = uuid4().hex
         self.jobs[name] = Job(work, self._restart(work))
@@ -357,6 +361,46 @@ class Resident(SchedulerPlugin):
             NAME, event | work.state() | {"state": "ended", "problem": problem}
         )
         return problem
+
+    # --- data that is let go ----------------------------------------------------------
+
+    async def holdings(self, owner: str, kept: Sequence[Any]) -> list[list[Any]]:
+        """Which keys are in memory, and who wants them; but packed keys to be kept."""
+        return await holdings(self.scheduler, owner, set(unpack(kept)))
+
+    async def release_keys(
+        self, token: str, owner: str, prefix: str, kept: Sequence[Any], others: bool
+    ) -> tuple[int, int]:
+        """Let go of keys with a prefix, but for packed ones; says how many, and bytes.
+
+        Of those that others want, too, only if ``others`` is set.
+        """
+        self._check(token)
+        event = {"action": "release", "prefix": prefix, "client": owner}
+        answer = await release(self.scheduler, owner, prefix, set(unpack(kept)), others)
+        self.scheduler.log_event(NAME, event | {"keys": answer[0]})
+        return answer
+
+    def drop(
+        self, token: str, owner: str, others: bool, wait: float, timeout: float
+    ) -> str:
+        """Begin to restart all workers with what they hold; returns the job's name."""
+        self._check(token)
+        work = Dropping(self.scheduler, owner, others, wait, timeout)
+        name = uuid4().hex
+        self.jobs[name] = Job(work, self._drop(work))
+        return name
+
+    async def _drop(self, work: Dropping) -> str:
+        event = {"action": "drop", "client": work.owner}
+        try:
+            problem = await work.run()
+        except Exception as error:  # noqa: BLE001, _failed logs it
+            problem = self._failed("restart", error)
+        self.scheduler.log_event(NAME, event | work.state() | {"problem": problem})
+        return problem
+
+    # --- jobs -------------------------------------------------------------------------
 
     def progress(self, job: str, token: str) -> dict[str, Any]:
         """How far a job is, and once it is finished what went wrong, if anything."""
@@ -476,7 +520,7 @@ class Resident(SchedulerPlugin):
 class Job:
     """Work and the task that carries it out; the reference keeps the task alive."""
 
-    def __init__(self, work: Placing | Restarting, task: Any):
+    def __init__(self, work: Placing | Restarting | Dropping, task: Any):
         self.work = work
         self.task = asyncio.ensure_future(task)
 
@@ -493,6 +537,9 @@ METHODS = frozenset(
         "move",
         "burdens",
         "restart_worker",
+        "holdings",
+        "release_keys",
+        "drop",
         "progress",
         "stop",
         "pin",

@@ -50,6 +50,8 @@ class Restarting:
         Seconds in which the worker has to be back.
     retire
         Close it instead: what it held stays where it was moved.
+    turn
+        Held while it is emptied: two at once would be given the same room.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class Restarting:
         wait: float,
         timeout: float,
         retire: bool = False,
+        turn: asyncio.Lock | None = None,
     ):
+        self.turn = turn or asyncio.Lock()
         self.retire = retire
         self.scheduler = scheduler
         self.hold = hold
@@ -86,12 +90,13 @@ class Restarting:
         worker = self.scheduler.workers.get(self.address)
         if worker is None:
             return f"{self.address} is gone"
-        was, identity = worker.status, _identity(worker)
+        was, who = worker.status, identity(worker)
         try:
             self._refuse(worker)
             self._set(worker, Status.closing_gracefully)
             await self._idle(worker)
-            await self._empty(worker)
+            async with self.turn:
+                await self._empty(worker)
         except BaseException as error:
             # also where the job is cancelled: nothing may stay as it is now
             await self._undo(worker, was)
@@ -102,7 +107,7 @@ class Restarting:
             self.doing = "closing"
             return await self._close(worker, was)
         self.doing = "restarting"
-        problem = await self._restart(identity)
+        problem = await self._restart(who)
         self.lost = self._count_lost()
         if problem:
             return problem
@@ -236,7 +241,7 @@ class Restarting:
         await self._undo(worker, was)
         return "the scheduler did not close it"
 
-    async def _restart(self, identity: Any) -> str:
+    async def _restart(self, who: Any) -> str:
         try:
             answer = await self.scheduler.restart_workers(
                 [self.address],
@@ -250,7 +255,7 @@ class Restarting:
         # it counts workers only: another one that comes is taken for it
         while not self.back:
             for ws in list(self.scheduler.workers.values()):
-                new = ws.address != self.address and _identity(ws) == identity
+                new = ws.address != self.address and identity(ws) == who
                 if new and ws.status is Status.running:
                     self.back = ws.address
             if not self.back and monotonic() > end:
@@ -331,7 +336,7 @@ def _used(worker: Any) -> int:
     return int(max(worker.memory.process, worker.nbytes - on_disk))
 
 
-def _identity(worker: Any) -> Any:
+def identity(worker: Any) -> Any:
     """What survives a restart: its name, and its nanny."""
     return worker.nanny, None if worker.name == worker.address else worker.name
 

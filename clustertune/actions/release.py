@@ -1,0 +1,114 @@
+"""Let go of data in memory that nobody needs any more, by the prefix of its keys.
+
+Memory fills with what was persisted once and forgotten: old versions of a collection,
+the results that a notebook keeps in its history. What is let go is gone: it is shown
+first, by prefix, with its bytes. What other clients want kept, or is published, stays,
+unless the caller says that it may go, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from clustertune.model import (
+    Cluster,
+    Finding,
+    Holding,
+    Key,
+    Notify,
+    Price,
+    Release,
+    Result,
+    Step,
+    View,
+)
+from clustertune.wording import bytes_text, names_text, plural
+
+
+def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
+    """None: what is needed no more is for the caller to say."""
+    yield from ()
+
+
+def steps(
+    view: View,
+    prefixes: Collection[str],
+    kept: tuple[Key, ...] = (),
+    *,
+    include_other_clients: bool = False,
+) -> Iterator[Step]:
+    """A step for each prefix, the one with most bytes first.
+
+    Without prefixes: for all that the caller alone wants, but for what is ``kept``.
+    """
+    holdings = view.now.holdings or ()
+    by_prefix: dict[str, list[Holding]] = {}
+    for holding in holdings:
+        by_prefix.setdefault(holding.prefix, []).append(holding)
+    order = sorted(by_prefix, key=lambda p: -sum(h.nbytes for h in by_prefix[p]))
+    for prefix in order:
+        own = [h for h in by_prefix[prefix] if is_alone(h)]
+        others = [h for h in by_prefix[prefix] if not is_alone(h)]
+        if prefix in prefixes or (not prefixes and own):
+            yield _step(prefix, own, others, kept, include_other_clients)
+
+
+def is_alone(holding: Holding) -> bool:
+    """Whether only the client that asks wants these keys."""
+    return holding.mine and not holding.others and not holding.published
+
+
+def _step(
+    prefix: str,
+    own: list[Holding],
+    others: list[Holding],
+    kept: tuple[Key, ...],
+    include_other_clients: bool,
+) -> Step:
+    going = [*own, *others] if include_other_clients else own
+    shown = going or others  # which the guard will refuse
+    count = sum(h.keys for h in shown)
+    summary = f"let go of {plural(count, 'key')} named {prefix} ({nbytes_text(shown)})"
+    if others and going == own and own:
+        summary += f"; {sum(h.keys for h in others):,} more stay, which {whose(others)}"
+    elif others:
+        summary += (
+            f", some of which {whose(others)}" if own else f", which {whose(others)}"
+        )
+    scattered = sum(h.scattered for h in shown)
+    never = (
+        f"; {scattered:,} were scattered: they are gone for good" if scattered else ""
+    )
+    return Step(
+        action="release",
+        summary=summary,
+        price=Price(
+            nbytes=0,
+            seconds=None,
+            at_risk=f"{plural(count, 'key')} named {prefix}{never}",
+        ),
+        gain=f"{nbytes_text(shown)} of memory",
+        args=Release(
+            prefix=prefix, kept=kept, include_other_clients=include_other_clients
+        ),
+    )
+
+
+def nbytes_text(holdings: Collection[Holding]) -> str:
+    """Their bytes in words."""
+    return bytes_text(sum(h.nbytes for h in holdings))
+
+
+def whose(holdings: Collection[Holding]) -> str:
+    """Who else wants them, in words that follow "which"."""
+    clients = sorted({c for h in holdings for c in h.others})
+    names = sorted({n for h in holdings for n in h.published})
+    parts = [f"other clients want ({names_text(clients)})"] if clients else []
+    parts += [f"are published as {names_text(names)}"] if names else []
+    return " and ".join(parts) or "nobody has asked for by name"
+
+
+async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
+    """Let go of them, as the resident carries it out."""
+    assert isinstance(step.args, Release)
+    return await cluster.release(step.args, notify)

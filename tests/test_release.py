@@ -1,0 +1,312 @@
+"""Data that is let go on purpose, and never somebody else's by accident."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import dask.array as da
+import pytest
+from click.testing import CliRunner
+from distributed import Client, Event, LocalCluster, Nanny, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune import arguments, planner
+from clustertune.actions import drop, release
+from clustertune.cli import main
+from clustertune.errors import RefusedError
+from clustertune.model import Holding, Step, View
+from clustertune.testing import MemoryCluster, view, worker
+from tests.processes import soon
+
+MB = 2**20
+WORKERS = {"nthreads": [("127.0.0.1", 1)] * 2, "Worker": Nanny, "client": True}
+
+
+# --- pure -------------------------------------------------------------------------
+
+
+def holding(prefix: str, keys: int = 1, **changes: Any) -> Holding:
+    about = {"nbytes": keys * MB, "scattered": 0, "mine": True} | changes
+    return Holding(prefix=prefix, keys=keys, **about)
+
+
+def seen(*holdings: Holding, **changes: Any) -> View:
+    found = view([worker(0, **changes), worker(1, **changes)])
+    now = replace(found.now, holdings=holdings)
+    return replace(found, snapshots=(now,))
+
+
+def refusals(steps: Iterable[Step], found: View) -> list[str | None]:
+    nos = [planner.refusal(step, found) for step in steps]
+    return [None if no is None else no.reason for no in nos]
+
+
+def test_what_this_client_alone_wants() -> None:
+    """Without prefixes: that, most bytes first; what others want is not proposed."""
+    found = seen(
+        holding("a", 1),
+        holding("b", 3, scattered=2),
+        holding("c", 9, others=("other",)),
+        holding("d", 9, published=("train",)),
+        holding("e", 9, mine=False, others=("other",)),
+    )
+    b, a = release.steps(found, ())
+    assert b.summary == "let go of 3 keys named b (3.0 MiB)"
+    assert "2 were scattered" in b.price.at_risk
+    assert a.args.prefix == "a"
+    assert refusals([a, b], found) == [None, None]
+
+
+def test_what_others_want_stays() -> None:
+    """Of a prefix that several want, what one alone wants goes; the rest is said."""
+    found = seen(holding("a", 1), holding("a", 2, others=("other",)))
+    (step,) = release.steps(found, ["a"])
+    assert step.summary == (
+        "let go of 1 key named a (1.0 MiB); 2 more stay, which other clients want "
+        "(other)"
+    )
+    assert refusals([step], found) == [None]
+    (step,) = release.steps(found, ["a"], include_other_clients=True)
+    assert "3 keys" in step.summary
+    assert refusals([step], found) == [None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"others": ("bob",)}, "other clients want (bob)"),
+        ({"published": ("train",)}, "are published as train"),
+        ({"mine": False, "others": ("bob",)}, "other clients want (bob)"),
+    ],
+)
+def test_what_only_others_want_is_refused(changes: Any, text: str) -> None:
+    """Both for what is released and for what a restart would drop."""
+    found = seen(holding("a", 5, **changes))
+    for steps in (release.steps(found, ["a"]), drop.steps(found)):
+        (no,) = refusals(steps, found)
+        assert text in str(no)
+        assert "include_other_clients=True" in str(no)
+    others = {"include_other_clients": True}
+    for steps in (release.steps(found, ["a"], **others), drop.steps(found, **others)):
+        assert refusals(steps, found) == [None]
+
+
+def test_what_a_drop_loses_is_listed() -> None:
+    """Keys, bytes, scattered ones, whose they are, and names."""
+    found = seen(
+        holding("a", 1), holding("b", 2, scattered=2, published=("train", "test"))
+    )
+    (step,) = drop.steps(found)
+    assert step.price.at_risk == (
+        "3 keys (3.0 MiB), named b and a; 2 of them were scattered; 2.0 MiB are those "
+        "which are published as test and train; the published test and train will "
+        "point to nothing"
+    )
+    (step,) = drop.steps(seen())
+    assert step.price.at_risk == "nothing: no data is in memory"
+
+
+def test_a_drop_needs_nannies() -> None:
+    (no,) = refusals(drop.steps(found := seen(nanny=None)), found)
+    assert "no nanny" in str(no)
+
+
+def test_in_memory() -> None:
+    """The cluster in memory forgets as well."""
+    cluster = MemoryCluster(seen(managed=5 * MB, process=90 * MB))
+    (step,) = drop.steps(seen())
+    asyncio.run(drop.enact(step, cluster, lambda *_: None))
+    after = asyncio.run(cluster.look(lambda *_: None))
+    assert [w.managed for w in after.now.workers] == [0, 0]
+    assert cluster.calls == ["drop 2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(1, 1), ("3", 3), (0.25, 0.25), ("25%", 0.25), ("100%", 1.0)],
+)
+def test_parts(given: Any, expected: float) -> None:
+    found = arguments.part("x", given)
+    assert (type(found), found) == (type(expected), expected)
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, "150%", "0%", "many", True, None, []])
+def test_what_is_no_part(given: Any) -> None:
+    with pytest.raises(ValueError, match="a number of at least 1, or a part"):
+        arguments.part("x", given)
+
+
+# --- live -------------------------------------------------------------------------
+
+
+def layout(s: Any) -> dict[str, set[Any]]:
+    """By worker's name, the keys that it holds."""
+    return {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_release(c: Any, s: Any, *workers: Any) -> None:
+    """What is kept is kept; what was let go says so; published data stays."""
+    X = c.persist(da.random.random((100, 4), chunks=10))
+    old = c.persist(X + 1)
+    names = c.persist(da.ones((100, 4), chunks=10))
+    some = await c.scatter([1, 2])
+    await wait([X, old, names])
+    await c.publish_dataset(names, name="kept")
+    report = await clustertune.release(c, keep=[X, some], dry_run=True)
+    assert [s.summary for s in report.steps] == [
+        "let go of 10 keys named add (3.1 KiB)"
+    ]
+    assert len(s.tasks) == 32
+    report = await clustertune.release(c, keep=[X, some])
+    assert report.steps[0].reason == "10 keys (3.1 KiB) let go"
+    assert len(s.tasks) == 22
+    with pytest.raises(Exception, match="cancelled"):
+        await c.compute(old.sum())
+    assert (await c.compute((X * 0).sum())) == 0
+    assert await c.gather(some) == [1, 2]
+    with pytest.raises(RefusedError, match="are published as kept"):
+        await clustertune.release(c, "ones_like")
+    with pytest.raises(ValueError, match="nothing in memory is named nope; there is"):
+        await clustertune.release(c, "nope")
+    with pytest.raises(TypeError, match="keep="):
+        await clustertune.release(c)
+    assert len(s.tasks) == 22
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_others_hold(c: Any, s: Any, *workers: Any) -> None:
+    """Only with the word for it; then their futures say that they are cancelled."""
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        theirs = await other.scatter([1, 2, 3])
+        with pytest.raises(RefusedError, match="other clients want"):
+            await clustertune.release(c, "int")
+        assert await other.gather(theirs) == [1, 2, 3]
+        await clustertune.release(c, "int", include_other_clients=True)
+        assert not s.tasks
+        await soon(lambda: {f.status for f in theirs} == {"cancelled"})
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_what_is_still_needed_stays(c: Any, s: Any, a: Any) -> None:
+    """What a task that is still to run depends on is there until that has run."""
+    gate = Event("gate")
+    X = c.submit(lambda: 7, key="x-1")
+    await X
+    y = c.submit(lambda x, gate: gate.wait() and x + 1, X, gate, key="y-1")
+    await clustertune.release(c, "x")
+    assert X.status == "cancelled"
+    await gate.set()
+    assert await y == 8
+
+
+@gen_cluster(**WORKERS)
+async def test_drop(c: Any, s: Any, *nannies: Any) -> None:
+    """All processes are new, nothing is left, and the cluster works."""
+    X = c.persist(da.random.random((100, 4), chunks=10))
+    await wait(X)
+    before = await c.run(os.getpid)
+    report = await clustertune.restart(c, drop_data=True, dry_run=True)
+    assert "would lose: 10 keys" in str(report)
+    report = await clustertune.restart(c, drop_data=True)
+    assert report.status == "done", str(report)
+    assert report.steps[0].reason == "10 keys (3.1 KiB) dropped"
+    assert not s.tasks
+    after = await c.run(os.getpid)
+    assert len(after) == 2
+    assert not set(before.values()) & set(after.values())
+    assert await c.submit(lambda: 5) == 5
+
+
+@gen_cluster(**WORKERS)
+async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
+    """It is refused with the names; with the word for it it is done."""
+    X = c.persist(da.ones((100, 4), chunks=10))
+    await c.publish_dataset(X, name="train")
+    await wait(X)
+    with pytest.raises(RefusedError, match="train will point to nothing"):
+        await clustertune.restart(c, drop_data=True)
+    assert float(await c.compute(X.sum())) == 400
+    with pytest.raises(TypeError, match="neither"):
+        await clustertune.restart(c, X, drop_data=True)
+    await clustertune.restart(c, drop_data=True, include_other_clients=True)
+    assert not s.tasks
+
+
+@gen_cluster(**WORKERS)
+async def test_drop_waits_for_tasks(c: Any, s: Any, *nannies: Any) -> None:
+    """Whose they are does not matter; after the deadline it is refused."""
+    gate = Event("gate")
+    future = c.submit(lambda gate: gate.wait(), gate)
+    await soon(lambda: any(ws.processing for ws in s.workers.values()))
+    report = await clustertune.restart(c, drop_data=True, wait="0.2s")
+    assert report.status == "left"
+    assert report.steps[0].reason == "1 tasks still run after 0.2 s"
+    await gate.set()
+    assert await future
+
+
+@gen_cluster(**(WORKERS | {"nthreads": [("127.0.0.1", 1)] * 4}), timeout=90)
+async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
+    """A disruption budget: two workers are away together, and nothing is lost."""
+    X = c.persist(da.random.random((400, 4), chunks=10))
+    some = await c.scatter(list(range(8)))
+    await wait(X)
+    total = await c.compute(X.sum())
+    await soon(lambda: len(s.tasks) == 48)
+    holders = layout(s)
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            away = [w for w in s.workers.values() if w.status.name != "running"]
+            most = max(most, len(away) + 4 - len(s.workers))
+            await asyncio.sleep(0.005)
+
+    watching = asyncio.ensure_future(watch())
+    report = await clustertune.restart(c, X, max_unavailable="50%")
+    watching.cancel()
+    assert report.status == "done"
+    assert all(step.reason.endswith("lost 0") for step in report.steps)
+    assert most == 2
+    assert layout(s) == holders
+    assert await c.compute(X.sum()) == total
+    assert await c.gather(some) == list(range(8))
+
+
+def test_from_the_shell() -> None:
+    """What is there is listed; to let go of it needs the word for it."""
+    options: dict[str, Any] = {"n_workers": 1, "dashboard_address": None}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        X = da.ones((100, 4), chunks=10).persist()
+        wait(X)
+        address = cluster.scheduler_address
+
+        def run(*arguments: str) -> Any:
+            return CliRunner().invoke(main, [*arguments], catch_exceptions=False)
+
+        listed = run("release", address)
+        assert listed.exit_code == 0
+        assert "ones_like" in listed.output
+        rows = json.loads(run("release", address, "-f", "json").output)["holdings"]
+        assert [(r["prefix"], r["keys"], r["mine"]) for r in rows] == [
+            ("ones_like", 10, False)
+        ]
+        refused = run("release", address, "--prefix", "ones_like", "--yes")
+        assert refused.exit_code == 4
+        assert X.sum().compute() == 400
+        everything = ["--include-other-clients", "--yes"]
+        done = run("release", address, "--prefix", "ones_like", *everything)
+        assert done.exit_code == 0
+        assert not client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks)
+        assert run("restart", address, "--drop-data", "--worker", "0").exit_code == 2
+        dropped = run("restart", address, "--drop-data", "--yes")
+        assert dropped.exit_code == 0
+        assert "restart all 1 worker at once" in dropped.output
