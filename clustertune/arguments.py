@@ -29,6 +29,19 @@ def count(name: str, value: object) -> int | None:
     raise ValueError(f"{name}={value!r} must be a whole number of at least 1, or None")
 
 
+def workers_wanted(name: str, value: object) -> int | str | None:
+    """A whole number of at least 1, ``"fit"``, or None."""
+    if value == "fit":
+        return "fit"
+    try:
+        return count(name, value)
+    except ValueError as error:
+        raise ValueError(
+            f'{name}={value!r} must be a whole number of at least 1, "fit" (as many as '
+            "the memory that the fit needs), or None"
+        ) from error
+
+
 def flag(name: str, value: object) -> bool:
     """True or False, and nothing that is taken for one of them."""
     if isinstance(value, bool):

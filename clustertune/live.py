@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -47,6 +48,7 @@ from clustertune.errors import (
     ScaleError,
 )
 from clustertune.model import (
+    Bounds,
     Conversion,
     Drop,
     Goal,
@@ -127,6 +129,7 @@ class LiveCluster:
         self.asked = asked
         self.token = ""
         self.opened = False
+        self.bounds: tuple[int, float] | None = None  # that were changed: as they were
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
@@ -166,7 +169,7 @@ class LiveCluster:
 
     def _refuse_scale(self, workers: Mapping[str, Any]) -> None:
         wanted, there = self.goal.n_workers, _to_stay(workers)
-        if wanted is None or wanted == there:
+        if wanted is None or isinstance(wanted, str) or wanted == there:
             return
         if wanted < there:
             raise ScaleError(
@@ -473,6 +476,25 @@ class LiveCluster:
                 )
             await asyncio.sleep(0.2)
 
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
+        """Have adaptive scaling keep to other bounds; what they were is remembered."""
+        cluster = self.client.cluster
+        adapter, was = adapters.find(cluster), adapters.bounds(cluster)
+        if adapter is None or not isinstance(was, tuple):
+            return Result(undone=f"{type(cluster).__name__} does not scale by itself")
+        if self.bounds is None:
+            self.bounds = was
+        await adapter.adapt(cluster, bounds.least, bounds.most)
+        return Result(nbytes=0, said=_bounds_text(was))
+
+    async def put_bounds_back(self) -> None:
+        """Give adaptive scaling the bounds that it had before :meth:`adapt`."""
+        cluster = self.client.cluster
+        adapter = adapters.find(cluster)
+        if self.bounds is not None and adapter is not None:
+            await adapter.adapt(cluster, *self.bounds)
+            self.bounds = None
+
     async def _there(self) -> int:
         identity = await monitor.identify(self.client)
         return _to_stay(identity["workers"])
@@ -622,6 +644,16 @@ class LiveCluster:
         """Leave the report with the scheduler, for whoever asks later."""
         if self.opened:
             await self._quietly("keep", report=report)
+
+
+def _bounds_text(was: tuple[int, float]) -> str:
+    least, most = was
+    line = f"cluster.adapt(minimum={least}, maximum={_most_text(most)})"
+    return f"{line} puts back what was; so does the end of a `with` block"
+
+
+def _most_text(most: float) -> str:
+    return 'float("inf")' if math.isinf(most) else f"{most:g}"
 
 
 def _name_of(key: Key) -> str:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from clustertune.memory import wanted_workers
 from clustertune.model import (
     Details,
     Finding,
@@ -58,7 +59,7 @@ class HostCpus:
 def expected_workers(view: View) -> int:
     """How many workers are to train; those that are still to be started count."""
     now = len(view.eligible_workers)
-    return now if view.goal.workers is not None else max(now, view.goal.n_workers or 0)
+    return now if view.goal.workers is not None else max(now, wanted_workers(view) or 0)
 
 
 def by_host(workers: Iterable[WorkerSnapshot]) -> Mapping[str, Workers]:

@@ -6,13 +6,14 @@ rest of its process. Only the given pieces can be moved; the others stay.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
 
 from clustertune.model import Unknown, View, WorkerSnapshot
-from clustertune.sizes import held_bytes
+from clustertune.sizes import data_bytes, held_bytes
 
 
 def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
@@ -49,6 +50,38 @@ def _process(worker: WorkerSnapshot) -> str:
     """``inproc://HOST/PID/NUMBER``: the last part is the worker's own."""
     address = worker.address
     return address.rpartition("/")[0] if address.startswith("inproc://") else address
+
+
+def wanted_workers(view: View) -> int | None:
+    """How many workers were asked for; None: no number, or it is not known yet."""
+    wanted = view.goal.n_workers
+    if not isinstance(wanted, str):
+        return wanted
+    enough = workers_needed(view)
+    there = len(view.eligible_workers)
+    return max(there, enough) if isinstance(enough, int) else None
+
+
+def workers_needed(view: View) -> int | Unknown | None:
+    """The fewest workers on which the fit has the memory that it needs.
+
+    Workers to come are taken to be like the one that has least room now. None: no
+    number would do, as the fit may fill nothing of a worker.
+    """
+    size = data_bytes(view.layouts)
+    if isinstance(size, Unknown):
+        return size
+    if not view.layouts:
+        return Unknown("no data is given")
+    multiple = view.goal.workload.multiple(view.layouts[0].members[0].itemsize)
+    free = []
+    for worker, other in zip(view.now.workers, fixed_bytes(view), strict=True):
+        most = limit(worker, view)
+        if view.eligible(worker) and not isinstance(most, Unknown):
+            free.append(most * view.goal.memory_fraction - float(other))
+    if not free:
+        return Unknown("the memory of no worker is known")
+    return max(1, math.ceil(size * multiple / min(free))) if min(free) > 0 else None
 
 
 def fit_bytes(view: View) -> int | None:

@@ -195,7 +195,7 @@ class Goal:
     """What the user asked for, already checked and in plain units."""
 
     workload: Profile
-    n_workers: int | None = None
+    n_workers: int | str | None = None  # "fit": as many as memory needs
     workers: frozenset[str | int] | None = None  # ids; None: all
     tolerance: float = 0.05  # rows of the fullest worker above its share
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
@@ -397,6 +397,14 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Least and most workers that adaptive scaling is to keep."""
+
+    least: int
+    most: float  # inf: any number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trim:
     """Workers whose memory is to be given back to their hosts."""
 
@@ -490,6 +498,9 @@ class Cluster(Protocol):
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         """Bring the cluster to ``n_workers`` and wait until they run."""
+
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
+        """Have adaptive scaling keep to other bounds."""
 
     async def recut(self, recut: Recut, notify: Notify) -> Result:
         """Make the new pieces, each on its target; they replace those that were."""

@@ -14,6 +14,7 @@ from typing import Any
 from distributed import Client, futures_of
 
 from clustertune import arguments, inputs
+from clustertune.actions import adapt as adapting
 from clustertune.actions import drop as dropping
 from clustertune.actions import release as releasing
 from clustertune.actions import restart as restarting
@@ -221,7 +222,8 @@ def scale(
 
     More are asked of the client's cluster object, and waited for. Of those that are too
     many the ones that alone hold least go, one after the other: each ends its tasks and
-    hands its keys to those that stay, and is closed then.
+    hands its keys to those that stay, and is closed then. A cluster that scales by
+    itself is told to keep that many; the report says how to put its bounds back.
 
     Parameters
     ----------
@@ -250,6 +252,7 @@ def scale(
     seconds = arguments.duration("wait", wait)
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+        yield from adapting.exactly(view, wanted)
         there = sum(w.status in ("running", "paused") for w in view.now.workers)
         if there < wanted:
             yield scaling.step(there, wanted)

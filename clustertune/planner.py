@@ -39,6 +39,8 @@ OTHERS = "include_other_clients=True (--include-other-clients) means them, too"
 PHASES: tuple[tuple[str, str], ...] = (
     # processes that have to be new are so before anything is given to them
     ("restart", "restart"),
+    # a cluster that scales by itself would take workers away again
+    ("adapt", "adapt"),
     # everything after depends on how many workers there are
     ("scale", "scale"),
     # then the data must be there, for its rows to be counted and its pieces moved

@@ -132,7 +132,7 @@ def prepare(
     eval_set: Any = None,
     estimator: object = None,
     workload: str | None = None,
-    n_workers: int | None = None,
+    n_workers: int | str | None = None,
     workers: Sequence[str | int] | None = None,
     restart: bool | str = False,
     rechunk: bool | int = True,
@@ -171,7 +171,10 @@ def prepare(
         (``"xgboost"``, ``"generic"``). It decides how much memory the fit will need.
     n_workers
         Bring the cluster to so many workers first, where the client's cluster object
-        can.
+        can. ``"fit"``: to the fewest on which the fit has the memory that it needs, as
+        far as that is known before it; none are taken away. A cluster that scales by
+        itself is told to keep that many; at the end of a ``with`` block, or of a call
+        that fails, it gets back the bounds that it had.
     workers
         Names or addresses: place on these workers only.
     restart
@@ -248,7 +251,7 @@ LeaseHeldError
     inputs.check_client(client, given)
     goal = Goal(
         workload=workloads.choose(workload, estimator),
-        n_workers=arguments.count("n_workers", n_workers),
+        n_workers=arguments.workers_wanted("n_workers", n_workers),
         restart=arguments.restarting("restart", restart),
         rechunk=arguments.cutting("rechunk", rechunk),
         release_inputs=arguments.flag("release_inputs", release_inputs),
@@ -294,6 +297,7 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
     except BaseException as error:  # whatever it is goes on, after the report
         ours = _explain(error, cluster, request.timeout)
         text = _text(ours)
+        await asyncio.shield(cluster.put_bounds_back())
         if where := await asyncio.shield(cluster.rescue()):
             text += where
             _tell(ours, where)
@@ -309,6 +313,7 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         client=request.client,
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
         verify=partial(_verify, replace(request, given=cluster.given)),
+        put_bounds_back=cluster.put_bounds_back,
     )
     return Prepared(cluster.given, journal, report, again)
 

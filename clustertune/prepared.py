@@ -24,6 +24,7 @@ class Again:
     client: Client
     prepare: Callable[[], Awaitable[Prepared]]
     verify: Callable[[Journal], Awaitable[Report]]
+    put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
 
 
 class Prepared:
@@ -120,6 +121,8 @@ class Prepared:
         trace: TracebackType | None,
     ) -> None:
         self.hold.__exit__(kind, error, trace)
+        if self._again.client.status == "running":
+            self._again.client.sync(self._again.put_bounds_back)
 
     async def __aenter__(self) -> Prepared:
         self.hold = self._hold()
@@ -133,6 +136,7 @@ class Prepared:
         trace: TracebackType | None,
     ) -> None:
         await self.hold.__aexit__(kind, error, trace)
+        await self._again.put_bounds_back()
 
     def _hold(self) -> Hold:
         predicted = fit_bytes(self._journal.views[-1])

@@ -24,6 +24,7 @@ from clustertune.builders import view as view
 from clustertune.builders import worker as worker
 from clustertune.errors import ScaleError
 from clustertune.model import (
+    Bounds,
     Cut,
     Drop,
     Goal,
@@ -107,6 +108,7 @@ class MemoryCluster:
         self.arrives = arrives
         self.most = most
         self.fault = fault
+        self.adaptive = start.now.adaptive
         self.moved = 0
         self.calls: list[str] = []
         self.homes: Homes = {
@@ -149,7 +151,9 @@ class MemoryCluster:
             for x in self.layouts
         )
         workers = tuple(self._worker(w, layouts) for w in self.workers.values())
-        now = Snapshot(time=0.0, scheduler="memory://", workers=workers)
+        now = Snapshot(
+            time=0.0, scheduler="memory://", workers=workers, adaptive=self.adaptive
+        )
         return View(snapshots=(now,), goal=self.goal, layouts=layouts)
 
     async def persist(self, load: Load, notify: Notify) -> None:
@@ -181,6 +185,11 @@ class MemoryCluster:
         while len(self.workers) < n_workers:
             new = next(free)
             self.workers[new.address] = new
+
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
+        self.calls.append(f"adapt {bounds.least} to {bounds.most:g}")
+        self.adaptive = (bounds.least, bounds.most)
+        return Result(nbytes=0)
 
     async def recut(self, recut: Recut, notify: Notify) -> Result:
         self.calls.append(f"recut {len(recut.rows)}")

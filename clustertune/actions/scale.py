@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.memory import wanted_workers
 from clustertune.model import Cluster, Finding, Notify, Price, Result, Step, View
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step, if workers are missing."""
-    wanted = view.goal.n_workers
+    wanted = wanted_workers(view)
     # one that is paused counts: more workers than were asked for would not mend it
     there = sum(w.status in ("running", "paused") for w in view.now.workers)
     missing = any(f.check == "missing_workers" for f in findings)

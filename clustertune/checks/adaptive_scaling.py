@@ -4,8 +4,8 @@ Adaptive scaling counts tasks. A fit is one long task per worker, and between tw
 there is none: workers that seem idle are closed, which moves or loses what they hold,
 and new ones come without data (distributed#5080).
 
-Remedy: hold the number of workers while you train,
-``cluster.adapt(minimum=n, maximum=n)``, and set the bounds back afterwards.
+Remedy: ``with clustertune.prepare(client, X, y) as (X, y):`` or ``with
+clustertune.hold(client):`` around the fit keeps workers from being closed meanwhile.
 """
 
 from __future__ import annotations
@@ -30,5 +30,4 @@ def find(view: View) -> Iterator[Finding]:
         message=f"the cluster scales by itself between {least} and {above} workers; "
         f"{there} are there, and may be closed or joined by empty ones during a fit",
         evidence={"least": least, "workers": there},
-        remedy=f"cluster.adapt(minimum={there}, maximum={there})",
     )

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from clustertune.memory import wanted_workers
 from clustertune.model import Finding, Severity, View
 from clustertune.wording import plural, printable
 
 
 def find(view: View) -> Iterator[Finding]:
     """Find that fewer workers run than the goal asks for."""
-    wanted = view.goal.n_workers
+    wanted = wanted_workers(view)
     have = sum(w.running for w in view.now.workers)
     if have >= (wanted or 1):
         return

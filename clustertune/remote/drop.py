@@ -16,7 +16,6 @@ from distributed.core import Status
 from clustertune.remote.holdings import in_memory
 from clustertune.remote.restart import LOOK, Refused, identity
 
-
 logger = logging.getLogger("distributed.clustertune")
 
 

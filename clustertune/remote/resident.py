@@ -253,8 +253,8 @@ class Resident(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Any, workers: list[Any]
     ) -> list[Any]:
-        """No worker may go while somebody holds the cluster; asked by the scheduler."""
-        return [] if self.holds.there() else workers
+        """None may go while a plan or a fit goes on; asked by the scheduler."""
+        return [] if self.holds.there() or self.holder() else workers
 
     # --- moves ------------------------------------------------------------------------
 
