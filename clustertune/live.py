@@ -454,7 +454,7 @@ class LiveCluster:
             if self.remaining() < 1:
                 raise ScaleError(
                     f"asked for {n_workers} workers, {there} are there: "
-                    f"{adapter.state(cluster)}; see the workers' logs, or give a "
+                    f"{await adapter.state(cluster)}; see the workers' logs, or give a "
                     "longer timeout"
                 )
             await asyncio.sleep(0.2)

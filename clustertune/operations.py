@@ -14,12 +14,25 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import arguments, checks, executor, inputs, planner, workloads
+from clustertune import (
+    adapters,
+    arguments,
+    checks,
+    executor,
+    inputs,
+    planner,
+    workloads,
+)
 from clustertune.actions import restart as restarting
 from clustertune.actions import retire as retiring
 from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
-from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
+from clustertune.errors import (
+    ClustertuneError,
+    RefusedError,
+    ScaleError,
+    TimedOutError,
+)
 from clustertune.journal import Journal
 from clustertune.live import LiveCluster, ids_of
 from clustertune.model import Goal, Notify, Outcome, Plan, Size, Step, View
@@ -213,6 +226,9 @@ def scale(
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
         there = sum(w.status in ("running", "paused") for w in view.now.workers)
         if there < wanted:
+            reason = adapters.obstacle(client.cluster, wanted)
+            if reason is not None:
+                raise ScaleError(f"n_workers={wanted}: {reason}")
             yield scaling.step(there, wanted)
         else:
             yield from retiring.steps(view, wanted, wait=seconds)
