@@ -13,7 +13,7 @@ import difflib
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from tabulate import tabulate
 
 from clustertune import (
     __version__,
+    adapters,
     arguments,
     checks,
     diagnosis,
@@ -45,11 +46,33 @@ T = TypeVar("T")
 
 UNREACHED, REFUSED, FAILED = 3, 4, 5
 CONNECT = 10  # seconds
+ATTACH = 60  # seconds: a manager is asked, and may forward a port
 
 _address = click.argument("address", required=False)
 _file = click.option(
     "--scheduler-file", type=click.Path(exists=True, dir_okay=False), help="Instead of "
     "ADDRESS: the file that `dask scheduler --scheduler-file` wrote."
+)  # fmt: skip
+
+
+def _kind_and_name(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[str, str] | None:
+    """Where a cluster is to be attached to, checked before anything is asked."""
+    if text is None:
+        return None
+    kind, _, name = text.partition(":")
+    kinds = adapters.attachable()
+    if kind not in kinds or not name:
+        allowed = ", ".join(f"{k}:NAME" for k in sorted(kinds))
+        raise click.BadParameter(f"{text!r} is none of {allowed}")
+    return kind, name
+
+
+_cluster = click.option(
+    "--cluster", metavar="KIND:NAME", callback=_kind_and_name, help="Instead of "
+    "ADDRESS: a running cluster of a manager, which can start workers too: "
+    "gateway:NAME, coiled:NAME or kubernetes:NAME."
 )  # fmt: skip
 _format = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
@@ -253,6 +276,7 @@ _timeout = click.option(
 @main.command()
 @_address
 @_file
+@_cluster
 @_format
 @_worker
 @click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
@@ -269,6 +293,7 @@ _timeout = click.option(
 def resize(
     address: str | None,
     scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
     form: str,
     workers: tuple[str, ...],
     max_unavailable: str,
@@ -299,12 +324,13 @@ def resize(
         "timeout": _duration("--timeout", timeout),
     }
     target = (address, scheduler_file)
-    _change(target, operations.resize, workers, form, dry_run, yes, **options)
+    _change(target, operations.resize, workers, form, dry_run, yes, cluster, **options)
 
 
 @main.command()
 @_address
 @_file
+@_cluster
 @_format
 @_worker
 @_unavailable
@@ -320,6 +346,7 @@ def resize(
 def restart(
     address: str | None,
     scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
     form: str,
     workers: tuple[str, ...],
     max_unavailable: str,
@@ -341,13 +368,14 @@ def restart(
     options["drop_data"] = drop_data
     options["include_other_clients"] = include_other_clients
     target = (address, scheduler_file)
-    _change(target, operations.restart, workers, form, dry_run, yes, **options)
+    _change(target, operations.restart, workers, form, dry_run, yes, cluster, **options)
 
 
 @main.command()
 @click.argument("n_workers", type=click.IntRange(1))
 @_address
 @_file
+@_cluster
 @_format
 @_wait
 @_timeout
@@ -357,6 +385,7 @@ def scale(
     n_workers: int,
     address: str | None,
     scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
     form: str,
     wait: str,
     timeout: str,
@@ -366,7 +395,7 @@ def scale(
     """Have N_WORKERS workers; those that go hand their data to those that stay.
 
     With an address only workers can be taken away; more are started where the cluster
-    was made.
+    was made, or with --cluster.
     """
     options = {"wait": _duration("--wait", wait)}
     options["timeout"] = _duration("--timeout", timeout)
@@ -375,12 +404,14 @@ def scale(
         del others["workers"]  # which go is decided by what they hold
         return operations.scale(client, n_workers, **others)
 
-    _change((address, scheduler_file), operation, (), form, dry_run, yes, **options)
+    target = (address, scheduler_file)
+    _change(target, operation, (), form, dry_run, yes, cluster, **options)
 
 
 @main.command()
 @_address
 @_file
+@_cluster
 @_format
 @_worker
 @_dry_run
@@ -388,13 +419,15 @@ def scale(
 def trim(
     address: str | None,
     scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
     form: str,
     workers: tuple[str, ...],
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Have workers give memory back that they do not need; nothing is at risk."""
-    _change((address, scheduler_file), operations.trim, workers, form, dry_run, yes)
+    target = (address, scheduler_file)
+    _change(target, operations.trim, workers, form, dry_run, yes, cluster)
 
 
 @main.command()
@@ -472,6 +505,7 @@ def _change(
     form: str,
     dry_run: bool,
     yes: bool,
+    cluster: tuple[str, str] | None = None,
     **options: Any,
 ) -> None:
     """Show the plan, ask, carry it out, and end with the exit code of what came."""
@@ -484,14 +518,14 @@ def _change(
         return _told_usage(work)
 
     if dry_run or not yes:
-        plan = _run(*target, lambda client: call(client, True))
+        plan = _run(*target, lambda client: call(client, True), cluster)
         refused = [s for s in plan.steps if s.status == "refused"]
         if dry_run or refused:
             click.echo(_render(plan, form))
             sys.exit(REFUSED if refused else 0)
         click.echo(str(plan), err=True)
         _ask()
-    done = _run(*target, lambda client: call(client, False))
+    done = _run(*target, lambda client: call(client, False), cluster)
     click.echo(_render(done, form))
     sys.exit(0 if done.status in ("done", "fine") else FAILED)
 
@@ -555,10 +589,13 @@ def _run(
     address: str | None,
     scheduler_file: str | None,
     work: Callable[[Client], Awaitable[T]],
+    cluster: tuple[str, str] | None = None,
 ) -> T:
     """Connect, work, and turn what goes wrong into one line and an exit code."""
+    if cluster and (address or scheduler_file):
+        raise click.UsageError("--cluster stands instead of ADDRESS, not beside it")
     target = address or dask.config.get("scheduler-address", None)
-    if target is None and scheduler_file is None:
+    if not cluster and target is None and scheduler_file is None:
         raise click.UsageError(
             "which cluster? give ADDRESS or --scheduler-file, or set "
             "DASK_SCHEDULER_ADDRESS"
@@ -568,6 +605,8 @@ def _run(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     with _told():
+        if cluster:
+            return asyncio.run(_attached(*cluster, work))
         return asyncio.run(_connected(target, scheduler_file, work))
 
 
@@ -588,6 +627,18 @@ async def _connected(
         await client.close()
         raise _unreached(scheduler_file or target, error) from error
     async with client:
+        return await work(client)
+
+
+async def _attached(kind: str, name: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    async with AsyncExitStack() as stack:
+        try:
+            attaching = adapters.attach(kind, name, stack)
+            client = await asyncio.wait_for(attaching, ATTACH)
+        except ValueError as error:
+            raise click.UsageError(printable(str(error), longest=2000)) from error
+        except (OSError, asyncio.TimeoutError) as error:
+            raise _unreached(f"{kind}:{name}", error) from error
         return await work(client)
 
 

@@ -471,7 +471,7 @@ class LiveCluster:
             if self.remaining() < 1:
                 raise ScaleError(
                     f"asked for {n_workers} workers, {there} are there: "
-                    f"{adapter.state(cluster)}; see the workers' logs, or give a "
+                    f"{await adapter.state(cluster)}; see the workers' logs, or give a "
                     "longer timeout"
                 )
             await asyncio.sleep(0.2)
@@ -479,20 +479,18 @@ class LiveCluster:
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
         """Have adaptive scaling keep to other bounds; what they were is remembered."""
         cluster = self.client.cluster
-        adapter, was = adapters.find(cluster), adapters.bounds(cluster)
-        if adapter is None or not isinstance(was, tuple):
+        was = await adapters.bounds(cluster)
+        if not isinstance(was, tuple):
             return Result(undone=f"{type(cluster).__name__} does not scale by itself")
+        await adapters.adapt(cluster, bounds.least, bounds.most)
         if self.bounds is None:
             self.bounds = was
-        await adapter.adapt(cluster, bounds.least, bounds.most)
         return Result(nbytes=0, said=_bounds_text(was))
 
     async def put_bounds_back(self) -> None:
         """Give adaptive scaling the bounds that it had before :meth:`adapt`."""
-        cluster = self.client.cluster
-        adapter = adapters.find(cluster)
-        if self.bounds is not None and adapter is not None:
-            await adapter.adapt(cluster, *self.bounds)
+        if self.bounds is not None:
+            await adapters.adapt(self.client.cluster, *self.bounds)
             self.bounds = None
 
     async def _there(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Client, futures_of
 
-from clustertune import arguments, inputs
+from clustertune import adapters, arguments, inputs
 from clustertune.actions import adapt as adapting
 from clustertune.actions import drop as dropping
 from clustertune.actions import release as releasing
@@ -21,6 +21,7 @@ from clustertune.actions import restart as restarting
 from clustertune.actions import retire as retiring
 from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
+from clustertune.errors import ScaleError
 from clustertune.live import Asked
 from clustertune.model import Notify, Size, Step, View
 from clustertune.procedure import Procedure, carry_out
@@ -255,6 +256,9 @@ def scale(
         yield from adapting.exactly(view, wanted)
         there = sum(w.status in ("running", "paused") for w in view.now.workers)
         if there < wanted:
+            reason = adapters.obstacle(client.cluster, wanted)
+            if reason is not None:
+                raise ScaleError(f"n_workers={wanted}: {reason}")
             yield scaling.step(there, wanted)
         else:
             yield from retiring.steps(view, wanted, wait=seconds)

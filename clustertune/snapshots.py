@@ -202,7 +202,8 @@ class Snapshot:
     workers: tuple[WorkerSnapshot, ...]
     memory_manager: bool | None = None  # whether Dask's own runs; None: it has none
     can_scale: str | None = None  # None: it can; else why this client cannot scale it
-    adaptive: tuple[int, float] | None = None  # least and most workers of its scaling
+    #: least and most workers of its adaptive scaling; None: it is off
+    adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: it was not asked
     holdings: tuple[Holding, ...] | None = None  # None: it was not asked
 

@@ -25,16 +25,16 @@ from clustertune.model import (
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step, if workers were asked for and might be taken away again."""
     wanted = wanted_workers(view)
-    if wanted is not None and view.now.adaptive is not None:
-        least, most = view.now.adaptive
-        if least < wanted:
-            yield step(view.now.adaptive, wanted, max(most, wanted))
+    was = view.now.adaptive
+    if wanted is not None and isinstance(was, tuple) and was[0] < wanted:
+        yield step(was, wanted, max(was[1], wanted))
 
 
 def exactly(view: View, n_workers: int) -> Iterator[Step]:
     """One step, if scaling might leave so many workers, whether up or down."""
-    if view.now.adaptive is not None and view.now.adaptive != (n_workers, n_workers):
-        yield step(view.now.adaptive, n_workers, n_workers)
+    was = view.now.adaptive
+    if isinstance(was, tuple) and was != (n_workers, n_workers):
+        yield step(was, n_workers, n_workers)
 
 
 def step(was: tuple[int, float], least: int, most: float) -> Step:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from distributed.deploy.spec import SpecCluster
 
+from clustertune.adapters import settled
+from clustertune.errors import ScaleError
 from clustertune.model import Size
 
 
@@ -16,10 +17,7 @@ def matches(cluster: Any) -> bool:
 
 
 def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
-    """Why it cannot have so many workers.
-
-    Adaptive scaling goes back to its own target within seconds.
-    """
+    """Why it cannot have so many workers."""
     if cluster.status.name != "running":
         return f"the cluster object is {cluster.status.name}; make a new one"
     if not cluster._supports_scaling:
@@ -28,22 +26,27 @@ def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
             f"start more with `dask worker {cluster.scheduler_address}`, then call "
             "prepare without n_workers"
         )
-    adaptive = getattr(cluster, "_adaptive", None)
-    if adaptive is None or adaptive.minimum >= n_workers:
-        return None
-    most = max(n_workers, adaptive.maximum)
-    return (
-        f"the cluster is adaptive ({adaptive.minimum} to {adaptive.maximum} workers) "
-        "and would take them away again; type "
-        f"cluster.adapt(minimum={n_workers}, maximum={most})"
-        " and call prepare without n_workers once they are there"
-    )
+    return None
 
 
-def bounds(cluster: SpecCluster) -> tuple[int, float] | None:
+async def bounds(cluster: SpecCluster) -> tuple[int, float] | None:
     """The least and most workers of its adaptive scaling, if that is on."""
-    adaptive = getattr(cluster, "_adaptive", None)
+    adaptive = adaptive_of(cluster)
     return None if adaptive is None else (adaptive.minimum, adaptive.maximum)
+
+
+async def adapt(cluster: SpecCluster, minimum: int, maximum: float) -> None:
+    """Set the bounds in place: another ``Adaptive`` would forget what it was told."""
+    adaptive = adaptive_of(cluster)
+    if adaptive is None:
+        raise ScaleError(f"this {type(cluster).__name__} does not scale by itself")
+    adaptive.minimum, adaptive.maximum = minimum, maximum
+
+
+def adaptive_of(cluster: Any) -> Any:
+    """What scales it, or None; one that was stopped stays with its cluster."""
+    adaptive = getattr(cluster, "_adaptive", None)
+    return None if getattr(adaptive, "periodic_callback", None) is None else adaptive
 
 
 async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
@@ -56,17 +59,15 @@ async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
     missing = n_workers - there - coming
     if missing <= 0:
         return
-    answer = cluster.scale(len(cluster.plan) + missing)
-    if inspect.isawaitable(answer):
-        await answer
+    await settled(cluster.scale(len(cluster.plan) + missing))
 
 
-def state(cluster: SpecCluster) -> str:
+async def state(cluster: SpecCluster) -> str:
     """What the cluster object knows of its workers."""
-    status = getattr(cluster.status, "name", cluster.status)
     return (
-        f"{type(cluster).__name__} ({status}) has planned {len(cluster.plan)}, started "
-        f"{len(cluster.requested)} and seen {len(cluster.observed)} workers"
+        f"{type(cluster).__name__} ({cluster.status.name}) has planned "
+        f"{len(cluster.plan)}, started {len(cluster.requested)} and seen "
+        f"{len(cluster.observed)} workers"
     )
 
 
@@ -88,6 +89,4 @@ def resized(cluster: SpecCluster, id: str | int, size: Size) -> None:
 async def retired(cluster: SpecCluster, id: str | int) -> None:
     """Forget it: the next ``scale`` would start it again."""
     if cluster.worker_spec.pop(id, None) is not None:
-        answer = cluster.scale(len(cluster.worker_spec))
-        if inspect.isawaitable(answer):
-            await answer
+        await settled(cluster.scale(len(cluster.worker_spec)))

@@ -13,14 +13,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
+from clustertune.model import Finding, Severity, Unknown, View
 
 
 def find(view: View) -> Iterator[Finding]:
     """Find that scaling may act."""
-    if view.now.adaptive is None:
+    bounds = view.now.adaptive
+    if bounds is None:
         return
-    least, most = view.now.adaptive
+    if isinstance(bounds, Unknown):
+        yield Finding(
+            severity=Severity.unknown,
+            message=f"whether the cluster scales by itself: {bounds.reason}",
+        )
+        return
+    least, most = bounds
     there = len(view.now.workers)
     if least == most:
         return

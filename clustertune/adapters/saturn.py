@@ -1,0 +1,64 @@
+"""Clusters of Saturn Cloud: dask_saturn's.
+
+All that its object knows it asks Saturn's server for, also its status, so nothing is
+asked in the event loop. The server does not say whether it scales the cluster by
+itself. New workers have the size that the cluster was made with: a resize holds for
+those that are there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustertune.adapters import is_instance, off_loop
+from clustertune.model import Size, Unknown
+
+#: For the server a bound is a number.
+MOST = 2**31 - 1
+
+
+def matches(cluster: Any) -> bool:
+    """Whether it is a cluster of this kind."""
+    return is_instance(cluster, "dask_saturn", "SaturnCluster")
+
+
+def obstacle(cluster: Any, n_workers: int) -> str | None:
+    """Why it cannot have so many workers; what only the server knows comes later."""
+    return None if cluster.cluster_url else "the cluster was closed; make a new one"
+
+
+async def bounds(cluster: Any) -> Unknown:
+    """Nobody can ask for them."""
+    return Unknown("only Saturn's server knows")
+
+
+async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
+    """Set the bounds; where adaptive scaling was off, it is on then."""
+    await off_loop(cluster.adapt, minimum, int(min(maximum, MOST)))
+
+
+async def scale(cluster: Any, n_workers: int, there: int) -> None:
+    """Ask for so many; the server counts those that are on their way itself."""
+    await off_loop(cluster.scale, n_workers)
+
+
+async def state(cluster: Any) -> str:
+    """What the server says of the cluster, and how many workers have come."""
+    status, there = await off_loop(lambda: (cluster.status, _names(cluster)))
+    return (
+        f"Saturn says that the cluster is {status}, and {len(there)} workers are there"
+    )
+
+
+def resized(cluster: Any, id: str | int, size: Size) -> None:
+    """The size of new workers is the server's."""
+
+
+async def retired(cluster: Any, id: str | int) -> None:
+    """Ask for as many as are left: the server would replace the one that went."""
+    left = await off_loop(lambda: _names(cluster) - {id})
+    await off_loop(cluster.scale, len(left))
+
+
+def _names(cluster: Any) -> set[str]:
+    return {worker["name"] for worker in cluster.scheduler_info["workers"].values()}
