@@ -227,7 +227,7 @@ BLAS = (Pool(api="blas", library="libopenblas", threads=64),)
 # (what, in which cluster, change, check, least severity, part of the remedy)
 FAULTS = [
     ("at terminate", "stock", worker(process=0.96), "memory_pressure", 3, "clustertune.trim("),
-    ("at pause", "stock", worker(process=0.85), "memory_pressure", 3, "--memory-limit"),
+    ("at pause", "stock", worker(process=0.85), "memory_pressure", 3, "memory_limit="),
     ("at spill", "stock", worker(process=0.72), "memory_pressure", 2, "add workers"),
     ("at target", "tls", worker(counted=0.65, managed=0.65, process=0.66), "memory_pressure", 2, "del"),
     ("on disk", "stock", worker(spilled=GIB), "memory_pressure", 2, "del"),
