@@ -24,13 +24,14 @@ from clustertune.remote import runs
 from clustertune.remote.holds import Holds
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
+from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens, by_group
 from clustertune.remote.survey import survey
 
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 6
+PROTOCOL = 7
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -250,8 +251,13 @@ class Resident(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Any, workers: list[Any]
     ) -> list[Any]:
-        """No worker may go while somebody holds the cluster; asked by the scheduler."""
-        return [] if self.holds.there() else workers
+        """No worker may go while somebody holds the cluster; asked by the scheduler.
+
+        Nor one in which keys are parked.
+        """
+        if self.holds.there():
+            return []
+        return [ws for ws in workers if not is_parking(ws.name)]
 
     # --- moves ------------------------------------------------------------------------
 
@@ -323,12 +329,14 @@ class Resident(SchedulerPlugin):
         wait: float,
         timeout: float,
         retire: bool = False,
+        parking: bytes = b"",
     ) -> str:
         """Begin to restart a worker that loses nothing; returns the name of the job.
 
         ``collections`` are packed keys of row-aligned ones: pieces of the same rows
         stay together meanwhile. ``ceilings`` are of process memory, by address of those
         workers that may hold what it has; ``wait`` and ``timeout`` in seconds.
+        ``parking`` is the pickled ``open_parking`` where no worker may hold it.
         """
         self._check(token)
         work = Restarting(
@@ -340,6 +348,7 @@ class Resident(SchedulerPlugin):
             wait,
             timeout,
             retire,
+            parking,
         )
         name = uuid4().hex
         self.jobs[name] = Job(work, self._restart(work))
