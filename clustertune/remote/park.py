@@ -63,7 +63,7 @@ async def open_parking(
         nanny.scheduler_addr,
         name=name,
         nthreads=1,
-        executor="offload",  # one that is there: no threads of its own
+        executor="offload",  # one that is there: closing it would start a thread
         local_directory=nanny.local_directory,
         security=nanny.security,
         protocol=given.get("protocol"),
@@ -80,6 +80,7 @@ async def open_parking(
         death_timeout=timeout,
         patience=timeout,
     )
+    worker.executors["actor"] = worker.executors["offload"]
     if worker.local_directory in sys.path:
         sys.path.remove(worker.local_directory)
     logging.getLogger("distributed.worker").removeHandler(worker._deque_handler)

@@ -89,6 +89,7 @@ class Restarting:
         self.back = ""  # its new address
         self.away: dict[Any, str] = {}  # what it alone held, and where that is now
         self.targets: set[str] = set()  # that were given any of that
+        self.own = {address}  # and those of the parking worker, and its later ones
         self.copied: set[Any] = set()  # what it held, and others as well
         self.began = time()
 
@@ -128,7 +129,7 @@ class Restarting:
         if problem:
             return problem
         self.doing = "bringing back what it held"
-        return await self._bring_home(self.back)
+        return await self._bring_back(identity)
 
     # --- before -----------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class Restarting:
                 self._set(worker, was)
             await self._bring_home(self.address)
         elif self._is_parked() and await self._returns(identity, self.timeout):
-            await self._bring_home(self.back)
+            await self._bring_back(identity)
 
     # --- the parking worker -----------------------------------------------------------
 
@@ -272,6 +273,7 @@ class Restarting:
         self.parked = self.scheduler.workers.get(self.scheduler.aliases.get(name))
         if self.parked is None:
             raise Refused(f"its nanny opened no parking worker: {why}")
+        self.own.add(self.parked.address)
         self._set(self.parked, Status.closing_gracefully)
 
     def _is_parked(self) -> bool:
@@ -279,6 +281,9 @@ class Restarting:
         return parked is not None and (
             self.scheduler.workers.get(parked.address) is parked
         )
+
+    def _is_back(self) -> bool:
+        return self.back in self.scheduler.workers
 
     async def _unpark(self) -> str:
         """Close the parking worker, unless only it has something; then say so."""
@@ -340,6 +345,7 @@ class Restarting:
                 new = ws.address != self.address and _identity(ws) == identity
                 if new and ws.status is Status.running:
                     self.back = ws.address
+                    self.own.add(ws.address)
                     return True
             if monotonic() > end:
                 return False
@@ -348,17 +354,26 @@ class Restarting:
     def _count_lost(self) -> int:
         """Keys lost with it, or with those parked, by the scheduler's own events."""
         lost = 0
-        gone = {self.address} | ({self.parked.address} if self.parked else set())
         for when, event in list(self.scheduler.get_events("all")):
             if (
                 when >= self.began
                 and isinstance(event, dict)
                 and event.get("action") == "remove-worker"
-                and event.get("worker") in gone
+                and event.get("worker") in self.own
             ):
                 lost += len(event.get("lost-computed-tasks", ()))
                 lost += len(event.get("lost-scattered-tasks", ()))
         return lost
+
+    async def _bring_back(self, identity: Any) -> str:
+        """To the worker that was restarted; again, if it dies and keys are parked."""
+        for _ in range(ROUNDS):
+            problem = await self._bring_home(self.back)
+            if not problem or not self._is_parked() or self._is_back():
+                break
+            if not await self._returns(identity, self.timeout):
+                break
+        return problem
 
     async def _bring_home(self, address: str) -> str:
         """What was moved away, and copies of what had copies, as far as still there."""
