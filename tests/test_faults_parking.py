@@ -76,7 +76,7 @@ def lost(values: list[Future]) -> int:
 
 @contextmanager
 def workers(folder: Path, n: int, **environment: str) -> Iterator[Any]:
-    """A scheduler and workers, each with a nanny process of its own; their processes."""
+    """A scheduler and workers, each nanny a process of its own: client, processes."""
     file = folder / "scheduler.json"
     dask = (sys.executable, "-m", "dask")
     with ExitStack() as stack:
@@ -120,7 +120,7 @@ def test_a_worker_alone(tmp_path: Path) -> None:
         X = client.get_dataset("X")
         np.testing.assert_array_equal(client.compute(X).result(), expected)
         assert lost(kept) == 0
-        until(lambda: not list((tmp_path / "dask-scratch-space").glob("Parking-*")))
+        until(lambda: not list((tmp_path / "dask-scratch-space").glob("parking-*")))
 
 
 @pytest.mark.parametrize("when", ["moving away", "bringing back"])
@@ -138,11 +138,13 @@ def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
     restarting.join(100)
     assert isinstance(restarting.result, clustertune.Report), restarting.result
     (step,) = restarting.result.steps
-    assert step.status == "partly"
-    assert f"lost {client.run_on_scheduler(events)[-1]['lost']:,} keys" in step.reason
+    gone = client.run_on_scheduler(events)[-1]["lost"]
+    # killed before it was empty, or it may have had nothing yet
+    assert step.status == ("partly" if gone or when == "moving away" else "done")
+    assert (f"lost {gone:,} keys" in step.reason) == (gone > 0)
     assert_computable(client, X)
     assert_alone(client)
-    assert lost(kept) < 5 or when == "moving away"
+    assert lost(kept) <= gone
 
 
 def test_the_client_is_killed(local_cluster: Any) -> None:
