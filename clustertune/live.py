@@ -65,7 +65,7 @@ from clustertune.model import (
     Trim,
     View,
 )
-from clustertune.remote import keys, ship
+from clustertune.remote import keys, park, ship
 from clustertune.remote import trim as trimming
 from clustertune.wording import bytes_text, names_text, printable
 
@@ -564,6 +564,7 @@ class LiveCluster:
             wait=restart.wait,
             timeout=restart.timeout,
             retire=restart.retire,
+            parking=ship.pickled(park.open_parking) if restart.parking else b"",
         )
         try:
             while not (state := await self._progress(job))["finished"]:
