@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.adapters import is_instance, off_loop, spec_cluster, unknown_name
+from clustertune.adapters import brought, is_instance, off_loop, unknown_name
 from clustertune.adapters.spec_cluster import adapt as adapt
 from clustertune.adapters.spec_cluster import bounds as bounds
 from clustertune.errors import ConnectionLostError
@@ -29,21 +29,16 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
     """Why it cannot have so many workers."""
     if cluster.status.name != "running":
         return f"the cluster object is {cluster.status.name}; make a new one"
-    adaptive = spec_cluster.adaptive_of(cluster)
-    if adaptive is None:
-        return None
-    most = max(n_workers, adaptive.maximum)
-    return (
-        f"the cluster is adaptive ({adaptive.minimum} to {adaptive.maximum} workers), "
-        "and scaling by hand would end that; type "
-        f"cluster.adapt(minimum={n_workers}, maximum={most})"
-        " and call prepare without n_workers once they are there"
-    )
+    return None
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask for so many; Coiled counts those that are on their way itself."""
-    await off_loop(cluster.scale, n_workers)
+    """Ask for so many; Coiled counts those that are on their way itself.
+
+    Adaptive scaling, which that would end, brings its least number by itself.
+    """
+    if not brought(await bounds(cluster), n_workers):
+        await off_loop(cluster.scale, n_workers)
 
 
 async def state(cluster: Any) -> str:

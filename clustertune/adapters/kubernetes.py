@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.adapters import is_instance, off_loop, unknown_name
+from clustertune.adapters import brought, is_instance, off_loop, unknown_name
 from clustertune.errors import ConnectionLostError, ScaleError
 from clustertune.model import Size, Unknown
 
@@ -63,18 +63,11 @@ async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
     """Ask the group that the cluster was made with for what all groups lack.
 
-    The operator counts those that are on their way itself.
+    The operator counts those that are on their way itself. Adaptive scaling, which
+    that would end, brings its least number by itself.
     """
-    scaling = await bounds(cluster)
-    if isinstance(scaling, Unknown):
-        raise ScaleError(f"n_workers={n_workers}: {scaling.reason}")
-    if scaling is not None:
-        least, most = scaling
-        raise ScaleError(
-            f"the cluster is adaptive ({least} to {most} workers), and scaling by hand "
-            f"would end that; type cluster.adapt(minimum={n_workers}, "
-            f"maximum={max(n_workers, most)}) instead"
-        )
+    if brought(await bounds(cluster), n_workers):
+        return
     replicas: Mapping[str, int] = await off_loop(cluster.sync, _replicas, cluster)
     missing = n_workers - sum(replicas.values())
     if missing > 0:
