@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from distributed import Client
+from tornado.ioloop import IOLoop
 
 from clustertune.adapters import brought, is_instance, off_loop, unknown_name
 from clustertune.errors import ConnectionLostError, ScaleError
@@ -101,10 +102,13 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
         known = [found.name async for found in DaskCluster.list()]
         if name not in known:
             raise unknown_name("kubernetes", name, known)
-        cluster = await KubeCluster.from_name(name, asynchronous=True, quiet=True)
+        # without the loop it would begin to start twice
+        loop = IOLoop.current()
+        cluster = KubeCluster.from_name(name, asynchronous=True, quiet=True, loop=loop)
+        stack.push_async_callback(cluster.close)
+        await cluster
     except (httpx.HTTPError, kr8s.ServerError, kr8s.APITimeoutError) as error:
         raise ConnectionLostError(f"kubernetes:{name}: {error!r}") from error
-    stack.push_async_callback(cluster.close)
     client = Client(cluster, asynchronous=True, set_as_default=False)
     return await stack.enter_async_context(client)
 
