@@ -8,6 +8,7 @@ that are there.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -70,29 +71,34 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
 
         async def _check_create_or_reuse(self) -> bool:
             if await super()._check_create_or_reuse():
-                known = await self.cloud.list_clusters()
+                known = await self.cloud._list_clusters()
                 raise unknown_name("coiled", name, [c["name"] for c in known])
             return False
 
     try:
-        cloud = await stack.enter_async_context(coiled.Cloud(asynchronous=True))
-        cluster = Running(
+        # synchronous: of an asynchronous one some coroutines are never awaited
+        cluster = await asyncio.to_thread(
+            Running,
             name=name,
-            asynchronous=True,
-            cloud=cloud,
             shutdown_on_close=False,
             credentials=None,  # those that it was made with stay
-            unset_single_threading_variables=False,
             show_widget=False,
         )
-        stack.push_async_callback(cluster.close)
-        await cluster
     except (
         aiohttp.ClientError,
         ClusterCreationError,
         CoiledException,
         ServerError,
     ) as error:
-        raise ConnectionLostError(f"coiled:{name}: {error!r}") from error
-    client = Client(cluster, asynchronous=True, set_as_default=False)
-    return await stack.enter_async_context(client)
+        raise ConnectionLostError(f"coiled:{name}: {error}") from error
+    stack.push_async_callback(off_loop, cluster.close)
+    client: Client = await stack.enter_async_context(
+        Client(
+            cluster.scheduler_address,
+            security=cluster.security,
+            asynchronous=True,
+            set_as_default=False,
+        )
+    )
+    client.cluster = cluster
+    return client
