@@ -357,6 +357,7 @@ async def _snapshot(
         workers=workers,
         memory_manager=found["manager"],
         can_scale=adapters.obstacle(client.cluster, len(workers) + 1),
+        can_restart=adapters.restart_obstacle(client.cluster),
         adaptive=await adapters.bounds(client.cluster),
     )
 

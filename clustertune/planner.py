@@ -169,6 +169,12 @@ def memory_is_enough(step: Step, _view: View) -> str | None:
     return (step.args.shortage or None) if isinstance(step.args, Recut) else None
 
 
+def manager_allows_restarts(step: Step, view: View) -> str | None:
+    """Some managers take a worker for lost while its nanny starts it again."""
+    away = isinstance(step.args, Restart) and not step.args.retire
+    return view.now.can_restart if away else None
+
+
 def restart_loses_nothing(step: Step, view: View) -> str | None:
     """What a worker holds must have another place, and somebody must start it again."""
     if not isinstance(step.args, Restart):
@@ -297,6 +303,7 @@ GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
     drop_takes_from_nobody,
     release_takes_from_nobody,
     memory_is_enough,
+    manager_allows_restarts,
     restart_loses_nothing,
     size_holds_what_is_there,
     targets_still_run,

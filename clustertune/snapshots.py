@@ -212,6 +212,7 @@ class Snapshot:
     workers: tuple[WorkerSnapshot, ...]
     memory_manager: bool | None = None  # whether Dask's own runs; None: it has none
     can_scale: str | None = None  # None: it can; else why this client cannot scale it
+    can_restart: str | None = None  # None: nannies may; else why its manager minds
     #: least and most workers of its adaptive scaling; None: it is off
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: it was not asked

@@ -9,7 +9,8 @@ off) and ``adapt(cluster, minimum, maximum)``, which sets them while it is on.
 nanny gives it now. ``retired(cluster, id)``: it does not start that worker again.
 
 A manager whose clusters can be reached by name has ``attach(name, stack)`` too: a
-client with the cluster object, which the stack closes. The cluster runs on.
+client with the cluster object, which the stack closes. The cluster runs on. One that
+takes a worker for lost while its nanny restarts it has ``restart_obstacle(cluster)``.
 
 All are called in the client's event loop. ``matches`` and ``obstacle`` answer from what
 the object knows; the others may ask its manager, and go through :func:`off_loop` where
@@ -140,6 +141,12 @@ async def retired(cluster: Any, id: str | int) -> None:
         await adapter.retired(cluster, id)
 
 
+def restart_obstacle(cluster: Any) -> str | None:
+    """Why nannies must not start workers again; None: they may, or it is not known."""
+    own = getattr(find(cluster), "restart_obstacle", None)
+    return None if own is None else str(own(cluster))
+
+
 def obstacle(cluster: Any, n_workers: int) -> str | None:
     """Why this client cannot bring its cluster to so many workers; None: it can."""
     if cluster is None:
@@ -177,6 +184,28 @@ async def off_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     it, it would wait for ever. So it waits in a thread.
     """
     return await settled(await asyncio.to_thread(method, *args, **kwargs))
+
+
+def brought(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
+    """Whether adaptive scaling brings so many; for managers that end it when asked.
+
+    Raises
+    ------
+    ScaleError
+        It is on, or might be, and its least number is smaller.
+    """
+    if bounds is None:
+        return False
+    if isinstance(bounds, Unknown):
+        raise ScaleError(f"n_workers={n_workers}: {bounds.reason}")
+    least, most = bounds
+    if least < n_workers:
+        raise ScaleError(
+            f"the cluster is adaptive ({least} to {most:g} workers), and scaling by "
+            f"hand would end that; type cluster.adapt(minimum={n_workers}, "
+            f"maximum={max(n_workers, most):g}) instead"
+        )
+    return True
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ValueError:

@@ -8,12 +8,13 @@ that are there.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
 from distributed import Client
 
-from clustertune.adapters import is_instance, off_loop, spec_cluster, unknown_name
+from clustertune.adapters import brought, is_instance, off_loop, unknown_name
 from clustertune.adapters.spec_cluster import adapt as adapt
 from clustertune.adapters.spec_cluster import bounds as bounds
 from clustertune.errors import ConnectionLostError
@@ -29,21 +30,16 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
     """Why it cannot have so many workers."""
     if cluster.status.name != "running":
         return f"the cluster object is {cluster.status.name}; make a new one"
-    adaptive = spec_cluster.adaptive_of(cluster)
-    if adaptive is None:
-        return None
-    most = max(n_workers, adaptive.maximum)
-    return (
-        f"the cluster is adaptive ({adaptive.minimum} to {adaptive.maximum} workers), "
-        "and scaling by hand would end that; type "
-        f"cluster.adapt(minimum={n_workers}, maximum={most})"
-        " and call prepare without n_workers once they are there"
-    )
+    return None
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask for so many; Coiled counts those that are on their way itself."""
-    await off_loop(cluster.scale, n_workers)
+    """Ask for so many; Coiled counts those that are on their way itself.
+
+    Adaptive scaling, which that would end, brings its least number by itself.
+    """
+    if not brought(await bounds(cluster), n_workers):
+        await off_loop(cluster.scale, n_workers)
 
 
 async def state(cluster: Any) -> str:
@@ -75,29 +71,34 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
 
         async def _check_create_or_reuse(self) -> bool:
             if await super()._check_create_or_reuse():
-                known = await self.cloud.list_clusters()
+                known = await self.cloud._list_clusters()
                 raise unknown_name("coiled", name, [c["name"] for c in known])
             return False
 
     try:
-        cloud = await stack.enter_async_context(coiled.Cloud(asynchronous=True))
-        cluster = Running(
+        # synchronous: of an asynchronous one some coroutines are never awaited
+        cluster = await asyncio.to_thread(
+            Running,
             name=name,
-            asynchronous=True,
-            cloud=cloud,
             shutdown_on_close=False,
             credentials=None,  # those that it was made with stay
-            unset_single_threading_variables=False,
             show_widget=False,
         )
-        stack.push_async_callback(cluster.close)
-        await cluster
     except (
         aiohttp.ClientError,
         ClusterCreationError,
         CoiledException,
         ServerError,
     ) as error:
-        raise ConnectionLostError(f"coiled:{name}: {error!r}") from error
-    client = Client(cluster, asynchronous=True, set_as_default=False)
-    return await stack.enter_async_context(client)
+        raise ConnectionLostError(f"coiled:{name}: {error}") from error
+    stack.push_async_callback(off_loop, cluster.close)
+    client: Client = await stack.enter_async_context(
+        Client(
+            cluster.scheduler_address,
+            security=cluster.security,
+            asynchronous=True,
+            set_as_default=False,
+        )
+    )
+    client.cluster = cluster
+    return client

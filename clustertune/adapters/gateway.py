@@ -33,6 +33,14 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
     return None
 
 
+def restart_obstacle(cluster: Any) -> str:
+    """A worker that is away for a moment is replaced, under another name."""
+    return (
+        "a gateway ends a worker that its nanny restarts, and starts another; scale to "
+        "one worker more, then back: that moves the data of those that go"
+    )
+
+
 async def bounds(cluster: Any) -> Unknown:
     """Nobody can ask for them."""
     return Unknown(
@@ -83,7 +91,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
         cluster = gateway.connect(name, shutdown_on_close=False)
         await stack.enter_async_context(cluster)
     except (aiohttp.ClientError, dask_gateway.GatewayServerError) as error:
-        raise ConnectionLostError(f"{gateway.address}: {error!r}") from error
+        raise ConnectionLostError(f"{gateway.address}: {error}") from error
     client = Client(
         cluster, security=cluster.security, asynchronous=True, set_as_default=False
     )

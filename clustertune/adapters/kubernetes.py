@@ -17,8 +17,9 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from distributed import Client
+from tornado.ioloop import IOLoop
 
-from clustertune.adapters import is_instance, off_loop, unknown_name
+from clustertune.adapters import brought, is_instance, off_loop, unknown_name
 from clustertune.errors import ConnectionLostError, ScaleError
 from clustertune.model import Size, Unknown
 
@@ -63,18 +64,11 @@ async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
     """Ask the group that the cluster was made with for what all groups lack.
 
-    The operator counts those that are on their way itself.
+    The operator counts those that are on their way itself. Adaptive scaling, which
+    that would end, brings its least number by itself.
     """
-    scaling = await bounds(cluster)
-    if isinstance(scaling, Unknown):
-        raise ScaleError(f"n_workers={n_workers}: {scaling.reason}")
-    if scaling is not None:
-        least, most = scaling
-        raise ScaleError(
-            f"the cluster is adaptive ({least} to {most} workers), and scaling by hand "
-            f"would end that; type cluster.adapt(minimum={n_workers}, "
-            f"maximum={max(n_workers, most)}) instead"
-        )
+    if brought(await bounds(cluster), n_workers):
+        return
     replicas: Mapping[str, int] = await off_loop(cluster.sync, _replicas, cluster)
     missing = n_workers - sum(replicas.values())
     if missing > 0:
@@ -108,10 +102,13 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
         known = [found.name async for found in DaskCluster.list()]
         if name not in known:
             raise unknown_name("kubernetes", name, known)
-        cluster = await KubeCluster.from_name(name, asynchronous=True, quiet=True)
+        # without the loop it would begin to start twice
+        loop = IOLoop.current()
+        cluster = KubeCluster.from_name(name, asynchronous=True, quiet=True, loop=loop)
+        stack.push_async_callback(cluster.close)
+        await cluster
     except (httpx.HTTPError, kr8s.ServerError, kr8s.APITimeoutError) as error:
         raise ConnectionLostError(f"kubernetes:{name}: {error!r}") from error
-    stack.push_async_callback(cluster.close)
     client = Client(cluster, asynchronous=True, set_as_default=False)
     return await stack.enter_async_context(client)
 
