@@ -41,7 +41,6 @@ def find(view: View) -> Iterator[Finding]:
         yield _paused(view, asked, Severity.critical, "a fit that needs them can hang")
     if others:
         yield _paused(view, others, Severity.info, "the fit was not asked to run there")
-    yield from _parked(view.now)
     if closing := _with_status(view.now, "closing_gracefully"):
         yield Finding(
             severity=Severity.warning,
@@ -53,19 +52,6 @@ def find(view: View) -> Iterator[Finding]:
 
 def _with_status(snapshot: Snapshot, status: str) -> tuple[str | int, ...]:
     return tuple(w.id for w in snapshot.workers if w.status == status and not w.parking)
-
-
-def _parked(snapshot: Snapshot) -> Iterator[Finding]:
-    """What a restart that is going on, or that was not finished, keeps in a nanny."""
-    for w in snapshot.workers:
-        if w.parking:
-            yield Finding(
-                severity=Severity.warning,
-                message=f"{workers_text([w.id])} keeps {bytes_text(w.counted)} of keys "
-                "while another worker is restarted; if no restart is going on, one was "
-                "not finished: `clustertune.restart(client)` brings them back",
-                subject=(w.id,),
-            )
 
 
 def _paused(

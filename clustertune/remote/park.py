@@ -18,7 +18,6 @@ from typing import Any
 from distributed import Worker
 from distributed.core import Status
 from distributed.spill import SpillBuffer
-from tornado.ioloop import PeriodicCallback
 
 from clustertune.remote.details import disk
 from clustertune.remote.probe import available_memory
@@ -26,7 +25,6 @@ from clustertune.remote.probe import available_memory
 PREFIX = "clustertune-parking-"  # of its name
 MEMORY = 0.5  # of the host's free memory that it fills
 DISK = 0.9  # of the disk's free bytes
-LOOK = 1.0  # seconds between two looks whether it was forgotten
 IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems that are no disk
 
 
@@ -103,8 +101,6 @@ class Parking(Worker):
     def __init__(self, *args: Any, patience: float, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.end = monotonic() + patience
-        look = PeriodicCallback(self._close_if_forgotten, LOOK * 1000)
-        self.periodic_callbacks["forgotten"] = look
 
     def _send_worker_status_change(self, stimulus_id: str) -> None:
         """Never say that it runs: in that moment it would be given tasks."""
@@ -115,6 +111,8 @@ class Parking(Worker):
         """Take none: what they set up would stay in the nanny's process."""
         return {"status": "OK"}
 
-    def _close_if_forgotten(self) -> None:
+    async def heartbeat(self) -> None:
+        """Close if it was forgotten."""
         if monotonic() > self.end and not self.data:
             self.loop.add_callback(self.close, reason="clustertune-parking-forgotten")
+        await super().heartbeat()

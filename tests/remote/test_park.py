@@ -161,7 +161,7 @@ async def test_left_and_brought_back(c: Any, s: Any, nanny: Any) -> None:
     async with Nanny(s.address, nthreads=1, name="new"):
         await c.wait_for_workers(1)
         found = await clustertune.check(c)
-        (finding,) = [f for f in found.found if f.check == "paused_workers"]
+        (finding,) = [f for f in found.found if f.check == "parked_keys"]
         assert "keeps " in finding.message
         report = await clustertune.restart(c)
         assert report.status == "done", str(report)
@@ -180,5 +180,5 @@ async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
     after = await clustertune.check(c, X)
     known = {f.check for f in before.found} | {"blocked_loops"}  # as it may happen
     new = [f for f in after.found if f.check not in known or NAME in f.subject]
-    assert [f.check for f in new] == ["paused_workers"], new
+    assert [f.check for f in new] == ["parked_keys"], new
     await closed(s)
