@@ -149,7 +149,7 @@ def save(
     """
     place = target("path", path, storage_options)
     again = arguments.flag("overwrite", overwrite)
-    given = _given(collections)
+    given = gather(collections)
     seconds = arguments.duration("timeout", timeout)
 
     async def work(notify: Notify, remaining: Remaining) -> None:
@@ -206,7 +206,14 @@ def load(
     return found
 
 
-def _given(collections: Sequence[Any]) -> Inputs:
+def gather(collections: Sequence[Any]) -> Inputs:
+    """Check collections of which nothing but their order is known.
+
+    Raises
+    ------
+    TypeError, ValueError
+        There are none, or they are none of Dask's.
+    """
     if not collections:
         raise TypeError("nothing is given that could be saved")
     X, y, *others = (*collections, None) if len(collections) == 1 else collections
@@ -395,6 +402,19 @@ def _unseen(place: Target, marks: Mapping[str, str]) -> list[str]:
     return [marks[name] for name in unseen]
 
 
+async def check(cluster: LiveCluster, place: Target, *, overwrite: bool) -> None:
+    """See that what a cluster was given can be saved there, without writing anything.
+
+    Raises
+    ------
+    RefusedError, SaveError
+        As the case may be.
+    """
+    loaded = await cluster.futures()
+    await asyncio.to_thread(refuse, cluster.given, loaded)
+    await _storage(partial(refuse_occupied, place, overwrite=overwrite), place)
+
+
 # --- writing --------------------------------------------------------------------------
 
 
@@ -409,9 +429,8 @@ async def write(
         As :func:`save`; there is no save then, or still the one that was there.
     """
     client, given = cluster.client, cluster.given
+    await check(cluster, place, overwrite=overwrite)
     loaded = await cluster.futures()
-    await asyncio.to_thread(refuse, given, loaded)
-    await _storage(partial(refuse_occupied, place, overwrite=overwrite), place)
     folder = f"clustertune-{uuid4().hex[:8]}"
     await _refuse_unshared(client, place, folder, given)
     graph = graphs.Graph()

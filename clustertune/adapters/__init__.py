@@ -6,16 +6,47 @@ does not wait), ``state(cluster)`` (what the manager says of its workers, in wor
 ``bounds(cluster)`` (the least and most workers of its adaptive scaling, or None) and
 ``resized(cluster, id, size)``: a worker that it starts again has the size that its own
 nanny gives it now. ``retired(cluster, id)``: it does not start that worker again.
+
+One whose manager can destroy a cluster and make it anew also has ``sizes(cluster)``
+(what can be asked for, or None if it does not say) and ``recreate(cluster, wanted)``
+(waits, and returns the new cluster object); neither is called in an event loop.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from clustertune.model import Size
+from clustertune.wording import bytes_text, plural, printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A size that a manager offers; None: it does not say."""
+
+    name: str
+    cores: float | None = None
+    memory: int | None = None  # bytes
+
+    def __str__(self) -> str:
+        facts = [] if self.cores is None else [plural(self.cores, "core")]
+        facts += [] if self.memory is None else [bytes_text(self.memory)]
+        name = printable(self.name, longest=60)
+        return f"{name} ({', '.join(facts)})" if facts else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a cluster that is made anew is to have; None is for the manager to say."""
+
+    worker_size: str | None = None
+    scheduler_size: str | None = None
+    n_workers: int | None = None
+    nthreads: int | None = None
 
 
 class Adapter(Protocol):
@@ -30,6 +61,13 @@ class Adapter(Protocol):
     async def retired(self, cluster: Any, id: str | int) -> None: ...
 
 
+class Recreator(Protocol):
+    """What an adapter has besides, whose manager makes clusters anew."""
+
+    def sizes(self, cluster: Any) -> tuple[Offer, ...] | None: ...
+    def recreate(self, cluster: Any, wanted: Wanted) -> Any: ...
+
+
 @cache
 def available() -> tuple[Adapter, ...]:
     """Every adapter."""
@@ -40,6 +78,13 @@ def available() -> tuple[Adapter, ...]:
 def find(cluster: Any) -> Adapter | None:
     """The adapter for a cluster object, or None."""
     return next((a for a in available() if a.matches(cluster)), None)
+
+
+def recreator(cluster: Any) -> Recreator | None:
+    """Its adapter, if its manager can make the cluster anew."""
+    adapter = find(cluster)
+    able = hasattr(adapter, "sizes") and hasattr(adapter, "recreate")
+    return cast("Recreator", adapter) if able else None
 
 
 def bounds(cluster: Any) -> tuple[int, float] | None:
