@@ -8,8 +8,15 @@ first and loaded afterwards, or named by whoever says that it may go.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
@@ -428,14 +435,21 @@ async def _work(
             anew = await asyncio.to_thread(make, client.cluster, wanted)
             cluster.opened = False  # its scheduler is gone, and the lease with it
             new = await _connect(operation, anew)
-            n, left = wanted.n_workers or 1, remaining
-            made.reason = await _over(new, operation, _wait, new, n, notify, left)
-    try:
-        rest = (operation, new, bool(collections), journal, notify, remaining)
-        return await _over(new, operation, _arrive, *rest)
-    except Exception:
-        await _close(operation, new)
-        raise
+            async with _closed_by_error(operation, new):
+                rest = (new, wanted.n_workers or 1, notify, remaining)
+                made.reason = await _over(new, operation, _wait, *rest)
+    async with _closed_by_error(operation, new):
+        return await _over(
+            new,
+            operation,
+            _arrive,
+            operation,
+            new,
+            bool(collections),
+            journal,
+            notify,
+            remaining,
+        )
 
 
 def _recreator(cluster: Any) -> adapters.Recreator:
@@ -655,11 +669,17 @@ async def _over(
     return answer
 
 
-async def _close(operation: _Reset, client: Client) -> None:
-    if operation.asynchronous:
-        await client.close()
-    else:
-        await asyncio.to_thread(client.close)
+@asynccontextmanager
+async def _closed_by_error(operation: _Reset, client: Client) -> AsyncIterator[None]:
+    """Nobody will have the client of a call that fails."""
+    try:
+        yield
+    except Exception:
+        if operation.asynchronous:
+            await client.close()
+        else:
+            await asyncio.to_thread(client.close)
+        raise
 
 
 async def _wait(

@@ -161,7 +161,9 @@ def save(
             await cluster.look(notify)
             await write(cluster, place, overwrite=again, notify=notify)
 
-    client.sync(_within, work, "save", seconds, progress)
+    # of an asynchronous client it is to be awaited
+    done: None = client.sync(_within, work, "save", seconds, progress)
+    return done
 
 
 def load(
