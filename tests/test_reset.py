@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,14 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from dask_saturn import SaturnCluster
 from distributed import Client, LocalCluster, Variable, wait
 
 import clustertune
 from clustertune import resetting
 from clustertune.adapters import Offer, Wanted, saturn
+from clustertune.cli import main
 from clustertune.errors import RecreateError, RefusedError
 from clustertune.resetting import Loss, losses, objection, unknown_size
 from tests.saturn import Saturn, running
@@ -279,6 +284,56 @@ def test_workers_that_do_not_come(
             n_workers=2, timeout="2 minutes",
         )  # fmt: skip
     assert resets(server)
+
+
+# --- the command line -----------------------------------------------------------------
+
+
+def test_command_line(server: Saturn, tmp_path: Path) -> None:
+    """Published data comes back under its name; what others have is asked for."""
+    with Client(SaturnCluster()) as client:
+        _, frame = loaded(client)
+        client.publish_dataset(train=frame, other=5)
+        del frame  # Dask would take it for what is published, with its futures
+    options = ["reset", "--worker-size", "large"]
+    saved = [*options, "--dataset", "train", "--save-to", str(tmp_path)]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        code = "from clustertune.cli import main; main()"
+        command = [sys.executable, "-c", code, *saved, *more]
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+
+    asked = CliRunner().invoke(main, saved)
+    assert asked.exit_code == 2
+    assert "nobody can be asked" in asked.stderr
+    wrong = CliRunner().invoke(main, [*options, "--dataset", "train", "--yes"])
+    assert wrong.exit_code == 2
+    assert "save_to is missing" in wrong.stderr
+    refused = run("--yes")
+    assert refused.returncode == 4, refused.stderr
+    assert "published data set 'other'" in refused.stderr
+    planned = run("--include-other-clients", "--dry-run", "-f", "json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["status"] == "planned"
+    assert not resets(server)
+    done = run("--include-other-clients", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert len(resets(server)) == 1
+    with Client(SaturnCluster()) as new:
+        assert new.list_datasets() == ("train",)
+        again = new.get_dataset("train")
+        pd.testing.assert_frame_equal(again.compute(), PANDAS)
+
+
+def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere there is none to be found."""
+    monkeypatch.delenv("SATURN_BASE_URL", raising=False)
+    found = CliRunner().invoke(main, ["reset", "--worker-size", "large", "--yes"])
+    assert found.exit_code == 3
+    assert "SATURN_BASE_URL" in found.stderr
 
 
 # --- what is decided (pure) -----------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from dask.utils import parse_bytes
 
 from clustertune.adapters import Offer, Wanted
-from clustertune.errors import RecreateError
+from clustertune.errors import ConnectionLostError, RecreateError
 from clustertune.model import Size
 from clustertune.wording import printable
 
@@ -61,7 +61,7 @@ def attach() -> Any:
 
     Raises
     ------
-    RecreateError
+    ConnectionLostError
         This is none of Saturn's environments, or it does not answer.
     """
     try:
@@ -69,7 +69,7 @@ def attach() -> Any:
 
         return SaturnCluster()
     except (ImportError, RuntimeError, ValueError, LookupError, OSError) as error:
-        raise RecreateError(f"no cluster of Saturn's: {_text(error)}") from error
+        raise ConnectionLostError(f"no cluster of Saturn's: {_text(error)}") from error
 
 
 def sizes(cluster: Any) -> tuple[Offer, ...] | None:
