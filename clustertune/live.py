@@ -454,6 +454,10 @@ class LiveCluster:
         told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
         self.given = self.given.with_collections(told)
 
+    def forget(self) -> None:
+        """Ask nothing more: the scheduler is gone, and the lease with it."""
+        self._lease.opened = False
+
     async def keep(self, report: str) -> None:
         """Leave the report with the scheduler, for whoever asks later."""
         await self._lease.quietly("keep", report=report)
