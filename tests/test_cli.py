@@ -27,6 +27,7 @@ COMMANDS = (
     "explain",
     "release",
     "report",
+    "reset",
     "resize",
     "restart",
     "scale",

@@ -20,6 +20,7 @@ from distributed.client import Future
 
 import clustertune
 from tests.processes import blocking, process, until
+from tests.test_faults import slowly
 from tests.test_faults_restart import (
     CLIENT,
     Restarting,
@@ -223,6 +224,7 @@ def test_a_receiver_pauses(local_cluster: Any) -> None:
     cluster, client = local_cluster(3, memory_limit="1GiB")
     addresses = [cluster.workers[i].worker_address for i in range(3)]
     X, kept = data(client, {"workers": [addresses[0]]})
+    client.run_on_scheduler(slowly)
     restarting = Restarting(client, workers=[0], timeout="2 minutes")
     restarting.start()
     until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
