@@ -26,6 +26,7 @@ COMMANDS = (
     "doctor",
     "explain",
     "report",
+    "reset",
     "resize",
     "restart",
     "scale",
