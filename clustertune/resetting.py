@@ -23,7 +23,16 @@ from typing import Any, TypeVar
 
 from distributed import Client
 
-from clustertune import adapters, arguments, checks, inputs, monitor, saving, workloads
+from clustertune import (
+    adapters,
+    arguments,
+    checks,
+    inputs,
+    manifests,
+    monitor,
+    saving,
+    workloads,
+)
 from clustertune.adapters import Offer, Wanted
 from clustertune.errors import (
     ClustertuneError,
@@ -33,6 +42,7 @@ from clustertune.errors import (
 )
 from clustertune.journal import Journal
 from clustertune.live import LiveCluster
+from clustertune.losses import Loss, losses, objection
 from clustertune.model import Goal, Notify, Outcome, Plan, Price, Refusal, Step, View
 from clustertune.progress import Progress
 from clustertune.remote import belongings, keys, ship
@@ -46,8 +56,6 @@ T = TypeVar("T")
 POLL = 0.2  # seconds between two looks for workers
 HEARD = 5.0  # seconds in which the scheduler hears that something was released
 SPARE = 2.0  # seconds by which waiting for the new cluster ends before the call
-MOST = 3  # prefixes that are named of each loss
-NAMED = {"published": "the published data set", "variable": "the variable"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -182,7 +190,7 @@ def reset(
         wanted=wanted,
         place=None
         if save_to is None
-        else saving.target("save_to", save_to, storage_options),
+        else manifests.place("save_to", save_to, storage_options),
         overwrite=arguments.flag("overwrite", overwrite),
         drop_data=arguments.flag("drop_data", drop_data),
         include_others=arguments.flag("include_other_clients", include_other_clients),
@@ -221,103 +229,6 @@ def _names(datasets: Any) -> tuple[str, ...]:
     raise TypeError(f"datasets={datasets!r} must be a list of names of data sets")
 
 
-# --- what would be lost, and what is agreed to (pure) ---------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """What somebody has on the cluster that would be gone."""
-
-    owner: str  # in words
-    mine: bool
-    prefixes: tuple[tuple[str, int, int], ...]  # name, keys, bytes; most bytes first
-    coming: int  # tasks that are still to be done for it
-
-    @property
-    def nbytes(self) -> int:
-        return sum(nbytes for _, _, nbytes in self.prefixes)
-
-    def __str__(self) -> str:
-        shown = [
-            f"{printable(name, longest=60)} ({plural(n, 'key')}, {bytes_text(nbytes)})"
-            for name, n, nbytes in self.prefixes[:MOST]
-        ]
-        more = len(self.prefixes) - MOST
-        shown += [f"{plural(more, 'more prefix', 'more prefixes')}"] if more > 0 else []
-        shown += [f"{plural(self.coming, 'task')} under way"] if self.coming else []
-        whose = printable(self.owner, longest=80)
-        what = f": {', '.join(shown)}" if shown else ""
-        return f"{bytes_text(self.nbytes)} of {whose}{what}"
-
-
-def losses(
-    found: Mapping[str, Any], me: str, restored: Sequence[str]
-) -> tuple[Loss, ...]:
-    """Who would lose what, this client first, then by bytes.
-
-    Parameters
-    ----------
-    found
-        What :func:`clustertune.remote.belongings.belongings` has found.
-    me
-        Id of this client.
-    restored
-        Names of data sets that are saved, and published again.
-    """
-    # a shared name wants its keys as a client of that name
-    shared = {f"{kind}-{name}": (kind, name) for kind, name in found["names"]}
-    rows = {owner: (prefixes, n) for owner, prefixes, n in found["owners"]}
-    rows = {key: ([], 0) for key in shared} | rows
-    lost = []
-    for owner, (prefixes, coming) in rows.items():
-        kind, name = shared.get(owner, ("", ""))
-        if kind == "published" and name in restored:
-            continue
-        text = f"{NAMED.get(kind, 'the queue')} {name!r}" if kind else f"client {owner}"
-        lost.append(
-            Loss(
-                owner="this client" if owner == me else text,
-                mine=owner == me,
-                prefixes=tuple((p, n, b) for p, n, b in prefixes),
-                coming=coming,
-            )
-        )
-    return tuple(sorted(lost, key=lambda loss: (not loss.mine, -loss.nbytes)))
-
-
-def objection(
-    lost: Sequence[Loss], *, drop_data: bool, include_others: bool
-) -> str | None:
-    """Why so much may not be lost; None: all of it was agreed to."""
-    mine = [str(loss) for loss in lost if loss.mine]
-    others = [str(loss) for loss in lost if not loss.mine]
-    reasons = []
-    if mine and not drop_data:
-        reasons.append(
-            f"{mine[0]} would be lost: give these collections too, with save_to=PATH, "
-            "or release them, or give drop_data=True"
-        )
-    if others and not include_others:
-        more = f"; and {len(others) - MOST} more" if len(others) > MOST else ""
-        reasons.append(
-            f"others would lose {'; '.join(others[:MOST])}{more}: with their consent "
-            "give include_other_clients=True"
-        )
-    return "; ".join(reasons) or None
-
-
-def unknown_size(wanted: Wanted, offers: Sequence[Offer] | None) -> str | None:
-    """What is wrong with the names of sizes; None: nothing, or nobody knows."""
-    if offers is None:
-        return None
-    for argument in ("worker_size", "scheduler_size"):
-        name = getattr(wanted, argument)
-        if name is not None and name not in {offer.name for offer in offers}:
-            known = ", ".join(map(str, offers)) or "none"
-            return f"{argument}={name!r} is not offered; sizes are: {known}"
-    return None
-
-
 # --- doing it -------------------------------------------------------------------------
 
 
@@ -329,7 +240,7 @@ class _Reset:
     given: tuple[Any, ...]
     datasets: tuple[str, ...]
     wanted: Wanted
-    place: saving.Target | None
+    place: manifests.Target | None
     overwrite: bool
     drop_data: bool
     include_others: bool
@@ -406,7 +317,7 @@ async def _work(
     client = operation.client
     recreator = _recreator(client.cluster)
     offers = await asyncio.to_thread(recreator.sizes, client.cluster)
-    wrong = unknown_size(operation.wanted, offers)
+    wrong = adapters.unknown_size(operation.wanted, offers)
     if wrong:
         raise ValueError(wrong)
     collections = (*operation.given, *await _published(client, operation.datasets))

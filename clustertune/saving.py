@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
@@ -28,9 +26,8 @@ from dask._task_spec import Task, TaskRef
 from dask.array.utils import meta_from_array
 from dask.dataframe.dask_expr import from_graph
 from distributed import Client
-from fsspec.core import url_to_fs
 
-from clustertune import arguments, graphs, inputs, monitor, workloads
+from clustertune import arguments, graphs, inputs, manifests, monitor, workloads
 from clustertune.errors import (
     ConnectionLostError,
     RefusedError,
@@ -40,72 +37,18 @@ from clustertune.errors import (
 )
 from clustertune.inputs import Inputs
 from clustertune.live import LiveCluster
+from clustertune.manifests import FOLDER, MANIFEST, SCHEMA_VERSION, Target
 from clustertune.model import Goal, Notify
 from clustertune.progress import Progress
 from clustertune.remote import pieces, ship
 from clustertune.wording import bytes_text, plural, printable, seconds_text
 
-SCHEMA_VERSION = 1
-MANIFEST = "clustertune.json"
-FOLDER = re.compile(r"clustertune-[0-9a-f]{8}")
 NEEDED = {"array": "zarr", "dataframe": "pyarrow", "series": "pyarrow"}
 SEEN = 30.0  # seconds in which what somebody has written is seen by others
 ANSWER = 60.0  # seconds in which a worker writes a small file
 POLL = 0.1  # seconds between two looks
 
 Remaining = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A folder, local or behind a URL, for the client and for all workers."""
-
-    path: str  # as the user gave it
-    url: str  # the same for everybody
-    options: Mapping[str, Any]
-
-    def files(self) -> tuple[Any, str]:
-        """Its file system, without what that remembers, and its root there."""
-        files, root = url_to_fs(self.url, **self.options)
-        files.invalidate_cache()
-        return files, str(root).rstrip("/")
-
-
-def target(name: str, path: Any, storage_options: Any) -> Target:
-    """Check a path.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is no path, or the file system is not known here.
-    """
-    if not isinstance(path, str) and not hasattr(path, "__fspath__"):
-        raise TypeError(
-            f"{name}={path!r} must be the path of a folder that the client and all "
-            'workers see, like "/shared/save" or "s3://bucket/save"'
-        )
-    text = path if isinstance(path, str) else path.__fspath__()
-    if not isinstance(storage_options, Mapping | None):
-        raise TypeError(
-            "storage_options must be a mapping, as fsspec takes it, or None"
-        )
-    if not text.strip("/") or "::" in text:
-        raise ValueError(
-            f"{name}={text!r} must be a folder of its own, without caches (::) between"
-        )
-    options = dict(storage_options or {})
-    try:
-        files, root = url_to_fs(text, **options)
-    except (ImportError, ValueError, TypeError) as error:
-        raise ValueError(f"{name}={text!r} cannot be used: {error}") from error
-    if "file" in _protocols(files):
-        options["auto_mkdir"] = True
-    return Target(text, files.unstrip_protocol(root), options)
-
-
-def _protocols(files: Any) -> tuple[str, ...]:
-    known = files.protocol
-    return (known,) if isinstance(known, str) else tuple(known)
 
 
 # --- the public calls -----------------------------------------------------------------
@@ -147,7 +90,7 @@ def save(
     SaveError
         Something could not be written, or is not there afterwards.
     """
-    place = target("path", path, storage_options)
+    place = manifests.place("path", path, storage_options)
     again = arguments.flag("overwrite", overwrite)
     given = gather(collections)
     seconds = arguments.duration("timeout", timeout)
@@ -197,7 +140,7 @@ def load(
     SaveError
         There is no complete save, or it is not as it was written.
     """
-    place = target("path", path, storage_options)
+    place = manifests.place("path", path, storage_options)
     seconds = arguments.duration("timeout", timeout)
 
     async def work(notify: Notify, remaining: Remaining) -> tuple[Any, ...]:
@@ -300,36 +243,6 @@ def _kind(collection: Any) -> str:
     return "dataframe" if isinstance(collection, dd.DataFrame) else "series"
 
 
-def refuse_occupied(place: Target, *, overwrite: bool) -> None:
-    """See that the folder is empty, or holds a save that may be replaced.
-
-    Raises
-    ------
-    RefusedError
-        It does not.
-    """
-    files, root = place.files()
-    if not files.exists(root):
-        return
-    if files.isfile(root):
-        raise RefusedError(f"{place.path} is a file; give another path")
-    found = {str(name).rstrip("/").rpartition("/")[2] for name in files.ls(root, False)}
-    if not found:
-        return
-    others = sorted(n for n in found if n != MANIFEST and not FOLDER.fullmatch(n))
-    if others:
-        raise RefusedError(
-            f"{place.path} holds other files ({printable(others[0], longest=60)}); "
-            "give a folder that is empty"
-        )
-    if not overwrite:
-        what = "a save" if MANIFEST in found else "what is left of a save"
-        raise RefusedError(
-            f"{place.path} holds {what} of clustertune; give overwrite=True to replace "
-            "it, or another path"
-        )
-
-
 async def _refuse_unshared(
     client: Client, place: Target, folder: str, given: Inputs
 ) -> None:
@@ -414,7 +327,9 @@ async def check(cluster: LiveCluster, place: Target, *, overwrite: bool) -> None
     """
     loaded = await cluster.futures()
     await asyncio.to_thread(refuse, cluster.given, loaded)
-    await _storage(partial(refuse_occupied, place, overwrite=overwrite), place)
+    await _storage(
+        partial(manifests.refuse_occupied, place, overwrite=overwrite), place
+    )
 
 
 # --- writing --------------------------------------------------------------------------
@@ -543,7 +458,7 @@ def _finish(place: Target, manifest: Mapping[str, Any], given: Inputs) -> None:
             data = pieces.encode(_divisions(x.collection))
             files.pipe_file(f"{folder}/divisions.parquet", data)
     text = json.dumps(manifest).encode()
-    old = [n for n in _names(files, root) if FOLDER.fullmatch(n)]
+    old = [n for n in manifests.names(files, root) if FOLDER.fullmatch(n)]
     # renamed at once where it can be: an old manifest is there until then
     files.pipe_file(f"{root}/{manifest['folder']}/{MANIFEST}", text)
     files.mv(f"{root}/{manifest['folder']}/{MANIFEST}", f"{root}/{MANIFEST}")
@@ -552,10 +467,6 @@ def _finish(place: Target, manifest: Mapping[str, Any], given: Inputs) -> None:
     for name in old:
         if name != manifest["folder"]:
             files.rm(f"{root}/{name}", recursive=True)
-
-
-def _names(files: Any, root: str) -> list[str]:
-    return [str(n).rstrip("/").rpartition("/")[2] for n in files.ls(root, detail=False)]
 
 
 def _refuse_missing(
@@ -647,7 +558,7 @@ async def read(
     SaveError, ConnectionLostError, VersionMismatchError
         As :func:`load`.
     """
-    manifest = await _storage(partial(read_manifest, place), place)
+    manifest = await _storage(partial(manifests.read, place), place)
     await monitor.open_door(client, await monitor.identify(client))
     await _refuse_workerless(client, remaining)
     graph = graphs.Graph()
@@ -667,59 +578,6 @@ async def _refuse_workerless(client: Client, remaining: Remaining) -> None:
         if remaining() < 1:
             raise asyncio.TimeoutError
         await asyncio.sleep(POLL)
-
-
-def read_manifest(place: Target) -> dict[str, Any]:
-    """What is saved there, by the manifest.
-
-    Raises
-    ------
-    SaveError
-        There is none, or it is not one that can be read here.
-    """
-    files, root = place.files()
-    try:
-        text = files.cat_file(f"{root}/{MANIFEST}")
-    except FileNotFoundError as error:
-        raise SaveError(
-            f"{place.path} has no {MANIFEST}: nothing was saved there, or the save was "
-            "broken off"
-        ) from error
-    try:
-        manifest: dict[str, Any] = json.loads(text)
-        version = manifest["schema_version"]
-        if version == SCHEMA_VERSION:
-            _check(manifest)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SaveError(
-            f"{place.path}/{MANIFEST} is not a manifest of clustertune's: {error!r}"
-        ) from error
-    if version != SCHEMA_VERSION:
-        raise SaveError(
-            f"{place.path} was saved with schema version {version!r}; this release "
-            f"reads {SCHEMA_VERSION}: use the one that wrote it"
-        )
-    return manifest
-
-
-def _check(manifest: Mapping[str, Any]) -> None:
-    """Whatever a file says, nothing outside of its folder is read."""
-    if not FOLDER.fullmatch(manifest["folder"]):
-        raise ValueError("its folder is none of clustertune's")
-    if not all(0 <= i < len(manifest["collections"]) for i in manifest["order"]):
-        raise ValueError("its order names what is not there")
-    for number, entry in enumerate(manifest["collections"]):
-        if entry["folder"] != f"{manifest['folder']}/{number}":
-            raise ValueError("the folder of a collection is elsewhere")
-        if entry["kind"] not in NEEDED:
-            raise ValueError(f"a collection is of kind {entry['kind']!r}")
-        if entry["kind"] == "array":
-            np.dtype(entry["dtype"])
-            n = int(np.prod([len(sizes) for sizes in entry["chunks"]]))
-            if n != len(entry["pieces"]):
-                raise ValueError("an array has other pieces than its chunks say")
-        for piece in entry["pieces"]:
-            int(piece["crc32"]), [int(n) for n in piece["shape"]]
 
 
 def _add_reads(graph: graphs.Graph, place: Target, entry: Mapping[str, Any]) -> None:

@@ -21,10 +21,10 @@ from distributed import Client, LocalCluster, Variable, wait
 
 import clustertune
 from clustertune import resetting
-from clustertune.adapters import Offer, Wanted, saturn
+from clustertune.adapters import Offer, Wanted, saturn, unknown_size
 from clustertune.cli import main
 from clustertune.errors import RecreateError, RefusedError
-from clustertune.resetting import Loss, losses, objection, unknown_size
+from clustertune.losses import Loss, losses, objection
 from tests.saturn import Saturn, running
 
 PANDAS = pd.DataFrame(
@@ -315,12 +315,10 @@ def test_command_line(server: Saturn, tmp_path: Path) -> None:
     refused = run("--yes")
     assert refused.returncode == 4, refused.stderr
     assert "published data set 'other'" in refused.stderr
-    planned = run("--include-other-clients", "--dry-run", "-f", "json")
-    assert planned.returncode == 0, planned.stderr
-    assert json.loads(planned.stdout)["status"] == "planned"
     assert not resets(server)
-    done = run("--include-other-clients", "--yes")
+    done = run("--include-other-clients", "--yes", "-f", "json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "done"
     assert len(resets(server)) == 1
     with Client(SaturnCluster()) as new:
         assert new.list_datasets() == ("train",)

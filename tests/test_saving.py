@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as arrays
 from hypothesis.extra import pandas as frames
 
 import clustertune
-from clustertune import saving
+from clustertune import manifests, saving
 from clustertune.errors import RefusedError, SaveError
 from clustertune.remote import pieces
 from tests.processes import blocking, cluster
@@ -159,7 +159,7 @@ async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
     pd.testing.assert_frame_equal(await c.compute(frame2), expected)
     pd.testing.assert_frame_equal(await c.compute(unknown2), expected)
     pd.testing.assert_series_equal(await c.compute(series2), PANDAS["a"])
-    files, root = saving.target("path", path, options).files()
+    files, root = manifests.place("path", path, options).files()
     texts = [files.cat_file(name) for name in files.find(root)]
     assert texts
     assert not any(b"hunter2" in text for text in texts)
@@ -168,7 +168,7 @@ async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
 @gen_cluster(**TWO)
 async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
     """Only a save of ours is replaced, and only when that is asked."""
-    files, root = saving.target("path", "memory://taken", None).files()
+    files, root = manifests.place("path", "memory://taken", None).files()
     x = c.persist(X)
     files.pipe_file(f"{root}/mine.txt", b"precious")
     for overwrite in (False, True):
@@ -218,7 +218,7 @@ async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
     path = "memory://changed"
     x, _, frame, *_ = _loaded(c)
     await clustertune.save(c, path, x, frame)
-    files, root = saving.target("path", path, None).files()
+    files, root = manifests.place("path", path, None).files()
     names = files.find(root)
     for end in ("1.parquet", "0.1/0.0"):
         (name,) = [n for n in names if n.endswith(end)]
@@ -247,7 +247,7 @@ async def test_refused(c: Any, s: Any, a: Any, b: Any) -> None:
             await clustertune.save(c, "memory://refused", data)
     with pytest.raises(TypeError, match="nothing is given"):
         clustertune.save(c, "memory://refused")
-    files, root = saving.target("path", "memory://refused", None).files()
+    files, root = manifests.place("path", "memory://refused", None).files()
     assert not files.exists(root)
 
 
@@ -282,7 +282,7 @@ def test_workers_without_clustertune(tmp_path: Path) -> None:
         x2, frame2 = clustertune.load(client, folder)
         np.testing.assert_array_equal(x2.compute(), x.compute())
         pd.testing.assert_frame_equal(frame2.compute(), frame.compute())
-    manifest = json.loads((folder / saving.MANIFEST).read_text())
+    manifest = json.loads((folder / manifests.MANIFEST).read_text())
     assert manifest["collections"][0]["chunks"] == [[30, 5, 65], [3, 1]]
 
 
@@ -321,20 +321,20 @@ GOOD: dict[str, Any] = {
 )
 def test_a_manifest_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     """Nothing outside of its folder is read, whatever a file says."""
-    place = saving.target("path", tmp_path, None)
-    (tmp_path / saving.MANIFEST).write_text(json.dumps(GOOD))
-    assert saving.read_manifest(place) == GOOD
-    (tmp_path / saving.MANIFEST).write_text(json.dumps(GOOD | change))
+    place = manifests.place("path", tmp_path, None)
+    (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD))
+    assert manifests.read(place) == GOOD
+    (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD | change))
     with pytest.raises(SaveError, match="is not a manifest of clustertune's"):
-        saving.read_manifest(place)
+        manifests.read(place)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"schema_version": 2}', "{}"])
 def test_other_files(tmp_path: Path, text: str) -> None:
     """They are no manifests, or of another release."""
-    (tmp_path / saving.MANIFEST).write_text(text)
+    (tmp_path / manifests.MANIFEST).write_text(text)
     with pytest.raises(SaveError, match=r"not a manifest|schema version 2; this"):
-        saving.read_manifest(saving.target("path", tmp_path, None))
+        manifests.read(manifests.place("path", tmp_path, None))
 
 
 def test_pieces_that_are_no_array() -> None:

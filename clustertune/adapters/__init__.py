@@ -28,7 +28,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -207,6 +207,18 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
             "without n_workers"
         )
     return adapter.obstacle(cluster, n_workers)
+
+
+def unknown_size(wanted: Wanted, offers: Sequence[Offer] | None) -> str | None:
+    """What is wrong with the names of sizes; None: nothing, or nobody knows."""
+    if offers is None:
+        return None
+    for argument in ("worker_size", "scheduler_size"):
+        name = getattr(wanted, argument)
+        if name is not None and name not in {offer.name for offer in offers}:
+            known = ", ".join(map(str, offers)) or "none"
+            return f"{argument}={name!r} is not offered; sizes are: {known}"
+    return None
 
 
 # --- for the adapters -----------------------------------------------------------------

@@ -1,0 +1,164 @@
+"""The folder of a save and its manifest: what is there, and what may be written there.
+
+A manifest is JSON and may have been changed by whoever can write to the folder: nothing
+outside of that is read or removed, whatever it says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fsspec.core import url_to_fs
+
+from clustertune.errors import RefusedError, SaveError
+from clustertune.wording import printable
+
+SCHEMA_VERSION = 1
+MANIFEST = "clustertune.json"
+FOLDER = re.compile(r"clustertune-[0-9a-f]{8}")
+KINDS = ("array", "dataframe", "series")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A folder, local or behind a URL, for the client and for all workers."""
+
+    path: str  # as the user gave it
+    url: str  # the same for everybody
+    options: Mapping[str, Any]
+
+    def files(self) -> tuple[Any, str]:
+        """Its file system, without what that remembers, and its root there."""
+        files, root = url_to_fs(self.url, **self.options)
+        files.invalidate_cache()
+        return files, str(root).rstrip("/")
+
+
+def place(name: str, path: Any, storage_options: Any) -> Target:
+    """Check a path.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no path, or the file system is not known here.
+    """
+    if not isinstance(path, str) and not hasattr(path, "__fspath__"):
+        raise TypeError(
+            f"{name}={path!r} must be the path of a folder that the client and all "
+            'workers see, like "/shared/save" or "s3://bucket/save"'
+        )
+    text = path if isinstance(path, str) else path.__fspath__()
+    if not isinstance(storage_options, Mapping | None):
+        raise TypeError(
+            "storage_options must be a mapping, as fsspec takes it, or None"
+        )
+    if not text.strip("/") or "::" in text:
+        raise ValueError(
+            f"{name}={text!r} must be a folder of its own, without caches (::) between"
+        )
+    options = dict(storage_options or {})
+    try:
+        files, root = url_to_fs(text, **options)
+    except (ImportError, ValueError, TypeError) as error:
+        raise ValueError(f"{name}={text!r} cannot be used: {error}") from error
+    if "file" in _protocols(files):
+        options["auto_mkdir"] = True
+    return Target(text, files.unstrip_protocol(root), options)
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    known = files.protocol
+    return (known,) if isinstance(known, str) else tuple(known)
+
+
+def refuse_occupied(place: Target, *, overwrite: bool) -> None:
+    """See that the folder is empty, or holds a save that may be replaced.
+
+    Raises
+    ------
+    RefusedError
+        It does not.
+    """
+    files, root = place.files()
+    if not files.exists(root):
+        return
+    if files.isfile(root):
+        raise RefusedError(f"{place.path} is a file; give another path")
+    found = set(names(files, root))
+    if not found:
+        return
+    others = sorted(n for n in found if n != MANIFEST and not FOLDER.fullmatch(n))
+    if others:
+        raise RefusedError(
+            f"{place.path} holds other files ({printable(others[0], longest=60)}); "
+            "give a folder that is empty"
+        )
+    if not overwrite:
+        what = "a save" if MANIFEST in found else "what is left of a save"
+        raise RefusedError(
+            f"{place.path} holds {what} of clustertune; give overwrite=True to replace "
+            "it, or another path"
+        )
+
+
+def names(files: Any, root: str) -> list[str]:
+    """What is in a folder."""
+    return [str(n).rstrip("/").rpartition("/")[2] for n in files.ls(root, detail=False)]
+
+
+def read(place: Target) -> dict[str, Any]:
+    """What is saved there, by the manifest.
+
+    Raises
+    ------
+    SaveError
+        There is none, or it is not one that can be read here.
+    """
+    files, root = place.files()
+    try:
+        text = files.cat_file(f"{root}/{MANIFEST}")
+    except FileNotFoundError as error:
+        raise SaveError(
+            f"{place.path} has no {MANIFEST}: nothing was saved there, or the save was "
+            "broken off"
+        ) from error
+    try:
+        manifest: dict[str, Any] = json.loads(text)
+        version = manifest["schema_version"]
+        if version == SCHEMA_VERSION:
+            _check(manifest)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SaveError(
+            f"{place.path}/{MANIFEST} is not a manifest of clustertune's: {error!r}"
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise SaveError(
+            f"{place.path} was saved with schema version {version!r}; this release "
+            f"reads {SCHEMA_VERSION}: use the one that wrote it"
+        )
+    return manifest
+
+
+def _check(manifest: Mapping[str, Any]) -> None:
+    """Whatever a file says, nothing outside of its folder is read."""
+    if not FOLDER.fullmatch(manifest["folder"]):
+        raise ValueError("its folder is none of clustertune's")
+    if not all(0 <= i < len(manifest["collections"]) for i in manifest["order"]):
+        raise ValueError("its order names what is not there")
+    for number, entry in enumerate(manifest["collections"]):
+        if entry["folder"] != f"{manifest['folder']}/{number}":
+            raise ValueError("the folder of a collection is elsewhere")
+        if entry["kind"] not in KINDS:
+            raise ValueError(f"a collection is of kind {entry['kind']!r}")
+        if entry["kind"] == "array":
+            np.dtype(entry["dtype"])
+            n = int(np.prod([len(sizes) for sizes in entry["chunks"]]))
+            if n != len(entry["pieces"]):
+                raise ValueError("an array has other pieces than its chunks say")
+        for piece in entry["pieces"]:
+            int(piece["crc32"]), [int(n) for n in piece["shape"]]
