@@ -12,6 +12,10 @@ from clustertune.preparation import last_report as last_report
 from clustertune.preparation import prepare as prepare
 from clustertune.prepared import Prepared as Prepared
 from clustertune.report import Report as Report
+from clustertune.resetting import Recreated as Recreated
+from clustertune.resetting import reset as reset
+from clustertune.saving import load as load
+from clustertune.saving import save as save
 from clustertune.watcher import Monitor as Monitor
 
 __version__ = "0.1.0"

@@ -33,9 +33,11 @@ from clustertune import (
     errors,
     monitor,
     operations,
+    resetting,
     settings,
     workloads,
 )
+from clustertune.adapters import saturn
 from clustertune.doctor import examine
 from clustertune.model import Finding, Holding, Severity
 from clustertune.report import Report
@@ -369,6 +371,63 @@ def restart(
     options["include_other_clients"] = include_other_clients
     target = (address, scheduler_file)
     _change(target, operations.restart, workers, form, dry_run, yes, cluster, **options)
+
+
+@main.command()
+@_format
+@click.option("--worker-size", metavar="NAME", help="As the manager calls it.")
+@click.option("--scheduler-size", metavar="NAME", help="As the manager calls it.")
+@click.option("--n-workers", type=click.IntRange(1), help="As many as now by default.")
+@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
+@click.option("--save-to", metavar="PATH", help="Where --dataset is saved before.")
+@click.option(
+    "--dataset", "datasets", multiple=True, metavar="NAME", help="A published data set "
+    "that is saved, loaded and published again; may be given several times."
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a save that is in PATH.")
+@click.option(
+    "--include-other-clients", is_flag=True, help="Lose what clients and other names "
+    "have in memory."
+)  # fmt: skip
+@click.option(
+    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="For "
+    "everything together."
+)  # fmt: skip
+@_dry_run
+@_yes
+def reset(form: str, timeout: str, dry_run: bool, yes: bool, **options: Any) -> None:
+    """Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.
+
+    Everything in its memory is lost but for data sets that are named with --dataset. It
+    is the cluster of the environment in which this is typed.
+    """
+    options["timeout"] = _duration("--timeout", timeout)
+    if not (dry_run or yes or _is_terminal()):
+        raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+    with _told():
+        found = _reset(yes, dry_run, options)
+    click.echo(_render(found.report, form))
+    refused = any(s.status == "refused" for s in found.report.steps)
+    sys.exit(REFUSED if refused else 0)
+
+
+def _reset(yes: bool, dry_run: bool, options: dict[str, Any]) -> resetting.Recreated:
+    def confirm(plan: Report) -> bool:
+        click.echo(str(plan), err=True)
+        return yes or click.confirm("Go on?", err=True)
+
+    with Client(
+        saturn.of_this_resource(), set_as_default=False, timeout=CONNECT
+    ) as client:
+        try:
+            found = resetting.reset(
+                client, confirm=confirm, dry_run=dry_run, progress=False, **options
+            )
+        except (ValueError, TypeError) as error:
+            text = printable(str(error), longest=2000)
+            raise click.UsageError(text) from error
+    found.client.close()
+    return found
 
 
 @main.command()

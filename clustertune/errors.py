@@ -60,6 +60,14 @@ class IncompleteError(ClustertuneError):
     """Data could not be loaded, or was lost with a worker and cannot be recomputed."""
 
 
+class SaveError(ClustertuneError):
+    """Data could not be written, or what was saved is not as it was; none is lost."""
+
+
+class RecreateError(ClustertuneError):
+    """A cluster was not made anew; the text says where saved data lies."""
+
+
 class VerificationError(ClustertuneError):
     """Looking again showed a state that must not be: rows missing or mispaired."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -17,19 +16,16 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 from distributed import Client, Future
 
 from clustertune import (
-    adapters,
-    clearing,
     conversion,
     cutting,
     graphs,
@@ -38,15 +34,13 @@ from clustertune import (
     loading,
     monitor,
     releasing,
-    resizing,
 )
 from clustertune.errors import (
     ConnectionLostError,
     IncompleteError,
-    LeaseHeldError,
     NoWorkersError,
-    ScaleError,
 )
+from clustertune.lease import Lease
 from clustertune.model import (
     Bounds,
     Conversion,
@@ -65,9 +59,9 @@ from clustertune.model import (
     Trim,
     View,
 )
-from clustertune.remote import keys, ship
-from clustertune.remote import trim as trimming
-from clustertune.wording import bytes_text, names_text, printable
+from clustertune.remote import keys
+from clustertune.staff import Staff
+from clustertune.wording import bytes_text, names_text, plural, printable
 
 logger = logging.getLogger("clustertune")
 
@@ -127,9 +121,8 @@ class LiveCluster:
         self.goal = goal
         self.remaining = remaining
         self.asked = asked
-        self.token = ""
-        self.opened = False
-        self.bounds: tuple[int, float] | None = None  # that were changed: as they were
+        self._lease = Lease(client, remaining)
+        self.staff = Staff(self._lease)
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
@@ -153,10 +146,11 @@ class LiveCluster:
         entries = identity["workers"].items()
         known = {a: monitor.worker_id(a, entry) for a, entry in entries}
         wanted = None if workers is None else _named(workers, known)
-        self._refuse_scale(identity["workers"])
+        if isinstance(self.goal.n_workers, int):
+            self.staff.refuse_scale(self.goal.n_workers, identity["workers"])
         self.goal = replace(self.goal, workers=wanted)
         await monitor.open_door(self.client, identity)
-        self.opened = True
+        self._lease.opened = True
 
     def _refuse_empty(self, identity: Mapping[str, Any]) -> None:
         states = sorted({w["status"] for w in identity["workers"].values()})
@@ -167,61 +161,9 @@ class LiveCluster:
                 f"(workers: {shown}); start one, or wait: client.wait_for_workers(1)"
             )
 
-    def _refuse_scale(self, workers: Mapping[str, Any]) -> None:
-        wanted, there = self.goal.n_workers, _to_stay(workers)
-        if wanted is None or isinstance(wanted, str) or wanted == there:
-            return
-        if wanted < there:
-            raise ScaleError(
-                f"n_workers={wanted}, but the cluster has {there}: prepare only adds "
-                "workers; to train on fewer give workers=[...]"
-            )
-        reason = adapters.obstacle(self.client.cluster, wanted)
-        if reason is not None:
-            raise ScaleError(f"n_workers={wanted}: {reason}")
-
-    # --- one plan at a time -----------------------------------------------------------
-
-    @asynccontextmanager
-    async def lease(self, label: str, notify: Notify) -> AsyncIterator[None]:
-        """Hold the cluster's lease; waits while another plan holds it.
-
-        Raises
-        ------
-        LeaseHeldError
-            Somebody else still holds it when the time is up.
-        """
-        # our own token: what was asked for can be given back, whenever we are stopped
-        self.token = uuid4().hex
-        try:
-            await self._acquire(label, notify)
-            yield
-        finally:
-            await asyncio.shield(self._quietly("release", token=self.token))
-
-    async def _acquire(self, label: str, notify: Notify) -> None:
-        mine = {"owner": self.client.id, "label": label, "token": self.token}
-        while "holder" in (answer := await monitor.ask(self.client, "acquire", **mine)):
-            holder = printable(answer["holder"]["label"])
-            if self.remaining() < 1:
-                raise LeaseHeldError(
-                    f"another plan is being carried out on this cluster: {holder} "
-                    f"(client {printable(answer['holder']['client'])}); try again when "
-                    "it has ended, or give a longer timeout"
-                )
-            notify(f"waiting for another plan to end: {holder}", None)
-            await asyncio.sleep(0.5)
-
-    async def _quietly(self, method: str, **arguments: Any) -> None:
-        """A request that tidies up: where the scheduler is gone, so is the mess."""
-        if self.client.status != "running" or not self.opened:
-            return
-        request = monitor.ask(self.client, method, **arguments)
-        try:
-            await asyncio.wait_for(request, LANDING)
-        # whatever it is, it must not hide what the caller has to say
-        except Exception as error:  # noqa: BLE001
-            logger.warning("clustertune could not %s: %r", method, error)
+    def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
+        """Hold the cluster's lease; waits while another plan holds it."""
+        return self._lease.held(label, notify)
 
     # --- look -------------------------------------------------------------------------
 
@@ -305,13 +247,12 @@ class LiveCluster:
             await self._refuse_failed(futures)
             if self.client.status != "running":
                 raise ConnectionLostError(f"the client is {self.client.status}")
-            self._refuse_late()
+            self._lease.refuse_late()
             done = 1 - len(pending) / len(futures)
             notify(f"{doing} {len(futures)} pieces", done)
             if pin and monotonic() - asked > STUCK:
                 asked = monotonic()
-                token = self.token
-                await monitor.ask(self.client, "free_stuck", token=token, name=pin)
+                await self._lease.ask("free_stuck", name=pin)
             if release is not None:
                 await release()
             # looking at 100,000 states takes as long as the pause should
@@ -319,11 +260,6 @@ class LiveCluster:
         await self._refuse_failed(futures)
         if release is not None:
             await release()
-
-    def _refuse_late(self) -> None:
-        """Before Python 3.12 a cancelled ``wait_for`` may go on: see for ourselves."""
-        if self.remaining() <= 0:
-            raise asyncio.TimeoutError
 
     async def _refuse_failed(self, futures: list[Any]) -> None:
         for future in futures:
@@ -379,11 +315,12 @@ class LiveCluster:
         # sorted by name, so that ranges are ranges
         ours = sorted(graph.computed(), key=_name_of)
         names = await asyncio.to_thread(keys.pack, ours)
-        pin = await monitor.ask(self.client, "pin", token=self.token, keys=names)
+        pin = await self._lease.ask("pin", keys=names)
         try:
             yield pin
         finally:
-            await asyncio.shield(self._quietly("unpin", token=self.token, name=pin))
+            unpin = self._lease.quietly("unpin", token=self._lease.token, name=pin)
+            await asyncio.shield(unpin)
 
     def _replace(self, now: Mapping[str, Any]) -> None:
         """Collections, by label, that this call has made in place of those given."""
@@ -424,8 +361,7 @@ class LiveCluster:
                 if gone:
                     self._lent |= lent
                     owner, packed = self.client.id, keys.pack(gone)
-                    ask = partial(monitor.ask, self.client, "let_go", token=self.token)
-                    await ask(owner=owner, keys=packed)
+                    await self._lease.ask("let_go", owner=owner, keys=packed)
 
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
@@ -450,59 +386,18 @@ class LiveCluster:
             return ""
         made = [x.collection for x in self.given if x.label in self._lent]
         left = [f for r in self._left for f in r.held()]
-        return await releasing.rescue(self.client, self.token, made, left)
-
-    async def scale(self, n_workers: int, notify: Notify) -> None:
-        """Ask the cluster object for workers and wait until they are there.
-
-        Raises
-        ------
-        ScaleError
-            The cluster cannot be scaled, or workers did not come in time.
-        """
-        cluster = self.client.cluster
-        adapter = adapters.find(cluster)
-        reason = adapters.obstacle(cluster, n_workers)
-        if adapter is None or reason is not None:
-            raise ScaleError(f"n_workers={n_workers}: {reason}")
-        await adapter.scale(cluster, n_workers, await self._there())
-        while (there := await self._there()) < n_workers:
-            notify(f"{there} of {n_workers} workers are there", there / n_workers)
-            if self.remaining() < 1:
-                raise ScaleError(
-                    f"asked for {n_workers} workers, {there} are there: "
-                    f"{await adapter.state(cluster)}; see the workers' logs, or give a "
-                    "longer timeout"
-                )
-            await asyncio.sleep(0.2)
-
-    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
-        """Have adaptive scaling keep to other bounds; what they were is remembered."""
-        cluster = self.client.cluster
-        was = await adapters.bounds(cluster)
-        if not isinstance(was, tuple):
-            return Result(undone=f"{type(cluster).__name__} does not scale by itself")
-        await adapters.adapt(cluster, bounds.least, bounds.most)
-        if self.bounds is None:
-            self.bounds = was
-        return Result(nbytes=0, said=_bounds_text(was))
-
-    async def put_bounds_back(self) -> None:
-        """Give adaptive scaling the bounds that it had before :meth:`adapt`."""
-        if self.bounds is not None:
-            await adapters.adapt(self.client.cluster, *self.bounds)
-            self.bounds = None
-
-    async def _there(self) -> int:
-        identity = await monitor.identify(self.client)
-        return _to_stay(identity["workers"])
+        return await releasing.rescue(self.client, self._lease.token, made, left)
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Have the resident move keys; cancelled, it lands what is in flight."""
-        job = await monitor.ask(
-            self.client,
+
+        def tell(state: Mapping[str, Any]) -> None:
+            done = state["done"] / max(1, state["total"])
+            notify(f"moving {state['total']} keys", done)
+
+        state = await self._lease.job(
             "move",
-            token=self.token,
+            tell,
             workers=list(moves.workers),
             ceilings=list(moves.ceilings),
             moves=[
@@ -511,124 +406,45 @@ class LiveCluster:
             ],
             deadline=max(1.0, self.remaining()),
         )
-        try:
-            state = await self._follow(job, notify)
-        except BaseException:
-            await asyncio.shield(self._quietly("stop", job=job))
-            raise
         reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
         if state["waiting"]:
             reasons.append(f"{state['waiting']} keys: the move was stopped before them")
         reasons += [state["error"]] if state["error"] else []
         return Result(nbytes=state["nbytes"], undone="; ".join(reasons))
 
-    async def restart(self, restart: Restart, notify: Notify) -> Result:
-        """Have the resident restart a worker; cancelled, it undoes what it began.
-
-        If it is to have another size, its nanny is told before, and the cluster object
-        after, which would start its workers as they were.
-        """
-        if restart.size is None:
-            return await self._restart(restart, notify, [])
-        back: list[str] = []
-        told = resizing.told(
-            self.client, restart.address, restart.size, lambda: "".join(back)
-        )
-        async with told:
-            result = await self._restart(restart, notify, back)
-        if not back:
-            return result
-        adapters.resized(self.client.cluster, restart.id, restart.size)
-        await monitor.look(self.client, [])  # may code be sent to the new process?
-        other = await resizing.differences(self.client, back[0], restart.size)
-        undone = "; ".join(filter(None, [result.undone, other]))
-        return replace(result, undone=undone, said=f"{result.said}; {restart.size}")
-
-    async def _restart(
-        self, restart: Restart, notify: Notify, back: list[str]
-    ) -> Result:
-        """``back`` is given the new address once the worker is there again."""
-        tried = self.goal.restarted | {restart.id}
-        self.goal = replace(self.goal, restarted=tried)
-        identity = await monitor.identify(self.client)
-        ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
-        others = {a: i for a, i in ids.items() if i in restart.ceilings}
-        job = await monitor.ask(
-            self.client,
-            "restart_worker",
-            token=self.token,
-            address=restart.address,
-            collections=[keys.pack(names) for names in restart.collections],
-            workers=list(others),
-            ceilings=[restart.ceilings[i] for i in others.values()],
-            wait=restart.wait,
-            timeout=restart.timeout,
-            retire=restart.retire,
-        )
-        try:
-            while not (state := await self._progress(job))["finished"]:
-                who = names_text([restart.id])
-                verb = "closing" if restart.retire else "restarting"
-                notify(f"{verb} worker {who}: {state['doing']}", None)
-                await asyncio.sleep(POLL)
-        except BaseException:
-            await asyncio.shield(self._quietly("stop", job=job))
-            raise
-        back += [state["address"]] if state["address"] else []
-        way = "away" if restart.retire else "away and back"
-        said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
-        if restart.retire and not state["error"]:
-            await adapters.retired(self.client.cluster, restart.id)
-        lost = f"lost {state['lost']:,} keys" if state["lost"] else ""
-        undone = "; ".join(filter(None, [state["error"], lost]))
-        return Result(nbytes=state["nbytes"], undone=undone, said=said)
-
-    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
-        """Have workers collect garbage and return free memory; who hangs is said."""
-        approved = {address for address, _ in monitor.known(self.client).approved}
-        answers = await ship.on_workers(
-            self.client,
-            trimming.trim,
-            [a for a in trim.workers if a in approved],
-            timeout=monitor.PATIENCE,
-        )
-        mute = trim.workers.keys() - approved
-        said, undone = [], [f"{len(mute)} did not say their versions"] if mute else []
-        for address, answer in answers.items():
-            who = names_text([trim.workers[address]])
-            if isinstance(answer, BaseException):
-                undone.append(f"worker {who}: {printable(repr(answer), longest=200)}")
-                continue
-            before, after, asked = answer
-            text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
-            said.append(text if asked else f"{text} (no malloc_trim there)")
-        return Result(nbytes=0, undone="; ".join(undone), said="; ".join(said))
-
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
         """Have clients want keys no more; their futures are cancelled."""
-        return await clearing.release(self.client, self.token, release)
+        count, nbytes = await self._lease.ask(
+            "release_keys",
+            owner=self.client.id,
+            prefix=release.prefix,
+            kept=keys.pack(release.kept),
+            others=release.include_other_clients,
+        )
+        said = f"{plural(count, 'key')} ({bytes_text(nbytes)}) let go"
+        return Result(nbytes=0, said=said)
+
+    async def scale(self, n_workers: int, notify: Notify) -> None:
+        """Ask the cluster object for workers and wait until they are there."""
+        await self.staff.scale(n_workers, notify)
+
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
+        """Have adaptive scaling keep to other bounds; what they were is remembered."""
+        return await self.staff.adapt(bounds)
+
+    async def restart(self, restart: Restart, notify: Notify) -> Result:
+        """Have the resident restart a worker; cancelled, it undoes what it began."""
+        tried = self.goal.restarted | {restart.id}
+        self.goal = replace(self.goal, restarted=tried)
+        return await self.staff.restart(restart, notify)
+
+    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
+        """Have workers collect garbage and return free memory."""
+        return await self.staff.trim(trim)
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:
         """Restart all workers at once; cancelled while it waits, nothing is lost."""
-        return await clearing.drop(self.client, self.token, drop, notify)
-
-    async def _progress(self, job: str) -> dict[str, Any]:
-        state: dict[str, Any] = await monitor.ask(
-            self.client, "progress", job=job, token=self.token
-        )
-        return state
-
-    async def _follow(self, job: str, notify: Notify) -> dict[str, Any]:
-        pause = 0.02
-        while True:
-            state = await self._progress(job)
-            if state["finished"]:
-                return state
-            self._refuse_late()
-            done = state["done"] / max(1, state["total"])
-            notify(f"moving {state['total']} keys", done)
-            await asyncio.sleep(pause)
-            pause = min(0.25, pause * 1.5)
+        return await self.staff.drop(drop, notify)
 
     # --- what prepare hands over ------------------------------------------------------
 
@@ -638,20 +454,13 @@ class LiveCluster:
         told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
         self.given = self.given.with_collections(told)
 
+    def forget(self) -> None:
+        """Ask nothing more: the scheduler is gone, and the lease with it."""
+        self._lease.opened = False
+
     async def keep(self, report: str) -> None:
         """Leave the report with the scheduler, for whoever asks later."""
-        if self.opened:
-            await self._quietly("keep", report=report)
-
-
-def _bounds_text(was: tuple[int, float]) -> str:
-    least, most = was
-    line = f"cluster.adapt(minimum={least}, maximum={_most_text(most)})"
-    return f"{line} puts back what was; so does the end of a `with` block"
-
-
-def _most_text(most: float) -> str:
-    return 'float("inf")' if math.isinf(most) else f"{most:g}"
+        await self._lease.quietly("keep", report=report)
 
 
 def _name_of(key: Key) -> str:
@@ -677,12 +486,6 @@ def _targets(load: Load, label: str) -> list[str] | None:
     """Addresses of the workers for the pieces of one collection."""
     targets = load.targets.get(label)
     return None if targets is None else [load.workers[i] for i in targets.tolist()]
-
-
-def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:
-    """How many workers are there to stay: one that is paused is."""
-    states = [w["status"] for w in workers.values()]
-    return states.count("running") + states.count("paused")
 
 
 def _is_missing_pieces(member: Member) -> bool:

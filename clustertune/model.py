@@ -25,6 +25,7 @@ from clustertune.snapshots import Holding as Holding
 from clustertune.snapshots import Pool as Pool
 from clustertune.snapshots import Prefix as Prefix
 from clustertune.snapshots import Published as Published
+from clustertune.snapshots import Room as Room
 from clustertune.snapshots import Run as Run
 from clustertune.snapshots import Snapshot as Snapshot
 from clustertune.snapshots import Survey as Survey
@@ -394,6 +395,7 @@ class Restart:
     beside: tuple[str, ...] = ()  # addresses of others that are away at the same time
     size: Size | None = None  # with what it is started from then on; None: as it was
     retire: bool = False  # it is closed instead, and what it held stays on the others
+    parking: bool = False  # what it holds is kept in its nanny meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

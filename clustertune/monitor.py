@@ -29,13 +29,14 @@ from clustertune.model import (
     Int64s,
     Key,
     Member,
+    Room,
     Snapshot,
     Thresholds,
     Unknown,
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.remote import keys, probe, resident, runs, ship, versions
+from clustertune.remote import keys, park, probe, resident, runs, ship, versions
 from clustertune.report import Report
 from clustertune.wording import printable
 
@@ -261,14 +262,51 @@ async def look(
 
 
 async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:
-    """The snapshot whose workers know what a restart of them would have to save."""
+    """The snapshot whose workers know what a restart of them would have to save.
+
+    And where: for those that alone run it is asked whether there is room beside them.
+    """
     addresses = [w.address for w in snapshot.workers]
     found = await ask(client, "burdens", workers=addresses)
     workers = tuple(
         replace(w, burden=_burden(found[w.address]) if w.address in found else None)
         for w in snapshot.workers
     )
-    return replace(snapshot, workers=workers)
+    rooms = await _rooms(client, workers)
+    return replace(
+        snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
+    )
+
+
+async def _rooms(
+    client: Client, workers: Sequence[WorkerSnapshot]
+) -> dict[str, Room | Unknown]:
+    """By address, of workers beside which no other runs that could take their keys."""
+    running = {w.address for w in workers if w.running}
+    alone = [
+        w.address
+        for w in workers
+        if w.nanny is not None
+        and w.burden is not None
+        and w.burden.nbytes
+        and running <= {w.address}
+    ]
+    approved = {address for address, _ in known(client).approved}
+    answers = await ship.on_workers(
+        client,
+        park.room,
+        [a for a in alone if a in approved],
+        timeout=PATIENCE,
+        nanny=True,
+    )
+    silent = Unknown("the worker did not say its versions")
+    return {a: _room(answers[a]) if a in answers else silent for a in alone}
+
+
+def _room(answer: Any) -> Room | Unknown:
+    if isinstance(answer, BaseException):
+        return Unknown(f"its nanny did not answer: {answer!r}")
+    return Room(memory=answer["memory"], disk=answer["disk"])
 
 
 async def with_holdings(
@@ -360,6 +398,7 @@ def _worker(
         processing=processing,
         executing=int(counts.get("executing", 0)),
         cancelled=int(counts.get("cancelled", 0)),
+        parking=park.is_parking(entry["name"]),
     )
 
 

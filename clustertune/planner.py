@@ -24,9 +24,11 @@ from clustertune.model import (
     Refusal,
     Release,
     Restart,
+    Room,
     Step,
     Unknown,
     View,
+    WorkerSnapshot,
 )
 from clustertune.wording import bytes_text, names_text, plural, workers_text
 
@@ -187,7 +189,33 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
         return "what it holds is unknown"
     if burden.actors:
         return f"it holds {plural(burden.actors, 'actor')}, which cannot be moved"
-    return _no_room(step.args, burden, view) if burden.nbytes else None
+    return _no_place(step.args, burden, worker, view) if burden.nbytes else None
+
+
+def _no_place(
+    restart: Restart, burden: Burden, worker: WorkerSnapshot, view: View
+) -> str | None:
+    if restart.parking:
+        return _no_parking(burden, worker)
+    return _no_room(restart, burden, view)
+
+
+def _no_parking(burden: Burden, worker: WorkerSnapshot) -> str | None:
+    room, what = worker.room, f"its {plural(burden.unique, 'key')}"
+    nbytes = bytes_text(burden.nbytes)
+    instead = "add a worker, save the data first, or give it up with --drop-data"
+    if not isinstance(room, Room):
+        return (
+            f"no other worker runs that could hold {what} ({nbytes}) meanwhile, and "
+            f"whether its nanny could is {room or 'unknown'}: {instead}"
+        )
+    if burden.nbytes > room.memory + room.disk:
+        return (
+            f"no other worker runs that could hold {what} ({nbytes}) meanwhile, and "
+            f"its nanny may fill {bytes_text(room.memory)} of memory and "
+            f"{bytes_text(room.disk)} of disk only: {instead}"
+        )
+    return None
 
 
 def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:

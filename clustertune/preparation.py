@@ -297,7 +297,7 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
     except BaseException as error:  # whatever it is goes on, after the report
         ours = _explain(error, cluster, request.timeout)
         text = _text(ours)
-        await asyncio.shield(cluster.put_bounds_back())
+        await asyncio.shield(cluster.staff.put_bounds_back())
         if where := await asyncio.shield(cluster.rescue()):
             text += where
             _tell(ours, where)
@@ -313,7 +313,7 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         client=request.client,
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
         verify=partial(_verify, replace(request, given=cluster.given)),
-        put_bounds_back=cluster.put_bounds_back,
+        put_bounds_back=cluster.staff.put_bounds_back,
     )
     return Prepared(cluster.given, journal, report, again)
 

@@ -71,7 +71,7 @@ async def carry_out(procedure: Procedure) -> Report:
         work = _work(procedure, cluster, journal, progress.notify)
         await asyncio.wait_for(work, procedure.timeout)
     except BaseException as error:
-        await asyncio.shield(cluster.put_bounds_back())
+        await asyncio.shield(cluster.staff.put_bounds_back())
         ours = _explained(error, procedure)
         report = journal.report("failed", monotonic() - start, str(ours) or repr(ours))
         if isinstance(ours, ClustertuneError):

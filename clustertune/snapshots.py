@@ -84,6 +84,14 @@ class Burden:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bytes that a parking worker in a worker's nanny may fill."""
+
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
     """One worker at one moment.
 
@@ -112,6 +120,8 @@ class WorkerSnapshot:
     cancelled: int = 0  # tasks that nobody wants any more, and that it cannot stop
     details: Details | Unknown | None = None  # None: it was not asked
     burden: Burden | None = None  # None: the scheduler was not asked
+    parking: bool = False  # keeps keys in a nanny while that one's worker is restarted
+    room: Room | Unknown | None = None  # beside it; None: its nanny was not asked
 
     @property
     def running(self) -> bool:

@@ -407,7 +407,9 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "ship.py": {"cloudpickle"},
         "content.py": {"numpy"},  # in functions that are given arrays
         "details.py": {"threadpoolctl"},  # if it is there
-        "holdings.py": {"dask.utils"},  # distributed needs it, too
+        # distributed needs these, too
+        "holdings.py": {"dask.utils"},
+        "park.py": {"tornado.ioloop"},
     }
     allowed = SHIPPED | more.get(file.name, set())
     for name in imports(file):

@@ -380,14 +380,6 @@ def test_on_a_synchronous_client(local_cluster):
     assert "X, y; done" in repr(p)
 
 
-def test_an_adaptive_cluster_is_not_scaled(local_cluster):
-    """Adaptive scaling would undo it: refused, with the line to type."""
-    cluster, client = local_cluster(1)
-    cluster.adapt(minimum=1, maximum=1)
-    with pytest.raises(errors.ScaleError, match=r"adapt\(minimum=2, maximum=2\)"):
-        clustertune.prepare(client, da.ones((10, 2), chunks=2), n_workers=2)
-
-
 def test_workers_that_do_not_come(local_cluster, monkeypatch):
     """Workers that cannot start end in an error that says what the cluster knows."""
     cluster, client = local_cluster(1)

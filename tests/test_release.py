@@ -283,7 +283,7 @@ async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
 
 def test_from_the_shell() -> None:
     """What is there is listed; to let go of it needs the word for it."""
-    options: dict[str, Any] = {"n_workers": 1, "dashboard_address": None}
+    options: dict[str, Any] = {"n_workers": 1, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         X = da.ones((100, 4), chunks=10).persist()
         wait(X)

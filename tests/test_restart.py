@@ -14,6 +14,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import RefusedError
+from clustertune.remote import park
 from clustertune.remote.restart import Restarting
 from tests.processes import soon
 
@@ -148,12 +149,26 @@ async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES, **OPTIONS)
-async def test_one_worker_alone(c: Any, s: Any, nanny: Any) -> None:
-    """With data it is refused, without it is restarted."""
-    X = c.persist(da.random.random((100, 10), chunks=10))
+async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
+    """Its nanny keeps what it holds; where there is no room, it is refused."""
+    X = c.persist(da.ones((100, 10), chunks=10))
     await wait(X)
-    with pytest.raises(RefusedError, match="no other worker runs that could hold"):
-        await clustertune.restart(c)
+    with monkeypatch.context() as patch:
+        patch.setattr(park, "MEMORY", 0.0)
+        patch.setattr(park, "DISK", 0.0)
+        with pytest.raises(
+            RefusedError, match="may fill 0 B of memory and 0 B of disk"
+        ):
+            await clustertune.restart(c)
+    assert len(s.workers) == 1
+    plan = await clustertune.restart(c, dry_run=True)
+    assert "are parked in its nanny and come back" in plan.steps[0].summary
+    (before,) = s.workers
+    assert (await clustertune.restart(c)).status == "done"
+    assert before not in s.workers
+    assert len(s.workers) == 1
+    assert s.extensions["amm"].running
+    assert (await c.compute(X.sum())) == 1000
     del X
     await soon(lambda: not s.tasks)
     assert (await clustertune.restart(c)).status == "done"

@@ -4,7 +4,8 @@ A worker that is restarted gets no new tasks, ends those that it has, and its ke
 moved to the other workers first and back to it afterwards: whoever's they are, whether
 they can be computed again or were scattered. Memory that leaked or fell to pieces goes
 with its process. Nothing else is at risk: what cannot be kept safe is refused before
-anything is touched.
+anything is touched. The keys of a worker beside which no other runs are parked in its
+nanny meanwhile, in memory and on disk as there is room.
 """
 
 from __future__ import annotations
@@ -77,13 +78,16 @@ def steps(
     """A step for each of these workers, in the order of the view.
 
     With a ``size`` those that have it already are left alone. At ``most`` so many, or
-    such a part of all, are away at the same time.
+    such a part of all, are away at the same time. What an earlier restart has left on a
+    parking worker is brought back first.
     """
     groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
-    going = [
-        w for w in view.now.workers if w.id in ids and not (size and _has(w, size))
-    ]
-    for batch in _batches(going, at_once(most, len(view.now.workers))):
+    for worker in view.now.workers:
+        if worker.parking and worker.burden is not None:
+            yield _brought_back(worker, view, groups, wait, timeout)
+    real = [w for w in view.now.workers if not w.parking]
+    going = [w for w in real if w.id in ids and not (size and _has(w, size))]
+    for batch in _batches(going, at_once(most, len(real))):
         for worker in batch:
             step = _step(worker, view, groups, batch, wait, timeout)
             yield step if size is None else _resized(step, worker, size)
@@ -135,11 +139,17 @@ def _step(
     burden = worker.burden
     nbytes = None if burden is None else 2 * burden.nbytes
     known = nbytes is not None and worker.bandwidth > 0
+    ceilings = {
+        w.id: ceiling(w)
+        for w in view.now.workers
+        if w.running and w.id not in away and not isinstance(w.thresholds, Unknown)
+    }
     what = ""
     if burden is not None and burden.unique:
+        where = "go to the others" if ceilings else "are parked in its nanny"
         what = (
             f"; {plural(burden.unique, 'key')} that only it holds "
-            f"({bytes_text(burden.nbytes)}) go to the others and come back"
+            f"({bytes_text(burden.nbytes)}) {where} and come back"
         )
     return Step(
         action="restart",
@@ -154,18 +164,35 @@ def _step(
         args=Restart(
             id=worker.id,
             address=worker.address,
-            ceilings={
-                w.id: ceiling(w)
-                for w in view.now.workers
-                if w.running
-                and w.id not in away
-                and not isinstance(w.thresholds, Unknown)
-            },
+            ceilings=ceilings,
             wait=wait,
             timeout=timeout,
             collections=groups,
             beside=tuple(w.address for w in batch if w.id != worker.id),
+            parking=not ceilings,
         ),
+    )
+
+
+def _brought_back(
+    worker: WorkerSnapshot,
+    view: View,
+    groups: tuple[tuple[Key, ...], ...],
+    wait: float,
+    timeout: float,
+) -> Step:
+    """A parking worker that an earlier restart had to leave: emptied, then closed."""
+    step = _step(worker, view, groups, [worker], wait, timeout)
+    assert isinstance(step.args, Restart)
+    assert worker.burden is not None
+    unique, nbytes = worker.burden.unique, worker.burden.nbytes
+    return replace(
+        step,
+        summary=f"bring back {plural(unique, 'key')} ({bytes_text(nbytes)}) that an "
+        f"earlier restart has left on {workers_text([worker.id])}, and close that",
+        price=replace(step.price, nbytes=nbytes, seconds=None),
+        gain="it is there for the time of a restart only",
+        args=replace(step.args, retire=True, parking=False),
     )
 
 

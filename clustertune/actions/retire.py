@@ -68,6 +68,7 @@ def _retired(step: Step, view: View, stay: set[str | int]) -> Step:
         args=replace(
             step.args,
             retire=True,
+            parking=False,
             ceilings={i: n for i, n in step.args.ceilings.items() if i in stay},
         ),
     )

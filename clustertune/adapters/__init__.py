@@ -15,6 +15,10 @@ takes a worker for lost while its nanny restarts it has ``restart_obstacle(clust
 All are called in the client's event loop. ``matches`` and ``obstacle`` answer from what
 the object knows; the others may ask its manager, and go through :func:`off_loop` where
 the object's methods wait. None imports a manager's library before the user has.
+
+One whose manager can destroy a cluster and make it anew also has ``sizes(cluster)``
+(what can be asked for, or None if it does not say) and ``recreate(cluster, wanted)``
+(waits, and returns the new cluster object); neither is called in an event loop.
 """
 
 from __future__ import annotations
@@ -26,14 +30,15 @@ import pkgutil
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from distributed import Client
 
 from clustertune.errors import ScaleError
 from clustertune.model import Size, Unknown
-from clustertune.wording import printable
+from clustertune.wording import bytes_text, plural, printable
 
 #: Comes last: managers of their own derive from it.
 MOST_GENERAL = "spec_cluster"
@@ -49,6 +54,31 @@ Bounds = tuple[int, float]
 Attach = Callable[[str, AsyncExitStack], Awaitable[Client]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A size that a manager offers; None: it does not say."""
+
+    name: str
+    cores: float | None = None
+    memory: int | None = None  # bytes
+
+    def __str__(self) -> str:
+        facts = [] if self.cores is None else [plural(self.cores, "core")]
+        facts += [] if self.memory is None else [bytes_text(self.memory)]
+        name = printable(self.name, longest=60)
+        return f"{name} ({', '.join(facts)})" if facts else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a cluster that is made anew is to have; None is for the manager to say."""
+
+    worker_size: str | None = None
+    scheduler_size: str | None = None
+    n_workers: int | None = None
+    nthreads: int | None = None
+
+
 class Adapter(Protocol):
     """The contract of a module here."""
 
@@ -60,6 +90,13 @@ class Adapter(Protocol):
     async def adapt(self, cluster: Any, minimum: int, maximum: float) -> None: ...
     def resized(self, cluster: Any, id: str | int, size: Size) -> None: ...
     async def retired(self, cluster: Any, id: str | int) -> None: ...
+
+
+class Recreator(Protocol):
+    """What an adapter has besides, whose manager makes clusters anew."""
+
+    def sizes(self, cluster: Any) -> tuple[Offer, ...] | None: ...
+    def recreate(self, cluster: Any, wanted: Wanted) -> Any: ...
 
 
 @cache
@@ -99,6 +136,13 @@ async def attach(kind: str, name: str, stack: AsyncExitStack) -> Client:
 def find(cluster: Any) -> Adapter | None:
     """The adapter for a cluster object, or None."""
     return next((a for a in available().values() if a.matches(cluster)), None)
+
+
+def recreator(cluster: Any) -> Recreator | None:
+    """Its adapter, if its manager can make the cluster anew."""
+    adapter = find(cluster)
+    able = hasattr(adapter, "sizes") and hasattr(adapter, "recreate")
+    return cast("Recreator", adapter) if able else None
 
 
 async def bounds(cluster: Any) -> Bounds | Unknown | None:

@@ -37,7 +37,7 @@ def find(view: View) -> Iterator[Finding]:
             subject=tuple(ids),
             evidence={"workers": len(ids)},
         )
-    free = tuple(w.id for w in view.now.workers if not w.memory_limit)
+    free = tuple(w.id for w in view.now.workers if not w.memory_limit and not w.parking)
     if free:
         yield Finding(
             severity=Severity.info,

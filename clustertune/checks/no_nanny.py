@@ -19,7 +19,7 @@ from clustertune.wording import workers_text
 
 def find(view: View) -> Iterator[Finding]:
     """Find workers without a nanny."""
-    ids = tuple(w.id for w in view.now.workers if w.nanny is None)
+    ids = tuple(w.id for w in view.now.workers if w.nanny is None and not w.parking)
     if ids:
         have = "has" if len(ids) == 1 else "have"
         yield Finding(

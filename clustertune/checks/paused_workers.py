@@ -51,7 +51,7 @@ def find(view: View) -> Iterator[Finding]:
 
 
 def _with_status(snapshot: Snapshot, status: str) -> tuple[str | int, ...]:
-    return tuple(w.id for w in snapshot.workers if w.status == status)
+    return tuple(w.id for w in snapshot.workers if w.status == status and not w.parking)
 
 
 def _paused(

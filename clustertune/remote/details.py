@@ -34,7 +34,7 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
         "children": [len(children), sum(children)],
         "pools": pools(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
-        "disk": _disk(dask_worker.local_directory),
+        "disk": disk(dask_worker.local_directory),
         "lifetime": [_left(dask_worker, process), dask_worker.lifetime_restart],
         "paused": _paused(dask_worker),
         "packages": installed(packages),
@@ -74,7 +74,7 @@ def pools() -> list[list[Any]] | None:
     ]
 
 
-def _disk(path: str) -> list[Any]:
+def disk(path: str) -> list[Any]:
     """Kind of file system, bytes in all, bytes free, where the worker spills."""
     usage = psutil.disk_usage(path)
     inside = [

@@ -22,7 +22,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import asynccontextmanager
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from distributed.active_memory_manager import (
@@ -94,7 +94,8 @@ class Placing(ActiveMemoryManagerPolicy):
     not confirmed; ``left`` counts, by reason, what was given up. ``ceilings`` are the
     bytes of process memory, by address, above which nothing more is sent to a target.
     ``sources`` are the addresses of workers from which keys are dropped: all by
-    default, and copies on other workers stay where it is given.
+    default, and copies on other workers stay where it is given. ``shelters`` are
+    addresses of workers that take keys though they do not run.
     """
 
     def __init__(
@@ -102,10 +103,12 @@ class Placing(ActiveMemoryManagerPolicy):
         wanted: Iterable[tuple[Any, str]],
         ceilings: dict[str, int],
         sources: Collection[str] | None = None,
+        shelters: Collection[str] = (),
     ):
         self.waiting = deque(wanted)
         self.ceilings = ceilings
         self.sources = sources
+        self.shelters = shelters
         self.flying: dict[Any, Flight] = {}
         self.inbound: Counter[str] = Counter()  # bytes in flight, by target
         self.in_flight = 0  # bytes, to all targets
@@ -155,12 +158,12 @@ class Placing(ActiveMemoryManagerPolicy):
         target = self.manager.scheduler.workers.get(flight.target)
         if ts is None or ts.state != "memory":
             self._finish(key, "no longer in memory")
-        elif target not in self.manager.scheduler.running:
+        elif not self._takes(target):
             self._finish(key, f"{flight.target} is gone or paused")
         elif target not in ts.who_has:
             if monotonic() - flight.asked > AGAIN:
                 flight.asked = monotonic()
-                yield Suggestion("replicate", ts, {target})
+                yield from self._replicate(ts, target)
         else:
             if flight.travels:
                 flight.travels = False
@@ -189,7 +192,7 @@ class Placing(ActiveMemoryManagerPolicy):
             target = self.manager.scheduler.workers.get(address)
             if ts is None or ts.state != "memory":
                 self._give_up("not in memory")
-            elif target not in self.manager.scheduler.running:
+            elif not self._takes(target):
                 self._give_up(f"{address} is gone or paused")
             elif ts.actor:
                 self._give_up("is an actor")
@@ -203,7 +206,23 @@ class Placing(ActiveMemoryManagerPolicy):
                 if travels:
                     self.inbound[address] += ts.nbytes
                     self.in_flight += ts.nbytes
-                    yield Suggestion("replicate", ts, {target})
+                    yield from self._replicate(ts, target)
+
+    def _takes(self, target: Any) -> bool:
+        """Whether keys may be sent to a worker, which may be gone."""
+        if target is None:
+            return False
+        return target in self.manager.scheduler.running or (
+            target.address in self.shelters
+        )
+
+    def _replicate(self, ts: Any, target: Any) -> Iterator[Any]:
+        if target.address not in self.shelters:
+            yield Suggestion("replicate", ts, {target})
+        else:  # the manager's own way, which it goes to workers that run alone
+            self.manager.scheduler.request_acquire_replicas(
+                target.address, [ts.key], stimulus_id=f"clustertune-park-{time()}"
+            )
 
     def _room(self, target: Any, nbytes: int) -> bool:
         """A single large piece may exceed the bytes in flight, never the ceiling."""

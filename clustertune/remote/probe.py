@@ -78,10 +78,20 @@ def cpu_quotas() -> Iterator[tuple[str, float]]:
 def memory_limits() -> Iterator[tuple[str, int]]:
     """(cgroup, bytes) for every level at or above this process that has a limit."""
     for name, folder in _levels("memory"):
-        for file in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(folder / file)
-            if text.isdigit():
-                yield name, int(text)
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        if limit is not None:
+            yield name, limit
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take, of the host and every cgroup level."""
+    free = [psutil.virtual_memory().available]
+    for _, folder in _levels("memory"):
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            free.append(limit - used + _reclaimable(folder))
+    return max(0, min(free))
 
 
 def _affinity() -> set[int]:
@@ -124,6 +134,19 @@ def _cpu_limit(folder: Path) -> float | None:
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         return int(quota) / int(period)
     return None
+
+
+def _number(folder: Path, *files: str) -> int | None:
+    """What the first of these files says that holds a number."""
+    texts = (_read(folder / file) for file in files)
+    return next((int(text) for text in texts if text.isdigit()), None)
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of files that count as used and are given up when memory is short."""
+    lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    found = {name: int(n) for name, n in lines}
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
 def _read(file: Path) -> str:

@@ -26,6 +26,7 @@ from clustertune.remote.holdings import holdings, release
 from clustertune.remote.holds import Holds
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
+from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens, by_group
 from clustertune.remote.survey import survey
 
@@ -253,8 +254,13 @@ class Resident(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Any, workers: list[Any]
     ) -> list[Any]:
-        """None may go while a plan or a fit goes on; asked by the scheduler."""
-        return [] if self.holds.there() or self.holder() else workers
+        """None may go while a plan or a fit goes on; asked by the scheduler.
+
+        Nor one in which keys are parked.
+        """
+        if self.holds.there() or self.holder():
+            return []
+        return [ws for ws in workers if not is_parking(ws.name)]
 
     # --- moves ------------------------------------------------------------------------
 
@@ -326,12 +332,14 @@ class Resident(SchedulerPlugin):
         wait: float,
         timeout: float,
         retire: bool = False,
+        parking: bytes = b"",
     ) -> str:
         """Begin to restart a worker that loses nothing; returns the name of the job.
 
         ``collections`` are packed keys of row-aligned ones: pieces of the same rows
         stay together meanwhile. ``ceilings`` are of process memory, by address of those
         workers that may hold what it has; ``wait`` and ``timeout`` in seconds.
+        ``parking`` is the pickled ``open_parking`` where no worker may hold it.
         """
         self._check(token)
         work = Restarting(
@@ -343,6 +351,7 @@ class Resident(SchedulerPlugin):
             wait,
             timeout,
             retire,
+            parking,
             self.turn,
         )
         name = uuid4().hex

@@ -3,21 +3,25 @@
 The worker gets no new tasks, ends those that it has, is emptied by the mover, confirmed
 to hold nothing, restarted through its nanny, awaited, and given back what it held, so
 that afterwards everything lies where it lay. Whatever goes wrong before the restart is
-undone. A client that goes meanwhile changes nothing of this.
+undone. A client that goes meanwhile changes nothing of this. Of a worker that is alone
+a parking worker in its nanny keeps what it holds meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
+from uuid import uuid4
 
 from distributed.core import Status
 
 from clustertune.remote.move import ManagerHold, Placing, place
+from clustertune.remote.park import PREFIX, is_parking
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -50,6 +54,9 @@ class Restarting:
         Seconds in which the worker has to be back.
     retire
         Close it instead: what it held stays where it was moved.
+    parking
+        The pickled ``open_parking``: all that the worker holds is parked in its nanny,
+        as no other worker can take it. Empty: none is to be opened.
     turn
         Held while it is emptied: two at once would be given the same room.
     """
@@ -64,10 +71,13 @@ class Restarting:
         wait: float,
         timeout: float,
         retire: bool = False,
+        parking: bytes = b"",
         turn: asyncio.Lock | None = None,
     ):
         self.turn = turn or asyncio.Lock()
         self.retire = retire
+        self.parking = parking
+        self.parked: Any = None  # the parking worker
         self.scheduler = scheduler
         self.hold = hold
         self.address = address
@@ -82,6 +92,8 @@ class Restarting:
         self.lost = 0
         self.back = ""  # its new address
         self.away: dict[Any, str] = {}  # what it alone held, and where that is now
+        self.targets: set[str] = set()  # that were given any of that
+        self.own = {address}  # and those of the parking worker, and its later ones
         self.copied: set[Any] = set()  # what it held, and others as well
         self.began = time()
 
@@ -90,16 +102,27 @@ class Restarting:
         worker = self.scheduler.workers.get(self.address)
         if worker is None:
             return f"{self.address} is gone"
+        problem = left = ""
+        try:
+            problem = await self._run(worker)
+        finally:
+            self.lost = self._count_lost()
+            left = await self._unpark()
+        return "; ".join(filter(None, [problem, left]))
+
+    async def _run(self, worker: Any) -> str:
         was, who = worker.status, identity(worker)
         try:
             self._refuse(worker)
             self._set(worker, Status.closing_gracefully)
             await self._idle(worker)
+            if self.parking and worker.has_what:
+                await self._park(worker)
             async with self.turn:
                 await self._empty(worker)
         except BaseException as error:
             # also where the job is cancelled: nothing may stay as it is now
-            await self._undo(worker, was)
+            await self._undo(worker, was, who)
             if isinstance(error, Refused):
                 return str(error)
             raise
@@ -108,11 +131,10 @@ class Restarting:
             return await self._close(worker, was)
         self.doing = "restarting"
         problem = await self._restart(who)
-        self.lost = self._count_lost()
         if problem:
             return problem
         self.doing = "bringing back what it held"
-        return await self._bring_home(self.back)
+        return await self._bring_back(who)
 
     # --- before -----------------------------------------------------------------------
 
@@ -121,7 +143,11 @@ class Restarting:
             raise Refused("it has no nanny that could start it again")
         if worker.actors:
             raise Refused(f"it holds {len(worker.actors)} actors, which cannot move")
-        if worker.status not in (Status.running, Status.paused):
+        stays = is_parking(worker.name) or worker.status in (
+            Status.running,
+            Status.paused,
+        )
+        if not stays:
             raise Refused(f"it is {worker.status.name}")
 
     def _set(self, worker: Any, status: Status) -> None:
@@ -159,7 +185,8 @@ class Restarting:
             if not worker.has_what:
                 break
             wanted = await self._assign(worker)
-            policy = Placing(wanted, self.ceilings, {self.address})
+            shelters = () if self.parked is None else (self.parked.address,)
+            policy = Placing(wanted, self.ceilings, {self.address}, shelters)
             await asyncio.wait_for(
                 place(self.scheduler, policy, self.hold), self.timeout
             )
@@ -199,11 +226,14 @@ class Restarting:
                 room[target] -= ts.nbytes
                 wanted.append((ts.key, target))
                 self.away[ts.key] = target
+                self.targets.add(target)
         self.keys = len(self.away) + len(self.copied)
         return wanted
 
     def _room(self, worker: Any) -> dict[str, float]:
         """Bytes that each of the others can take."""
+        if self.parked is not None:
+            return {self.parked.address: float("inf")} if self._is_parked() else {}
         others = {ws.address: ws for ws in self.scheduler.running if ws is not worker}
         return {
             address: float("inf") if not most else most - _used(others[address])
@@ -220,11 +250,62 @@ class Restarting:
             "their thresholds"
         )
 
-    async def _undo(self, worker: Any, was: Status) -> None:
+    async def _undo(self, worker: Any, was: Status, who: Any = None) -> None:
         if self._there(worker):
             if worker.status is Status.closing_gracefully:
                 self._set(worker, was)
             await self._bring_home(self.address)
+        elif self._is_parked() and await self._returns(who, self.timeout):
+            await self._bring_back(who)
+
+    # --- the parking worker -----------------------------------------------------------
+
+    async def _park(self, worker: Any) -> None:
+        """Have its nanny open one; if that comes too late, it closes by itself."""
+        self.doing = "opening a parking worker in its nanny"
+        name = f"{PREFIX}{uuid4().hex[:8]}"
+        wanted = {"name": name, "nbytes": worker.nbytes, "timeout": self.timeout}
+        call = self.scheduler.rpc(worker.nanny).run(
+            function=self.parking, kwargs=pickle.dumps(wanted)
+        )
+        why = "it did not register"
+        try:
+            answer = await asyncio.wait_for(call, self.timeout)
+        except (OSError, asyncio.TimeoutError) as error:
+            why = repr(error)
+        else:
+            why = answer.get("exception_text", why)
+        self.parked = self.scheduler.workers.get(self.scheduler.aliases.get(name))
+        if self.parked is None:
+            raise Refused(f"its nanny opened no parking worker: {why}")
+        self.own.add(self.parked.address)
+        self._set(self.parked, Status.closing_gracefully)
+
+    def _is_parked(self) -> bool:
+        parked = self.parked
+        return parked is not None and (
+            self.scheduler.workers.get(parked.address) is parked
+        )
+
+    def _is_back(self) -> bool:
+        return self.back in self.scheduler.workers
+
+    async def _unpark(self) -> str:
+        """Close the parking worker, unless only it has something; then say so."""
+        if not self._is_parked():
+            return ""
+        alone = sum(len(ts.who_has) == 1 for ts in self.parked.has_what)
+        if alone:
+            return (
+                f"{alone} keys lie on the parking worker {self.parked.name} still: "
+                "restart again once its worker runs, to bring them back"
+            )
+        await self.scheduler.remove_worker(
+            self.parked.address,
+            stimulus_id=f"clustertune-unpark-{time()}",
+            expected=True,
+        )
+        return ""
 
     # --- the restart ------------------------------------------------------------------
 
@@ -235,13 +316,13 @@ class Restarting:
             remove=True,
             stimulus_id=f"clustertune-retire-{time()}",
         )
-        self.lost = self._count_lost()
         if self.address in closed:
             return ""
         await self._undo(worker, was)
         return "the scheduler did not close it"
 
     async def _restart(self, who: Any) -> str:
+        end = monotonic() + self.timeout
         try:
             answer = await self.scheduler.restart_workers(
                 [self.address],
@@ -251,36 +332,53 @@ class Restarting:
             )
         except asyncio.TimeoutError:
             answer = {self.address: "timed out"}
-        end = monotonic() + self.timeout
         # it counts workers only: another one that comes is taken for it
-        while not self.back:
+        if await self._returns(who, end - monotonic()):
+            return ""
+        said = answer.get(self.address, "nothing")
+        where = "" if self.parked is not None else "; what it held lies on the others"
+        return (
+            f"it did not come back within {self.timeout:g} s (its nanny said "
+            f"{said}){where}"
+        )
+
+    async def _returns(self, who: Any, seconds: float) -> bool:
+        """Wait until it runs again, under another address."""
+        end = monotonic() + seconds
+        while True:
             for ws in list(self.scheduler.workers.values()):
                 new = ws.address != self.address and identity(ws) == who
                 if new and ws.status is Status.running:
                     self.back = ws.address
-            if not self.back and monotonic() > end:
-                said = answer.get(self.address, "nothing")
-                return (
-                    f"it did not come back within {self.timeout:g} s (its nanny said "
-                    f"{said}); what it held lies on the others"
-                )
-            if not self.back:
-                await asyncio.sleep(LOOK)
-        return ""
+                    self.own.add(ws.address)
+                    return True
+            if monotonic() > end:
+                return False
+            await asyncio.sleep(LOOK)
 
     def _count_lost(self) -> int:
-        """Keys lost with it, by the scheduler's own events."""
+        """Keys lost with it, or with those parked, by the scheduler's own events."""
         lost = 0
         for when, event in list(self.scheduler.get_events("all")):
             if (
                 when >= self.began
                 and isinstance(event, dict)
                 and event.get("action") == "remove-worker"
-                and event.get("worker") == self.address
+                and event.get("worker") in self.own
             ):
                 lost += len(event.get("lost-computed-tasks", ()))
                 lost += len(event.get("lost-scattered-tasks", ()))
         return lost
+
+    async def _bring_back(self, who: Any) -> str:
+        """To the worker that was restarted; again, if it dies and keys are parked."""
+        for _ in range(ROUNDS):
+            problem = await self._bring_home(self.back)
+            if not problem or not self._is_parked() or self._is_back():
+                break
+            if not await self._returns(who, self.timeout):
+                break
+        return problem
 
     async def _bring_home(self, address: str) -> str:
         """What was moved away, and copies of what had copies, as far as still there."""
@@ -294,7 +392,7 @@ class Restarting:
             there = {ws.address for ws in ts.who_has}
             if key in self.copied:
                 copied.append((key, address))
-            elif there <= {self.away[key], address}:
+            elif there <= self.targets | {address}:
                 moved.append((key, address))
         left: Counter[str] = Counter()
         for wanted, sources in ((moved, None), (copied, ())):

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from time import time
 from typing import Any
 
+from clustertune.remote.park import is_parking
+
 logger = logging.getLogger("distributed.clustertune")
 
 MOST = 50
@@ -85,6 +87,7 @@ def _memory(scheduler: Any) -> Memory:
             ws.memory.unmanaged,
         )
         for ws in scheduler.workers.values()
+        if not is_parking(ws.name)  # its process is that of a nanny
     }
 
 

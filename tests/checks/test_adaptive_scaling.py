@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from clustertune.checks.adaptive_scaling import find
-from clustertune.model import Severity
+from clustertune.model import Severity, Unknown
 from clustertune.testing import snapshot, view, worker
 
 
@@ -19,9 +19,16 @@ def test_silent_where_the_number_stays():
 
 
 def test_adaptive():
-    """With the line that holds it."""
+    """Bounds and workers are named; the remedy is that of the page."""
     for most, text in ((8, "between 1 and 8"), (math.inf, "between 1 and any number")):
         (finding,) = found((1, most))
         assert finding.severity is Severity.info
         assert text in finding.message
-        assert finding.remedy == "cluster.adapt(minimum=2, maximum=2)"
+        assert finding.remedy == ""
+
+
+def test_unknown():
+    """A manager that keeps the bounds to itself."""
+    (finding,) = found(Unknown("the gateway keeps them"))
+    assert finding.severity is Severity.unknown
+    assert "the gateway keeps them" in finding.message

@@ -113,6 +113,6 @@ def test_what_the_nanny_sets():
 @pytest.mark.parametrize("path", ["/", "/proc", "/tmp"])
 def test_disks(path):
     """The nearest mount counts."""
-    kind, total, free = details._disk(path)
+    kind, total, free = details.disk(path)
     assert (kind == "proc") is (path == "/proc")
     assert free <= total

@@ -1,0 +1,166 @@
+"""As many workers as were asked for, also where a cluster scales by itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import wait
+
+import clustertune
+from clustertune import arguments, checks, errors, memory
+from clustertune.actions import adapt, scale
+from clustertune.model import Bounds, Profile, Unknown
+from clustertune.testing import layout, snapshot, view, worker
+from tests.processes import until
+
+TRIPLE = Profile(name="t", title="T", memory_multiple={8: 3.0})
+
+
+def seen(adaptive: Any = None, n: int = 2, **goal: Any) -> Any:
+    return view(
+        snapshots=[snapshot([worker(i) for i in range(n)], adaptive=adaptive)], **goal
+    )
+
+
+def proposed(found: Any) -> list[Any]:
+    return list(adapt.propose(checks.run(found), found))
+
+
+# --- bounds (pure) ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "wanted", "bounds"),
+    [
+        (None, 4, None),
+        (Unknown("the gateway knows"), 4, None),
+        ((0, 8), None, None),
+        ((4, 8), 4, None),
+        ((0, 8), 4, (4, 8)),
+        ((0, 3), 4, (4, 4)),
+        ((0, math.inf), 4, (4, math.inf)),
+    ],
+)
+def test_bounds(adaptive: Any, wanted: int | None, bounds: Any) -> None:
+    """The least is raised to what was asked for, and the most not below it."""
+    steps = proposed(seen(adaptive, n_workers=wanted))
+    assert [(s.args.least, s.args.most) for s in steps] == [bounds] * bool(bounds)
+
+
+def test_exactly() -> None:
+    """To scale is to have so many, neither more nor fewer."""
+    (step,) = adapt.exactly(seen((0, 8)), 3)
+    assert step.args == Bounds(least=3, most=3)
+    assert "keep 3 workers instead of 0 to 8" in step.summary
+    assert list(adapt.exactly(seen((3, 3)), 3)) == []
+    assert list(adapt.exactly(seen(None), 3)) == []
+
+
+# --- as many as memory needs (pure) -----------------------------------------------
+
+
+def small(id: int, **fields: Any) -> Any:
+    """A worker of 1000 bytes, of which a fit may fill 700."""
+    return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
+
+
+def fit(nbytes: int, *workers: Any) -> Any:
+    widths = {"X": nbytes // 4}
+    data = layout([1] * 4, [0] * 4, members=["X"], row_bytes=widths)
+    return view(workers, [data], workload=TRIPLE, n_workers="fit")
+
+
+@pytest.mark.parametrize(("nbytes", "n"), [(40, 1), (200, 1), (204, 2), (1200, 6)])
+def test_as_many_as_memory_needs(nbytes: int, n: int) -> None:
+    """Three times the data, by 600 bytes on each; those that are there stay."""
+    found = fit(nbytes, small(0, managed=nbytes, process=100 + nbytes))
+    assert memory.workers_needed(found) == n
+    assert memory.wanted_workers(found) == n
+    steps = list(scale.propose(checks.run(found), found))
+    assert [s.args for s in steps] == [n] * (n > 1)
+
+
+def test_no_number_would_do() -> None:
+    """Where the fit may fill nothing of a worker nothing is scaled; that is said."""
+    found = fit(400, small(0, process=1200))
+    assert memory.workers_needed(found) is None
+    assert memory.wanted_workers(found) is None
+    assert any("no number of workers" in f.message for f in checks.run(found))
+
+
+def test_it_is_not_guessed() -> None:
+    """What does not tell its size is looked at again once it is loaded."""
+    lazy = layout(None, None, members=["X"], total_bytes=None)
+    found = view([small(0)], [lazy], workload=TRIPLE, n_workers="fit")
+    assert isinstance(memory.workers_needed(found), Unknown)
+    assert memory.wanted_workers(found) is None
+
+
+@pytest.mark.parametrize("wrong", [0, "many", 1.5, True])
+def test_what_is_no_number(wrong: Any) -> None:
+    with pytest.raises(ValueError, match='a whole number of at least 1, "fit"'):
+        arguments.workers_wanted("n_workers", wrong)
+
+
+# --- live -------------------------------------------------------------------------
+
+
+def there(client: Any) -> int:
+    return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def test_bounds_are_put_back(local_cluster: Any) -> None:
+    """Workers are there for the block; after it scaling is as it was, and acts."""
+    cluster, client = local_cluster(1, memory_limit="1GiB")
+    cluster.adapt(minimum=1, maximum=2, interval="100ms", wait_count=2)
+    X = da.random.default_rng(0).random((1000, 10), chunks=(100, 10))
+    with clustertune.prepare(client, X, n_workers=3) as prepared:
+        (X,) = prepared
+        assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (3, 3)
+        assert there(client) == 3
+        assert [s.action for s in prepared.report.steps][:2] == ["adapt", "scale"]
+        assert "cluster.adapt(minimum=1, maximum=2)" in prepared.report.steps[0].reason
+        total = X.sum().compute()
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
+    until(lambda: there(client) <= 2)
+    np.testing.assert_allclose(X.sum().compute(), total)
+
+
+def test_bounds_are_put_back_where_it_fails(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, client = local_cluster(1)
+    cluster.adapt(minimum=1, maximum=2)
+    cluster.new_spec["options"]["no_such_option"] = 1
+    X = da.ones((10, 2), chunks=2)
+    with pytest.raises(errors.ScaleError, match="asked for 2 workers, 1 are there"):
+        clustertune.prepare(client, X, n_workers=2, timeout="3 s")
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
+
+
+def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
+    """Up and down to what was asked for, without its own taking of workers away."""
+    cluster, client = local_cluster(1, memory_limit="1GiB")
+    cluster.adapt(minimum=1, maximum=4, interval="100ms", wait_count=2)
+    assert clustertune.scale(client, 3).status == "done"
+    X = client.persist(da.random.default_rng(0).random((1000, 10), chunks=(100, 10)))
+    wait(X)
+    report = clustertune.scale(client, 2, X)
+    assert report.status == "done", str(report)
+    assert "lost 0" in report.steps[1].reason
+    assert there(client) == 2
+    expected = da.random.default_rng(0).random((1000, 10), chunks=(100, 10)).sum()
+    np.testing.assert_allclose(X.sum().compute(), expected.compute(scheduler="sync"))
+
+
+def test_prepare_to_fit(local_cluster: Any) -> None:
+    """XGBoost needs 1.4 times the bytes of float64: workers come until it fits."""
+    _, client = local_cluster(1, memory_limit="400MB")
+    X = da.random.random((1_000_000, 20), chunks=(50_000, 20))  # 160 MB
+    prepared = clustertune.prepare(client, X, n_workers="fit", workload="xgboost")
+    assert there(client) > 1
+    assert not [f for f in prepared.report.left if f.check == "fit_memory"]

@@ -1,0 +1,246 @@
+"""A worker that is alone is restarted, and what is killed meanwhile; real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+from distributed.client import Future
+
+import clustertune
+from tests.processes import blocking, process, until
+from tests.test_faults_restart import (
+    CLIENT,
+    Restarting,
+    assert_whole,
+    doing,
+    is_free,
+    source,
+    statuses,
+)
+
+
+def data(
+    client: Client, where: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[da.Array, list[Any]]:
+    """What can be computed again, published; and what cannot."""
+    clustertune.check(client)  # the resident is there
+    # and elsewhere, if it has to be computed again
+    X = client.persist(source(), allow_other_workers=bool(where), **where)
+    wait(X)
+    client.publish_dataset(X, name="X")
+    return X, client.scatter([np.full(10, i) for i in range(5)], hash=False, **where)
+
+
+def names(dask_scheduler: Any) -> list[str]:
+    return [str(ws.name) for ws in dask_scheduler.workers.values()]
+
+
+def events(dask_scheduler: Any) -> list[dict[str, Any]]:
+    return [event for _, event in dask_scheduler.get_events("clustertune")]
+
+
+def assert_alone(client: Client) -> None:
+    """One worker is there, no parking worker beside it."""
+    # a lambda: a function of this module would be imported, and clustertune with it
+    found = client.run_on_scheduler(
+        lambda dask_scheduler: [str(w.name) for w in dask_scheduler.workers.values()]
+    )
+    assert len(found) == 1
+    assert "parking" not in found[0]
+
+
+def assert_computable(client: Client, X: da.Array) -> None:
+    """Nothing is left over, and what can be computed again is there and equal."""
+    assert_whole(client, X, [])
+
+
+def lost(values: list[Future]) -> int:
+    """How many are gone; those that are there are equal."""
+    there = [f for f in values if f.status == "finished"]
+    expected = [i for i, f in enumerate(values) if f.status == "finished"]
+    assert [int(f.result()[0]) for f in there] == expected
+    return len(values) - len(there)
+
+
+@contextmanager
+def workers(folder: Path, n: int, **environment: str) -> Iterator[Any]:
+    """A scheduler and workers, each nanny a process of its own: client, processes."""
+    file = folder / "scheduler.json"
+    dask = (sys.executable, "-m", "dask")
+    with ExitStack() as stack:
+        scheduler = (
+            *dask, "scheduler", "--host", "127.0.0.1", "--port", "0",
+            "--no-dashboard", "--scheduler-file", str(file),
+        )  # fmt: skip
+        stack.enter_context(process(*scheduler, **environment))
+        until(file.exists)
+        worker = (
+            *dask, "worker", "--scheduler-file", str(file), "--nthreads", "1",
+            "--memory-limit", "1GiB", "--host", "127.0.0.1", "--no-dashboard",
+            "--local-directory", str(folder),
+        )  # fmt: skip
+        nannies = [
+            stack.enter_context(process(*worker, "--name", f"w{i}", **environment))
+            for i in range(n)
+        ]
+        client = stack.enter_context(Client(scheduler_file=str(file)))
+        client.wait_for_workers(n)
+        yield client, nannies
+
+
+def test_a_worker_alone(tmp_path: Path) -> None:
+    """Where clustertune is not installed; then with another size."""
+    with workers(tmp_path, 1, **blocking(tmp_path)) as (client, _):
+        X, kept = data(client)
+        (pid,) = client.run(os.getpid).values()
+        report = clustertune.restart(client, X)
+        assert report.status == "done", str(report)
+        assert "are parked in its nanny" in report.steps[0].summary
+        assert "101 keys moved away and back; lost 0" in report.steps[0].reason
+        assert client.run(os.getpid) != pid
+        assert_alone(client)
+        report = clustertune.resize(client, X, nthreads=2)
+        assert report.status == "done", str(report)
+        assert "lost 0" in report.steps[0].reason
+        assert list(client.nthreads().values()) == [2]
+        assert_alone(client)
+        expected = source().compute(scheduler="sync")
+        X = client.get_dataset("X")
+        np.testing.assert_array_equal(client.compute(X).result(), expected)
+        assert lost(kept) == 0
+        until(lambda: not list((tmp_path / "dask-scratch-space").glob("parking-*")))
+
+
+@pytest.mark.parametrize("when", ["moving away", "bringing back"])
+def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
+    """Its nanny starts it again, and what was parked comes back to it."""
+    _, client = local_cluster(1)
+    X, kept = data(client)
+    restarting = Restarting(client, timeout="2 minutes")
+    restarting.start()
+    until(lambda: client.run_on_scheduler(doing).startswith(when))
+    workers = client.scheduler_info()["workers"].items()
+    (address,) = [a for a, w in workers if "parking" not in str(w["name"])]
+    (pid,) = client.run(os.getpid, workers=[address]).values()
+    os.kill(pid, signal.SIGKILL)
+    restarting.join(100)
+    assert isinstance(restarting.result, clustertune.Report), restarting.result
+    (step,) = restarting.result.steps
+    gone = client.run_on_scheduler(events)[-1]["lost"]
+    # killed before it was empty, or it may have had nothing yet
+    assert step.status == ("partly" if gone or when == "moving away" else "done")
+    assert (f"lost {gone:,} keys" in step.reason) == (gone > 0)
+    assert_computable(client, X)
+    assert_alone(client)
+    assert lost(kept) <= gone
+
+
+def test_the_client_is_killed(local_cluster: Any) -> None:
+    """The scheduler goes on with it: nothing is lost, nothing is left over."""
+    _, client = local_cluster(1)
+    X, kept = data(client)
+    (pid,) = client.run(os.getpid).values()
+    command = [sys.executable, "-c", CLIENT, client.scheduler.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        other.kill()
+        until(lambda: client.run_on_scheduler(is_free), 60)
+    ended = client.run_on_scheduler(events)[-1]
+    assert ended["state"] == "ended"
+    assert ended["lost"] == 0
+    assert_whole(client, X, kept)
+    assert_alone(client)
+
+
+def test_its_nanny_is_killed(tmp_path: Path) -> None:
+    """With it goes what was parked, and that is said."""
+    with workers(tmp_path, 1) as (client, (nanny,)):
+        X, kept = data(client)
+        restarting = Restarting(client, timeout="2 minutes")
+        restarting.start()
+        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        nanny.kill()
+        restarting.join(100)
+        assert not restarting.is_alive()
+        ended = client.run_on_scheduler(events)[-1]
+        assert ended["state"] == "ended"
+        assert ended["lost"] > 0
+        assert f"lost {ended['lost']:,} keys" in str(restarting.result)
+        until(lambda: client.run_on_scheduler(is_free), 60)
+        until(lambda: not client.run_on_scheduler(names))
+
+
+def test_a_nanny_of_three_is_killed(tmp_path: Path) -> None:
+    """While its worker is emptied: the others have what was moved, the rest is
+    computed again, and the worker that is gone is said."""
+    with workers(tmp_path, 3) as (client, nannies):
+        addresses = client.run_on_scheduler(addresses_by_name)
+        first = {"workers": [addresses["w0"]]}
+        X, kept = data(client, first)
+        safe = client.scatter(
+            [np.full(10, i) for i in range(5)], hash=False, workers=[addresses["w1"]]
+        )
+        restarting = Restarting(client, workers=["w0"], timeout="2 minutes")
+        restarting.start()
+        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        nannies[0].kill()
+        restarting.join(100)
+        assert isinstance(restarting.result, clustertune.Report), restarting.result
+        assert restarting.result.steps[0].status == "partly"
+        assert_whole(client, X, safe)
+        assert sorted(client.run_on_scheduler(names)) == ["w1", "w2"]
+        ended = client.run_on_scheduler(events)[-1]
+        assert lost(kept) <= ended["lost"]
+
+
+def addresses_by_name(dask_scheduler: Any) -> dict[Any, str]:
+    return {ws.name: ws.address for ws in dask_scheduler.workers.values()}
+
+
+def fill(dask_worker: Any) -> None:
+    """Memory that is no data of Dask's: the worker pauses, and is not killed."""
+    limit = dask_worker.memory_manager.memory_limit
+    there = dask_worker.monitor.get_process_memory()
+    dask_worker.full = np.ones(int(0.85 * limit - there) // 8)
+
+
+def test_a_receiver_pauses(local_cluster: Any) -> None:
+    """While a worker is emptied: what it was to get goes to another."""
+    cluster, client = local_cluster(3, memory_limit="1GiB")
+    addresses = [cluster.workers[i].worker_address for i in range(3)]
+    X, kept = data(client, {"workers": [addresses[0]]})
+    restarting = Restarting(client, workers=[0], timeout="2 minutes")
+    restarting.start()
+    until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+    client.run(fill, workers=[addresses[1]])
+    until(lambda: "paused" in client.run_on_scheduler(statuses))
+    assert client.run_on_scheduler(doing).startswith("moving away")
+    restarting.join(100)
+    assert isinstance(restarting.result, clustertune.Report), restarting.result
+    assert restarting.result.status == "done", str(restarting.result)
+    assert len(client.has_what()) == 3
+    assert len(client.has_what()[_named(client, 0)]) == 101
+    client.run(_empty, workers=[addresses[1]])
+    assert_whole(client, X, kept)
+
+
+def _empty(dask_worker: Any) -> None:
+    del dask_worker.full
+
+
+def _named(client: Client, name: int) -> str:
+    return str(client.run_on_scheduler(addresses_by_name)[name])

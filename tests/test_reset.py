@@ -1,0 +1,395 @@
+"""A cluster is destroyed and made anew: what is saved comes back, the rest is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from dask_saturn import SaturnCluster
+from distributed import Client, LocalCluster, Variable, wait
+
+import clustertune
+from clustertune import resetting
+from clustertune.adapters import Offer, Wanted, saturn
+from clustertune.cli import main
+from clustertune.errors import RecreateError, RefusedError
+from clustertune.resetting import Loss, losses, objection, unknown_size
+from tests.saturn import Saturn, running
+
+PANDAS = pd.DataFrame(
+    {"a": range(100), "c": pd.Categorical(list("abcd") * 25)},
+    index=pd.Index(range(0, 200, 2), name="k"),
+)
+RANDOM = da.random.default_rng(0).random((1000, 4), chunks=((300, 50, 650), 4))
+VALUES = RANDOM.compute(scheduler="sync")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saturn]:
+    with running(monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Saturn) -> Iterator[Client]:
+    with Client(SaturnCluster()) as client:
+        yield client
+
+
+def loaded(client: Client) -> tuple[da.Array, Any]:
+    X = client.persist(RANDOM)
+    frame = client.persist(dd.from_pandas(PANDAS, npartitions=3))
+    wait([X, frame])
+    return X, frame
+
+
+def resets(server: Saturn) -> list[dict[str, Any]]:
+    return [body for path, body in server.asked if path == "/reset"]
+
+
+# --- what comes back ------------------------------------------------------------------
+
+
+def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
+    """The same values, pieces and names, on new workers of the size asked for."""
+    X, frame = loaded(client)
+    client.publish_dataset(train=frame["a"].persist())
+    old = set(client.scheduler_info(n_workers=-1)["workers"])
+    found = clustertune.reset(
+        client, X, frame, worker_size="large", save_to=tmp_path / "save",
+        datasets=["train"],
+    )  # fmt: skip
+    new, X2, frame2, train = found
+    with new:
+        assert client.status == "closed"
+        workers = new.scheduler_info(n_workers=-1)["workers"]
+        assert not old & set(workers)
+        sizes = [(w["nthreads"], w["memory_limit"]) for w in workers.values()]
+        assert sizes == [(2, 2 * 2**30)]
+        assert resets(server) == [{"n_workers": 1, "worker_size": "large"}]
+        assert X2.chunks == X.chunks
+        assert frame2.divisions == frame.divisions
+        np.testing.assert_array_equal(X2.compute(), VALUES)
+        pd.testing.assert_frame_equal(frame2.compute(), PANDAS)
+        pd.testing.assert_series_equal(train.compute(), PANDAS["a"])
+        again = new.get_dataset("train")
+        pd.testing.assert_series_equal(again.compute(), PANDAS["a"])
+        assert [s.status for s in found.report.steps] == ["done"] * 3
+        assert "2 threads" in found.report.steps[1].reason
+        last = clustertune.last_report(new)
+        assert last is not None
+        assert last.to_json() == found.report.to_json()
+        assert clustertune.prepare(new, X2).X is not None
+
+
+def test_awaited(server: Saturn, tmp_path: Path) -> None:
+    """With an asynchronous client; more workers, with a scheduler of another size."""
+
+    async def main() -> None:
+        cluster = await asyncio.to_thread(SaturnCluster)
+        client = await Client(cluster, asynchronous=True)
+        X = client.persist(RANDOM)
+        await wait(X)
+        found: Any = await clustertune.reset(  # type: ignore[misc]
+            client, X, scheduler_size="large", n_workers=2, nthreads=1,
+            save_to=str(tmp_path),
+        )  # fmt: skip
+        assert client.status == "closed"
+        async with found.client as new:
+            (X2,) = found.collections
+            np.testing.assert_array_equal(await new.compute(X2), VALUES)
+            assert len((await new.scheduler.identity(n_workers=-1))["workers"]) == 2
+
+    asyncio.run(main())
+    (asked,) = resets(server)
+    assert asked == {"n_workers": 2, "nthreads": 1, "scheduler_size": "large"}
+
+
+def test_nothing_in_memory(client: Client, server: Saturn) -> None:
+    """Nothing has to be agreed to, and nothing is saved."""
+    new, *rest = clustertune.reset(client, worker_size="large")
+    with new:
+        assert rest == []
+        assert server.config["worker_size"] == "large"
+
+
+# --- refused --------------------------------------------------------------------------
+
+
+def test_what_would_be_lost_is_asked_for(
+    client: Client, server: Saturn, tmp_path: Path
+) -> None:
+    """Other data of this client, that of others, and all names; nothing is done."""
+    X, frame = loaded(client)
+    size = {"worker_size": "large", "save_to": tmp_path / "save"}
+    with pytest.raises(RefusedError, match=r"this client: frompandas \(3 keys.*drop_d"):
+        clustertune.reset(client, X, **size)
+    del frame
+    other = Client(server.cluster.scheduler_address, set_as_default=False)
+    with other:
+        theirs = other.scatter(list(range(5)), hash=False)
+        Variable("best", client=other).set(3)
+        other.publish_dataset(mine=5)
+        match = r"others would lose .* of client Client-.*: int \(5 keys"
+        with pytest.raises(RefusedError, match=match) as caught:
+            clustertune.reset(client, X, **size, drop_data=True)
+        for text in ("variable 'best'", "data set 'mine'", "include_other_clients"):
+            assert text in str(caught.value)
+        plan = clustertune.reset(client, X, **size, dry_run=True)
+        assert [s.status for s in plan.report.steps] == ["refused"]
+        agreed = {"drop_data": True, "include_other_clients": True}
+        plan = clustertune.reset(client, X, **size, **agreed, dry_run=True)
+        save, reset, load = plan.report.steps
+        assert "variable 'best'" in reset.at_risk
+        assert save.predicted_bytes == load.predicted_bytes == VALUES.nbytes
+        assert plan.client is client
+        assert other.gather(theirs) == list(range(5))
+    np.testing.assert_array_equal(X.compute(), VALUES)
+    assert not resets(server)
+    assert not (tmp_path / "save").exists()
+
+
+def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
+    """Wrong sizes, data that cannot be kept, a folder that is taken, a No."""
+    X, frame = loaded(client)
+    both = {"drop_data": True, "save_to": tmp_path}
+    with pytest.raises(ValueError, match=r"medium \(1 core, 1.0 GiB\), large \(2 c"):
+        clustertune.reset(client, X, worker_size="huge", **both)
+    with pytest.raises(ValueError, match="scheduler_size='huge' is not offered"):
+        clustertune.reset(client, X, scheduler_size="huge", **both)
+    with pytest.raises(ValueError, match="no data set train"):
+        clustertune.reset(client, X, worker_size="large", datasets=["train"], **both)
+    with pytest.raises(RefusedError, match="not loaded"):
+        clustertune.reset(client, X + 1, worker_size="large", **both)
+    with pytest.raises(RefusedError, match="not confirmed"):
+        clustertune.reset(
+            client, X, worker_size="large", confirm=lambda report: False, **both
+        )
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(RefusedError, match="holds other files"):
+        clustertune.reset(client, X, worker_size="large", **both)
+    assert not resets(server)
+    np.testing.assert_array_equal(X.compute(), VALUES)
+
+
+def test_data_that_comes_meanwhile(
+    client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others load while data is saved is not lost unseen."""
+    monkeypatch.setattr(resetting, "HEARD", 0.1)
+    X, _ = loaded(client)
+    address = server.cluster.scheduler_address
+    with Client(address, set_as_default=False) as other:
+
+        def confirm(report: Any) -> bool:
+            other.theirs = other.scatter([1, 2, 3], hash=False)
+            return True
+
+        with pytest.raises(RefusedError, match=r"meanwhile .*others would lose"):
+            clustertune.reset(
+                client, X, worker_size="large", drop_data=True, save_to=tmp_path,
+                confirm=confirm,
+            )  # fmt: skip
+        assert other.gather(other.theirs) == [1, 2, 3]
+    assert not resets(server)
+
+
+def test_managers_that_cannot(local_cluster: Any) -> None:
+    """They are named, with what to do instead."""
+    cluster, client = local_cluster(1)
+    with pytest.raises(RefusedError, match=r"LocalCluster .*clustertune\.resize"):
+        clustertune.reset(client, worker_size="large")
+    with (
+        Client(cluster.scheduler_address, set_as_default=False) as bare,
+        pytest.raises(RefusedError, match="only the scheduler's address"),
+    ):
+        clustertune.reset(bare, worker_size="large")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({}, TypeError, "nothing is to be changed"),
+        ({"worker_size": 3}, TypeError, "worker_size=3"),
+        ({"n_workers": 0}, ValueError, "n_workers=0"),
+        ({"worker_size": "a", "datasets": "x"}, TypeError, "list of names"),
+        ({"worker_size": "a", "datasets": ["x"]}, TypeError, "save_to is missing"),
+        ({"worker_size": "a", "save_to": 5}, TypeError, "path of a folder"),
+        ({"worker_size": "a", "save_to": "/"}, ValueError, "folder of its own"),
+        ({"worker_size": "a", "save_to": "no://x"}, ValueError, "cannot be used"),
+    ],
+)
+def test_wrong_arguments(options: Any, error: type[Exception], match: str) -> None:
+    """Before anything is asked."""
+    with pytest.raises(error, match=match):
+        clustertune.reset(Client.__new__(Client), **options)
+
+
+# --- what goes wrong ------------------------------------------------------------------
+
+
+def test_the_manager_refuses(client: Client, server: Saturn, tmp_path: Path) -> None:
+    """The error says why, where the data lies, and how to load it; it is there too."""
+    X, _ = loaded(client)
+    server.refusing = "no \x1b[31mquota"
+    with pytest.raises(RecreateError, match=r"no \\x1b\[31mquota; the data") as caught:
+        clustertune.reset(
+            client, X, worker_size="large", drop_data=True, save_to=tmp_path
+        )
+    assert f"clustertune.load(client, {str(tmp_path)!r})" in str(caught.value)
+    assert [s.status for s in caught.value.report.steps] == ["done", "failed"]
+    (X2,) = clustertune.load(client, tmp_path)
+    np.testing.assert_array_equal(X2.compute(), VALUES)
+    np.testing.assert_array_equal(X.compute(), VALUES)
+
+
+def test_destroyed_and_not_started(
+    client: Client, server: Saturn, tmp_path: Path
+) -> None:
+    """What was saved is loaded by hand once there is a cluster again."""
+    X, _ = loaded(client)
+    server.breaking = True
+    with pytest.raises(RecreateError, match=r"not made anew: .*no machines.*\.load\("):
+        clustertune.reset(
+            client, X, worker_size="large", drop_data=True, save_to=tmp_path
+        )
+    assert server.cluster is None
+    server.breaking = False
+    with Client(SaturnCluster()) as new:
+        (X2,) = clustertune.load(new, tmp_path)
+        np.testing.assert_array_equal(X2.compute(), VALUES)
+
+
+def test_workers_that_do_not_come(
+    client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting for them ends, and the error says where the data is."""
+    monkeypatch.setattr(resetting, "SPARE", 118)
+    X, _ = loaded(client)
+    server.lacking = 1
+    with pytest.raises(RecreateError, match=r"clustertune\.load"):
+        clustertune.reset(
+            client, X, worker_size="large", drop_data=True, save_to=tmp_path,
+            n_workers=2, timeout="2 minutes",
+        )  # fmt: skip
+    assert resets(server)
+
+
+# --- the command line -----------------------------------------------------------------
+
+
+def test_command_line(server: Saturn, tmp_path: Path) -> None:
+    """Published data comes back under its name; what others have is asked for."""
+    with Client(SaturnCluster()) as client:
+        _, frame = loaded(client)
+        client.publish_dataset(train=frame, other=5)
+        del frame  # Dask would take it for what is published, with its futures
+    options = ["reset", "--worker-size", "large"]
+    saved = [*options, "--dataset", "train", "--save-to", str(tmp_path)]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        code = "from clustertune.cli import main; main()"
+        command = [sys.executable, "-c", code, *saved, *more]
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+
+    asked = CliRunner().invoke(main, saved)
+    assert asked.exit_code == 2
+    assert "nobody can be asked" in asked.stderr
+    wrong = CliRunner().invoke(main, [*options, "--dataset", "train", "--yes"])
+    assert wrong.exit_code == 2
+    assert "save_to is missing" in wrong.stderr
+    refused = run("--yes")
+    assert refused.returncode == 4, refused.stderr
+    assert "published data set 'other'" in refused.stderr
+    planned = run("--include-other-clients", "--dry-run", "-f", "json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["status"] == "planned"
+    assert not resets(server)
+    done = run("--include-other-clients", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert len(resets(server)) == 1
+    with Client(SaturnCluster()) as new:
+        assert new.list_datasets() == ("train",)
+        again = new.get_dataset("train")
+        pd.testing.assert_frame_equal(again.compute(), PANDAS)
+
+
+def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere there is none to be found."""
+    monkeypatch.delenv("SATURN_BASE_URL", raising=False)
+    found = CliRunner().invoke(main, ["reset", "--worker-size", "large", "--yes"])
+    assert found.exit_code == 3
+    assert "SATURN_BASE_URL" in found.stderr
+
+
+# --- what is decided (pure) -----------------------------------------------------------
+
+
+def test_whose_it_is() -> None:
+    """Own data first, then by bytes; names that come back are no loss."""
+    found = {
+        "owners": [
+            ["published-a", [["x", 1, 10]], 0],
+            ["other", [["y", 2, 30], ["z", 1, 1]], 4],
+            ["me", [["x", 1, 10]], 0],
+            ["queue-q", [["x", 1, 99]], 0],
+        ],
+        "names": [["published", "a"], ["published", "b"], ["queue", "q"]],
+    }
+    mine, queue, other, b = losses(found, "me", ["a"])
+    assert mine.mine
+    assert str(mine) == "10 B of this client: x (1 key, 10 B)"
+    assert str(queue) == "99 B of the queue 'q': x (1 key, 99 B)"
+    tasks = "y (2 keys, 30 B), z (1 key, 1 B), 4 tasks under way"
+    assert str(other) == f"31 B of client other: {tasks}"
+    assert str(b) == "0 B of the published data set 'b'"
+    assert len(losses(found, "me", [])) == 5
+
+
+@pytest.mark.parametrize("drop_data", [True, False])
+@pytest.mark.parametrize("include_others", [True, False])
+def test_what_is_agreed_to(drop_data: bool, include_others: bool) -> None:
+    """Each is asked for by itself."""
+    lost = [
+        Loss(owner=name, mine=name == "me", prefixes=(("x", 1, 1),), coming=0)
+        for name in ("me", "other")
+    ]
+    agreed = {"drop_data": drop_data, "include_others": include_others}
+    text = objection(lost, **agreed) or ""
+    assert ("drop_data=True" in text) != drop_data
+    assert ("include_other_clients=True" in text) != include_others
+    assert objection([], drop_data=False, include_others=False) is None
+
+
+def test_sizes() -> None:
+    """What a manager says is read as far as it can be."""
+    text = "T4-XLarge - 4 cores - 16 GB RAM - 1 GPU"
+    assert saturn._offer("g", text) == Offer(name="g", cores=4, memory=16 * 2**30)
+    assert saturn._offer("g", "Big\x1b") == Offer(name="g")
+    offers = [Offer(name="a"), Offer(name="b", cores=0.5)]
+    text = unknown_size(Wanted(worker_size="c"), offers)
+    assert text == "worker_size='c' is not offered; sizes are: a, b (0.5 cores)"
+    assert unknown_size(Wanted(worker_size="a", scheduler_size="b"), offers) is None
+    assert unknown_size(Wanted(worker_size="c"), None) is None
+
+
+def test_a_saturn_cluster_is_known() -> None:
+    """By its name alone; others are not taken for one."""
+    assert saturn.matches(SaturnCluster.__new__(SaturnCluster))
+    assert not saturn.matches(LocalCluster.__new__(LocalCluster))
+    assert not saturn.matches(None)
+    assert resetting.adapters.recreator(None) is None
