@@ -76,10 +76,13 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
             return False
 
     try:
-        # synchronous: of an asynchronous one some coroutines are never awaited
+        # synchronous: of asynchronous ones some coroutines are never awaited
+        cloud = await asyncio.to_thread(coiled.Cloud)
+        stack.push_async_callback(asyncio.to_thread, cloud.close)
         cluster = await asyncio.to_thread(
             Running,
             name=name,
+            cloud=cloud,
             shutdown_on_close=False,
             credentials=None,  # those that it was made with stay
             show_widget=False,

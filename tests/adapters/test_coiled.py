@@ -68,7 +68,7 @@ class Cloud:
             self.backend.scale(len(spec) + body["n_workers"])
             return 200, [{"name": name} for name in set(spec) - before]
         if method == "DELETE":
-            self.backend.forget(f"{NAME}-worker{query['name']}")
+            self.backend.forget(query["name"])
             return 200, {}
         page = list(spec) if query["offset"] == "0" else []
         return 200, [{"name": name, "current_state": STARTED} for name in page]
@@ -83,7 +83,7 @@ class Cloud:
         if path.endswith("/id/1"):
             self.deleted |= method == "DELETE"
             return 200, self.details()
-        self.created |= method == "POST"
+        self.created |= method == "POST" and path.endswith("/account/here/")
         return 200, [{"name": NAME}] if query.get("offset") == "0" else []
 
     def details(self) -> dict[str, Any]:
@@ -121,9 +121,11 @@ def cloud() -> Iterator[Cloud]:
 
 @pytest.fixture
 def cluster(cloud: Cloud) -> Iterator[coiled.Cluster]:
-    with coiled.Cluster(
-        name=NAME, show_widget=False, credentials=None, shutdown_on_close=False
-    ) as cluster:
+    options = {"show_widget": False, "credentials": None, "shutdown_on_close": False}
+    with (
+        coiled.Cloud() as connection,
+        coiled.Cluster(name=NAME, cloud=connection, **options) as cluster,
+    ):
         yield cluster
 
 

@@ -15,6 +15,7 @@ from clustertune import adapters
 from clustertune.adapters import jobqueue
 from clustertune.errors import ScaleError
 from clustertune.model import Size
+from tests.processes import until
 
 
 class Tidy(LocalJob):
@@ -93,7 +94,7 @@ def test_jobs_of_two_workers(jobs: Any) -> None:
     resized = clustertune.resize(client, X, nthreads=2, memory_limit="1.5 GiB")
     assert resized.status == "done", str(resized)
     assert clustertune.scale(client, 3).status == "done"
-    assert len(sizes(client)) == 4
+    until(lambda: len(sizes(client)) == 4)  # whole jobs come
     assert set(sizes(client).values()) == {(2, 1536 << 20)}
     assert "of 2 workers: 2 running, 0 pending" in client.sync(jobqueue.state, cluster)
 
