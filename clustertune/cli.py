@@ -530,9 +530,8 @@ def release(
 
 async def _holdings(client: Client) -> tuple[Holding, ...]:
     await monitor.open_door(client, await monitor.identify(client))
-    snapshot, _ = await monitor.look(client, [])
-    snapshot = await monitor.with_holdings(client, snapshot, ())
-    return tuple(sorted(snapshot.holdings or (), key=lambda h: -h.nbytes))
+    found = [h for h in await monitor.holdings(client, ()) if h.keys]
+    return tuple(sorted(found, key=lambda h: -h.nbytes))
 
 
 def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
@@ -547,7 +546,7 @@ def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
             h.keys,
             bytes_text(h.nbytes),
             h.scattered,
-            names_text([*h.others, *(f"published as {n}" for n in h.published)]),
+            names_text([*h.others, *(f"{kind} {name}" for kind, name in h.shared)]),
         ]
         for h in holdings
     ]

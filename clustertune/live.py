@@ -188,8 +188,8 @@ class LiveCluster:
             snapshot = await monitor.with_burdens(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.asked.holdings:
-            kept = self.asked.kept
-            snapshot = await monitor.with_holdings(self.client, snapshot, kept)
+            holdings = await monitor.holdings(self.client, self.asked.kept)
+            snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
     async def _pieces(self, given: inputs.Given) -> _Found:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from clustertune.model import Holding
 from clustertune.wording import bytes_text, plural, printable
 
 MOST = 3  # prefixes that are named of each loss, and losses of a refusal
-NAMED = {"published": "the published data set", "variable": "the variable"}
+NAMED = {
+    "published": "the published data set",
+    "variable": "the variable",
+    "queue": "the queue",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,39 +42,41 @@ class Loss:
         return f"{bytes_text(self.nbytes)} of {whose}{what}"
 
 
-def losses(
-    found: Mapping[str, Any], me: str, restored: Sequence[str]
-) -> tuple[Loss, ...]:
+def losses(holdings: Iterable[Holding], restored: Sequence[str]) -> tuple[Loss, ...]:
     """Who would lose what, this client first, then by bytes.
 
     Parameters
     ----------
-    found
-        What :func:`clustertune.remote.belongings.belongings` has found.
-    me
-        Id of this client.
+    holdings
+        What is in memory, but for what is saved.
     restored
         Names of data sets that are saved, and published again.
     """
-    # a shared name wants its keys as a client of that name
-    shared = {f"{kind}-{name}": (kind, name) for kind, name in found["names"]}
-    rows = {owner: (prefixes, n) for owner, prefixes, n in found["owners"]}
-    rows = {key: ([], 0) for key in shared} | rows
-    lost = []
-    for owner, (prefixes, coming) in rows.items():
-        kind, name = shared.get(owner, ("", ""))
-        if kind == "published" and name in restored:
-            continue
-        text = f"{NAMED.get(kind, 'the queue')} {name!r}" if kind else f"client {owner}"
-        lost.append(
-            Loss(
-                owner="this client" if owner == me else text,
-                mine=owner == me,
-                prefixes=tuple((p, n, b) for p, n, b in prefixes),
-                coming=coming,
-            )
-        )
+    saved = {("published", name) for name in restored}
+    rows: dict[tuple[bool, str], list[Holding]] = {}
+    for h in holdings:
+        owners = [(True, "this client")] * h.mine
+        owners += [(False, f"client {name}") for name in h.others]
+        owners += [
+            (False, f"{NAMED[kind]} {name!r}")
+            for kind, name in h.shared
+            if (kind, name) not in saved
+        ]
+        for owner in owners:
+            rows.setdefault(owner, []).append(h)
+    lost = [_loss(owner, mine, some) for (mine, owner), some in rows.items()]
     return tuple(sorted(lost, key=lambda loss: (not loss.mine, -loss.nbytes)))
+
+
+def _loss(owner: str, mine: bool, some: Sequence[Holding]) -> Loss:
+    found: dict[str, tuple[int, int]] = {}
+    for h in some:
+        if h.keys:
+            keys, nbytes = found.get(h.prefix, (0, 0))
+            found[h.prefix] = (keys + h.keys, nbytes + h.nbytes)
+    prefixes = sorted(((p, *n) for p, n in found.items()), key=lambda row: -row[2])
+    coming = sum(h.coming for h in some)
+    return Loss(owner=owner, mine=mine, prefixes=tuple(prefixes), coming=coming)
 
 
 def objection(

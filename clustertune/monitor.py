@@ -309,25 +309,31 @@ def _room(answer: Any) -> Room | Unknown:
     return Room(memory=answer["memory"], disk=answer["disk"])
 
 
-async def with_holdings(
-    client: Client, snapshot: Snapshot, kept: Sequence[Key]
-) -> Snapshot:
-    """The snapshot that knows which keys are in memory, and who wants them.
-
-    Keys that are to be ``kept`` are left out.
-    """
+async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
+    """Which keys are in memory, and who wants them; but for those to be ``kept``."""
     asked = {"owner": client.id, "kept": keys.pack(kept)}
-    rows = await ask(client, "holdings", **asked)
-    names = ("prefix", "keys", "nbytes", "scattered", "mine", "others", "published")
-    found = [dict(zip(names, row, strict=True)) for row in rows]
-    holdings = tuple(
+    return tuple(
         Holding(
-            **row
-            | {"others": tuple(row["others"]), "published": tuple(row["published"])}
+            prefix=prefix,
+            keys=count,
+            nbytes=nbytes,
+            scattered=scattered,
+            coming=coming,
+            mine=mine,
+            others=tuple(others),
+            shared=tuple((kind, name) for kind, name in shared),
         )
-        for row in found
+        for (
+            prefix,
+            count,
+            nbytes,
+            scattered,
+            coming,
+            mine,
+            others,
+            shared,
+        ) in await ask(client, "holdings", **asked)
     )
-    return replace(snapshot, holdings=holdings)
 
 
 def _burden(numbers: Sequence[int]) -> Burden:

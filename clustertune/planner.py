@@ -273,7 +273,7 @@ def release_takes_from_nobody(step: Step, view: View) -> str | None:
         return None
     prefix = step.args.prefix
     found = [h for h in view.now.holdings or () if h.prefix == prefix]
-    if any(release.is_alone(h) for h in found):
+    if any(h.alone for h in found):
         return None
     return f"{release.whose(found)}: {OTHERS}"
 
@@ -290,7 +290,7 @@ def drop_takes_from_nobody(step: Step, view: View) -> str | None:
     actors = sum(w.burden.actors for w in view.now.workers if w.burden is not None)
     if actors:
         return f"the workers hold {plural(actors, 'actor')}, which would be lost"
-    others = [h for h in view.now.holdings if not release.is_alone(h)]
+    others = [h for h in view.now.holdings if h.keys and not h.alone]
     if others and not step.args.include_other_clients:
         return (
             f"what would be lost: {drop.at_risk(view.now.holdings)}; {OTHERS}, and "

@@ -43,9 +43,8 @@ from clustertune.errors import (
 from clustertune.journal import Journal
 from clustertune.live import LiveCluster
 from clustertune.losses import Loss, losses, objection
-from clustertune.model import Goal, Notify, Outcome, Plan, Price, Refusal, Step, View
+from clustertune.model import Goal, Key, Notify, Outcome, Plan, Price, Refusal, Step, View
 from clustertune.progress import Progress
-from clustertune.remote import belongings, keys, ship
 from clustertune.report import Report, headlines
 from clustertune.settings import of_checks
 from clustertune.wording import bytes_text, names_text, plural, printable, seconds_text
@@ -433,14 +432,12 @@ async def _plan(
 
 
 async def _lost(operation: _Reset, cluster: LiveCluster) -> tuple[Loss, ...]:
-    saved: list[Any] = []
+    saved: list[Key] = []
     if operation.place is not None:
         loaded = await cluster.futures()
-        saved = [keys.pack([f.key for f in own]) for own in loaded.values()]
-    client = cluster.client
-    found = await ship.on_scheduler(client, belongings.belongings, saved=saved)
+        saved = [f.key for own in loaded.values() for f in own]
     restored = operation.datasets if operation.place is not None else ()
-    return losses(found, client.id, restored)
+    return losses(await monitor.holdings(cluster.client, saved), restored)
 
 
 def _steps(

@@ -183,7 +183,19 @@ class Holding:
     scattered: int  # keys that nobody could compute again
     mine: bool  # the client that asks is one of them
     others: tuple[str, ...] = ()  # ids of other clients
-    published: tuple[str, ...] = ()  # names of data sets
+    #: (kind, name) of what is shared by name: "published", "variable" or "queue"
+    shared: tuple[tuple[str, str], ...] = ()
+    coming: int = 0  # tasks besides that are still to be done for them
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """Names of data sets."""
+        return tuple(name for kind, name in self.shared if kind == "published")
+
+    @property
+    def alone(self) -> bool:
+        """Whether only the client that asks wants these keys."""
+        return self.mine and not self.others and not self.shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

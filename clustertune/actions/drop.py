@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.actions.release import is_alone, nbytes_text, whose
+from clustertune.actions.release import nbytes_text, whose
 from clustertune.actions.restart import SECONDS, TIMEOUT, WAIT
 from clustertune.model import (
     Cluster,
@@ -59,6 +59,7 @@ def steps(
 
 def at_risk(holdings: tuple[Holding, ...]) -> str:
     """What will be lost, in words."""
+    holdings = tuple(h for h in holdings if h.keys)
     if not holdings:
         return "nothing: no data is in memory"
     most = sorted(holdings, key=lambda h: -h.nbytes)
@@ -69,7 +70,7 @@ def at_risk(holdings: tuple[Holding, ...]) -> str:
     )
     scattered = sum(h.scattered for h in holdings)
     text += f"; {scattered:,} of them were scattered" if scattered else ""
-    others = [h for h in holdings if not is_alone(h)]
+    others = [h for h in holdings if not h.alone]
     text += f"; {nbytes_text(others)} are those which {whose(others)}" if others else ""
     names = sorted({n for h in holdings for n in h.published})
     if names:

@@ -41,21 +41,16 @@ def steps(
 
     Without prefixes: for all that the caller alone wants, but for what is ``kept``.
     """
-    holdings = view.now.holdings or ()
+    holdings = [h for h in view.now.holdings or () if h.keys]
     by_prefix: dict[str, list[Holding]] = {}
     for holding in holdings:
         by_prefix.setdefault(holding.prefix, []).append(holding)
     order = sorted(by_prefix, key=lambda p: -sum(h.nbytes for h in by_prefix[p]))
     for prefix in order:
-        own = [h for h in by_prefix[prefix] if is_alone(h)]
-        others = [h for h in by_prefix[prefix] if not is_alone(h)]
+        own = [h for h in by_prefix[prefix] if h.alone]
+        others = [h for h in by_prefix[prefix] if not h.alone]
         if prefix in prefixes or (not prefixes and own):
             yield _step(prefix, own, others, kept, include_other_clients)
-
-
-def is_alone(holding: Holding) -> bool:
-    """Whether only the client that asks wants these keys."""
-    return holding.mine and not holding.others and not holding.published
 
 
 def _step(
@@ -102,9 +97,12 @@ def nbytes_text(holdings: Collection[Holding]) -> str:
 def whose(holdings: Collection[Holding]) -> str:
     """Who else wants them, in words that follow "which"."""
     clients = sorted({c for h in holdings for c in h.others})
-    names = sorted({n for h in holdings for n in h.published})
+    published = sorted({n for h in holdings for n in h.published})
+    named = {s for h in holdings for s in h.shared if s[0] != "published"}
+    others = sorted(f"{kind} {name}" for kind, name in named)
     parts = [f"other clients want ({names_text(clients)})"] if clients else []
-    parts += [f"are published as {names_text(names)}"] if names else []
+    parts += [f"are published as {names_text(published)}"] if published else []
+    parts += [f"are shared by {names_text(others)}"] if others else []
     return " and ".join(parts) or "nobody has asked for by name"
 
 

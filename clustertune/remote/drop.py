@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.holdings import in_memory
+from clustertune.remote.holdings import COMING, wanted
 from clustertune.remote.restart import LOOK, Refused, identity
 
 logger = logging.getLogger("distributed.clustertune")
@@ -105,12 +105,15 @@ class Dropping:
 
     async def _count(self) -> None:
         """What is going to be lost; the plan may have been made some time ago."""
-        async for ts, wanting in in_memory(self.scheduler, ()):
+        async for ts, wanting in wanted(self.scheduler, ()):
+            there = ts.state == "memory"
+            if not (there or ts.state in COMING):
+                continue
             if not self.others and wanting != {self.owner}:
                 other = min(wanting - {self.owner})
                 raise Refused(f"{other} has come to want data that would be lost")
-            self.keys += 1
-            self.nbytes += ts.nbytes
+            self.keys += there
+            self.nbytes += ts.nbytes if there else 0
 
     def state(self) -> dict[str, Any]:
         """How far it is; plain types."""

@@ -14,6 +14,7 @@ from typing import Any
 from dask.utils import stringify
 
 MOST = 5000  # prefixes, each with those who want it, that are told apart
+COMING = ("waiting", "no-worker", "queued", "processing")
 YIELD = 2000  # keys between two yields to the event loop
 REASON = "released"
 SAID = "Its data was released on purpose, by clustertune. Load or compute it again."
@@ -26,19 +27,25 @@ async def holdings(
 
     Returns
     -------
-    list of [prefix, keys, nbytes, scattered, mine, others, published]
-        ``others`` are clients besides the owner, ``published`` names of data sets.
+    list of [prefix, keys, nbytes, scattered, coming, mine, others, shared]
+        ``coming`` are tasks that are still to be done, ``others`` clients besides the
+        owner, ``shared`` pairs of kind and name. A name of which no key is in memory
+        has a row of its own, without keys.
     """
-    names = published(scheduler)
-    found: dict[tuple[str, frozenset[str]], list[int]] = {}
-    async for ts, wanting in in_memory(scheduler, kept):
+    names = shared(scheduler)
+    found = {("", frozenset([client])): [0, 0, 0, 0] for client in names}
+    async for ts, wanting in wanted(scheduler, kept):
+        there = ts.state == "memory"
+        if not (there or ts.state in COMING):
+            continue
         entry = (str(ts.prefix.name), wanting)
         if entry not in found and len(found) >= MOST:
             entry = ("", wanting)
-        numbers = found.setdefault(entry, [0, 0, 0])
-        numbers[0] += 1
-        numbers[1] += ts.nbytes
-        numbers[2] += ts.run_spec is None
+        numbers = found.setdefault(entry, [0, 0, 0, 0])
+        numbers[0] += there
+        numbers[1] += ts.nbytes if there else 0
+        numbers[2] += there and ts.run_spec is None
+        numbers[3] += not there
     return [
         [
             prefix,
@@ -51,21 +58,28 @@ async def holdings(
     ]
 
 
-def published(scheduler: Any) -> dict[str, str]:
-    """Names of data sets, by the client as which the scheduler holds them."""
-    publisher = scheduler.extensions.get("publish")
-    datasets = () if publisher is None else publisher.datasets
-    return {f"published-{stringify(name)}": str(name) for name in datasets}
+def shared(scheduler: Any) -> dict[str, tuple[str, str]]:
+    """Kind and name of what is shared by name, by the client that holds it for all."""
+    extensions = scheduler.extensions
+    found = {}
+    for extension, table, kind in (
+        ("publish", "datasets", "published"),
+        ("variables", "variables", "variable"),
+        ("queues", "queues", "queue"),
+    ):
+        for name in getattr(extensions.get(extension), table, ()):
+            found[f"{kind}-{stringify(name)}"] = (kind, str(name))
+    return found
 
 
-async def in_memory(
+async def wanted(
     scheduler: Any, kept: Collection[Any]
 ) -> AsyncIterator[tuple[Any, frozenset[str]]]:
-    """Tasks whose results somebody wants kept, and who these are."""
+    """Tasks of which somebody wants the results kept, and who these are."""
     for i, ts in enumerate(list(scheduler.tasks.values())):
         if i % YIELD == YIELD - 1:
             await asyncio.sleep(0)
-        if ts.state == "memory" and ts.who_wants and ts.key not in kept:
+        if ts.who_wants and ts.key not in kept:
             yield ts, frozenset(c.client_key for c in ts.who_wants)
 
 
@@ -78,14 +92,15 @@ async def release(
     still to run depend on stays until these have run.
     """
     count = nbytes = 0
-    wanted: dict[str, list[Any]] = {}
-    async for ts, wanting in in_memory(scheduler, kept):
-        if ts.prefix.name == prefix and (others or wanting == {owner}):
+    going: dict[str, list[Any]] = {}
+    async for ts, wanting in wanted(scheduler, kept):
+        there = ts.state == "memory" and ts.prefix.name == prefix
+        if there and (others or wanting == {owner}):
             count += 1
             nbytes += ts.nbytes
             for client in wanting:
-                wanted.setdefault(client, []).append(ts.key)
-    for client, names in wanted.items():
+                going.setdefault(client, []).append(ts.key)
+    for client, names in going.items():
         for start in range(0, len(names), YIELD):
             some = names[start : start + YIELD]
             scheduler.client_releases_keys(
