@@ -1,9 +1,9 @@
 """Keys that a parking worker keeps in a nanny while that one's worker is restarted.
 
 ``restart`` and ``resize`` park what a worker holds where no other could take it, for
-the seconds that a restart takes. A parking worker that is there for longer was left by a
-restart that did not end well: the worker did not come back, and only the parking worker
-has these keys. It lives in the process of that nanny and ends with it.
+the seconds that a restart takes. A parking worker that is there for longer was left by
+a restart that did not end well: the worker did not come back, and only the parking
+worker has these keys. It lives in the process of that nanny and ends with it.
 
 Remedy: if no restart is going on, see that a worker runs and call
 ``clustertune.restart(client)``: it brings the keys back first.
