@@ -43,7 +43,17 @@ from clustertune.errors import (
 from clustertune.journal import Journal
 from clustertune.live import LiveCluster
 from clustertune.losses import Loss, losses, objection
-from clustertune.model import Goal, Key, Notify, Outcome, Plan, Price, Refusal, Step, View
+from clustertune.model import (
+    Goal,
+    Key,
+    Notify,
+    Outcome,
+    Plan,
+    Price,
+    Refusal,
+    Step,
+    View,
+)
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.settings import of_checks

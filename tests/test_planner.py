@@ -9,8 +9,21 @@ import numpy as np
 import pytest
 
 from clustertune import actions, checks, planner
+from clustertune.actions import restart
 from clustertune.errors import CapacityError
-from clustertune.model import Layout, Move, Moves, Plan, Price, Step, Unknown, View
+from clustertune.model import (
+    Burden,
+    Layout,
+    Move,
+    Moves,
+    Plan,
+    Price,
+    Restart,
+    Room,
+    Step,
+    Unknown,
+    View,
+)
 from clustertune.testing import layout, view, worker
 
 ROWS = [10, 10, 10, 10]
@@ -182,3 +195,48 @@ def test_a_refused_step_is_in_the_plan() -> None:
     assert [(r.step.action, r.guard) for r in found.refused] == [
         ("rebalance", "pieces_are_in_memory")
     ]
+
+
+GIB = 2**30
+BURDEN = Burden(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
+
+
+@pytest.mark.parametrize(
+    ("room", "reason"),
+    [
+        (Room(memory=GIB, disk=GIB), None),
+        (Room(memory=GIB, disk=0), "may fill 1.0 GiB of memory and 0 B of disk only"),
+        (Unknown("it hangs"), "whether its nanny could is unknown: it hangs"),
+        (None, "whether its nanny could is unknown: add a worker"),
+    ],
+)
+def test_a_worker_alone(room: Any, reason: str | None) -> None:
+    """Is parked in its nanny, where that has room; what to do instead is said."""
+    others = [worker(1, status="paused")]
+    seen = view([worker(0, burden=BURDEN, room=room), *others])
+    (step,) = restart.steps(seen, {0})
+    assert isinstance(step.args, Restart)
+    assert step.args.parking
+    assert "are parked in its nanny and come back" in step.summary
+    found = planner.refusal(step, seen)
+    if reason is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert reason in found.reason
+        assert "save the data first" in found.reason
+
+
+def test_what_an_earlier_restart_left() -> None:
+    """Is brought back first, whichever workers are named; a parking worker is none."""
+    name = "clustertune-parking-1"
+    left = worker(name, parking=True, nanny=None, status="closing_gracefully")
+    seen = view([worker(0, burden=BURDEN), replace(left, burden=BURDEN)])
+    first, second = restart.steps(seen, {0, name})
+    assert first.summary.startswith("bring back 3 keys (2.0 GiB)")
+    assert isinstance(first.args, Restart)
+    assert (first.args.retire, first.args.parking) == (True, False)
+    assert set(first.args.ceilings) == {0}
+    assert planner.refusal(first, seen) is None
+    assert isinstance(second.args, Restart)
+    assert second.args.id == 0

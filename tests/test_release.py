@@ -53,7 +53,7 @@ def test_what_this_client_alone_wants() -> None:
         holding("a", 1),
         holding("b", 3, scattered=2),
         holding("c", 9, others=("other",)),
-        holding("d", 9, published=("train",)),
+        holding("d", 9, shared=(("published", "train"),)),
         holding("e", 9, mine=False, others=("other",)),
     )
     b, a = release.steps(found, ())
@@ -81,7 +81,7 @@ def test_what_others_want_stays() -> None:
     ("changes", "text"),
     [
         ({"others": ("bob",)}, "other clients want (bob)"),
-        ({"published": ("train",)}, "are published as train"),
+        ({"shared": (("published", "train"),)}, "are published as train"),
         ({"mine": False, "others": ("bob",)}, "other clients want (bob)"),
     ],
 )
@@ -100,7 +100,13 @@ def test_what_only_others_want_is_refused(changes: Any, text: str) -> None:
 def test_what_a_drop_loses_is_listed() -> None:
     """Keys, bytes, scattered ones, whose they are, and names."""
     found = seen(
-        holding("a", 1), holding("b", 2, scattered=2, published=("train", "test"))
+        holding("a", 1),
+        holding(
+            "b",
+            2,
+            scattered=2,
+            shared=(("published", "train"), ("published", "test")),
+        ),
     )
     (step,) = drop.steps(found)
     assert step.price.at_risk == (

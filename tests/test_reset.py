@@ -25,6 +25,7 @@ from clustertune.adapters import Offer, Wanted, saturn, unknown_size
 from clustertune.cli import main
 from clustertune.errors import RecreateError, RefusedError
 from clustertune.losses import Loss, losses, objection
+from clustertune.model import Holding
 from tests.saturn import Saturn, running
 
 PANDAS = pd.DataFrame(
@@ -339,23 +340,23 @@ def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whose_it_is() -> None:
     """Own data first, then by bytes; names that come back are no loss."""
-    found = {
-        "owners": [
-            ["published-a", [["x", 1, 10]], 0],
-            ["other", [["y", 2, 30], ["z", 1, 1]], 4],
-            ["me", [["x", 1, 10]], 0],
-            ["queue-q", [["x", 1, 99]], 0],
-        ],
-        "names": [["published", "a"], ["published", "b"], ["queue", "q"]],
-    }
-    mine, queue, other, b = losses(found, "me", ["a"])
+    common: dict[str, Any] = {"scattered": 0, "mine": False}
+    a, b, q = (("published", "a"), ("published", "b"), ("queue", "q"))
+    found = [
+        Holding(prefix="x", keys=1, nbytes=10, **common | {"mine": True}, shared=(a,)),
+        Holding(prefix="y", keys=2, nbytes=30, **common, others=("other",), coming=4),
+        Holding(prefix="z", keys=1, nbytes=1, **common, others=("other",)),
+        Holding(prefix="x", keys=1, nbytes=99, **common, shared=(q,)),
+        Holding(prefix="", keys=0, nbytes=0, **common, shared=(b,)),
+    ]
+    mine, queue, other, b = losses(found, ["a"])
     assert mine.mine
     assert str(mine) == "10 B of this client: x (1 key, 10 B)"
     assert str(queue) == "99 B of the queue 'q': x (1 key, 99 B)"
     tasks = "y (2 keys, 30 B), z (1 key, 1 B), 4 tasks under way"
     assert str(other) == f"31 B of client other: {tasks}"
     assert str(b) == "0 B of the published data set 'b'"
-    assert len(losses(found, "me", [])) == 5
+    assert len(losses(found, [])) == 5
 
 
 @pytest.mark.parametrize("drop_data", [True, False])

@@ -194,6 +194,8 @@ class Restarting:
             left = policy.left
             if not self._there(worker):
                 raise Refused("it went while it was emptied")
+            if self.parked is not None and left and not policy.done:
+                break  # there is one target only: another round would not help
         if worker.has_what:
             why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
             raise Refused(f"{len(worker.has_what)} keys could not be moved away: {why}")
