@@ -193,6 +193,9 @@ class Restarting:
             self.nbytes += policy.nbytes
             left = policy.left
             if not self._there(worker):
+                # a parking worker closes by itself once it is empty
+                if is_parking(worker.name) and not self._count_lost():
+                    return
                 raise Refused("it went while it was emptied")
             if self.parked is not None and left and not policy.done:
                 break  # there is one target only: another round would not help
@@ -312,6 +315,8 @@ class Restarting:
     # --- the restart ------------------------------------------------------------------
 
     async def _close(self, worker: Any, was: Status) -> str:
+        if not self._there(worker):
+            return ""
         closed = await self.scheduler.retire_workers(
             workers=[self.address],
             close_workers=True,
