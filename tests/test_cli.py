@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from distributed import Client, LocalCluster
 
 import clustertune
-from clustertune import cli, errors
-from clustertune.cli import main
+from clustertune import errors
+from clustertune.cli import main, running
 from clustertune.model import Severity
 
 COMMANDS = (
@@ -128,7 +128,7 @@ def test_nobody_there(
     command: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An address where no scheduler answers exits with 3, and is named."""
-    monkeypatch.setattr(cli, "CONNECT", 0.3)
+    monkeypatch.setattr(running, "CONNECT", 0.3)
     result = run(command, address)
     assert result.exit_code == 3
     assert f"no scheduler answers at {address}" in one_line(result)
@@ -136,7 +136,7 @@ def test_nobody_there(
 
 def test_an_address_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ADDRESS, Dask's configuration says which cluster."""
-    monkeypatch.setattr(cli, "CONNECT", 0.3)
+    monkeypatch.setattr(running, "CONNECT", 0.3)
     with dask.config.set({"scheduler-address": "tcp://127.0.0.1:9"}):
         result = run("doctor")
     assert result.exit_code == 3
@@ -147,7 +147,7 @@ def test_a_scheduler_file_that_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is no scheduler's is the same to a script as no scheduler."""
-    monkeypatch.setattr(cli, "CONNECT", 0.3)
+    monkeypatch.setattr(running, "CONNECT", 0.3)
     file = tmp_path / "scheduler.json"
     for text in ("", "{", "{}", "[]", '{"address": "tcp://127.0.0.1:9"}'):
         file.write_text(text)
@@ -302,7 +302,7 @@ def test_exit_codes(
     error: type[BaseException], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each error that a user can mend has its code, and is one harmless line."""
-    with pytest.raises(SystemExit) as stop, cli._told():
+    with pytest.raises(SystemExit) as stop, running.told():
         raise error("a worker called \x1b[2J\nis gone")
     assert stop.value.code == code
     written = capsys.readouterr()
@@ -314,13 +314,15 @@ def test_exit_codes(
 def test_every_error_has_an_exit_code() -> None:
     """No error of ours goes out as success or as a usage error."""
     ours = [e for e in vars(errors).values() if isinstance(e, type)]
-    codes = {cli._code(e()) for e in ours if issubclass(e, errors.ClustertuneError)}
+    codes = {
+        running.exit_code(e()) for e in ours if issubclass(e, errors.ClustertuneError)
+    }
     assert codes == {3, 4, 5}
 
 
 def test_other_errors_are_bugs() -> None:
     """What nobody can mend is not hidden behind one line."""
-    with pytest.raises(ZeroDivisionError), cli._told():
+    with pytest.raises(ZeroDivisionError), running.told():
         raise ZeroDivisionError
 
 
@@ -412,7 +414,7 @@ def test_asking(
     nannies: LocalCluster, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a terminal the plan is shown first; anything but yes changes nothing."""
-    monkeypatch.setattr("clustertune.cli._is_terminal", lambda: True)
+    monkeypatch.setattr("clustertune.cli.changing._is_terminal", lambda: True)
     result = CliRunner().invoke(main, ["trim", nannies.scheduler_address], input=answer)
     assert "Go on?" in result.stderr
     assert result.exit_code == {"y\n": 0, "n\n": 4, "": 1}[answer]

@@ -1,0 +1,398 @@
+"""Commands that change workers, or let data go: they show a plan and ask."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+from distributed import Client
+from tabulate import tabulate
+
+from clustertune import (
+    arguments,
+    monitor,
+    operations,
+    resetting,
+)
+from clustertune.adapters import saturn
+from clustertune.cli.running import (
+    CONNECT,
+    FAILED,
+    REFUSED,
+    address_argument,
+    cluster_option,
+    file_option,
+    format_option,
+    part_of,
+    rendered,
+    run,
+    seconds_of,
+    told,
+)
+from clustertune.model import Holding
+from clustertune.report import Report
+from clustertune.wording import bytes_text, names_text, printable
+
+_worker = click.option(
+    "--worker", "workers", multiple=True, metavar="NAME", help="A worker's name or "
+    "address; may be given several times. All by default."
+)  # fmt: skip
+_dry_run = click.option(
+    "--dry-run", is_flag=True, help="Show what would be done, and change nothing."
+)
+_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+_unavailable = click.option(
+    "--max-unavailable", metavar="N", default="1", show_default=True, help="How many "
+    "workers may be away at the same time: a number, or a part like 25%."
+)  # fmt: skip
+_others = click.option(
+    "--include-other-clients", is_flag=True, help="What other clients want kept, or "
+    "is published, may be lost, too."
+)  # fmt: skip
+_wait = click.option(
+    "--wait", metavar="TIME", default="1 minute", show_default=True, help="How long "
+    "running tasks of each worker are waited for."
+)  # fmt: skip
+_timeout = click.option(
+    "--timeout", metavar="TIME", default="30 minutes", show_default=True, help="For "
+    "everything together."
+)  # fmt: skip
+
+
+@click.command()
+@address_argument
+@file_option
+@cluster_option
+@format_option
+@_worker
+@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
+@click.option("--memory-limit", metavar="SIZE", help="Of each worker, like 4GiB.")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable, set "
+    "before the worker's process starts; may be given several times."
+)  # fmt: skip
+@_unavailable
+@_wait
+@_timeout
+@_dry_run
+@_yes
+def resize(
+    address: str | None,
+    scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
+    form: str,
+    workers: tuple[str, ...],
+    max_unavailable: str,
+    nthreads: int | None,
+    memory_limit: str | None,
+    variables: tuple[str, ...],
+    wait: str,
+    timeout: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Give workers other threads, memory or variables, without losing data."""
+    if not (nthreads or memory_limit or variables):
+        raise click.UsageError("give --nthreads, --memory-limit or --env")
+    odd = [v for v in variables if not v.partition("=")[1]]
+    if odd:
+        raise click.UsageError(f"--env {odd[0]} is not of the form NAME=VALUE")
+    try:
+        arguments.nbytes("--memory-limit", memory_limit)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    options = {
+        "nthreads": nthreads,
+        "memory_limit": memory_limit,
+        "env": dict(v.split("=", 1) for v in variables) or None,
+        "max_unavailable": part_of("--max-unavailable", max_unavailable),
+        "wait": seconds_of("--wait", wait),
+        "timeout": seconds_of("--timeout", timeout),
+    }
+    target = (address, scheduler_file)
+    _change(target, operations.resize, workers, form, dry_run, yes, cluster, **options)
+
+
+@click.command()
+@address_argument
+@file_option
+@cluster_option
+@format_option
+@_worker
+@_unavailable
+@click.option(
+    "--drop-data", is_flag=True, help="Restart all workers at once, and lose all "
+    "data in memory: it is listed first."
+)  # fmt: skip
+@_others
+@_wait
+@_timeout
+@_dry_run
+@_yes
+def restart(
+    address: str | None,
+    scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
+    form: str,
+    workers: tuple[str, ...],
+    max_unavailable: str,
+    drop_data: bool,
+    include_other_clients: bool,
+    wait: str,
+    timeout: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Restart workers one after the other, without losing what they hold."""
+    if drop_data and workers:
+        raise click.UsageError("--drop-data restarts all workers: leave --worker out")
+    if include_other_clients and not drop_data:
+        raise click.UsageError("--include-other-clients is for --drop-data")
+    options: dict[str, Any] = {"wait": seconds_of("--wait", wait)}
+    options["timeout"] = seconds_of("--timeout", timeout)
+    options["max_unavailable"] = part_of("--max-unavailable", max_unavailable)
+    options["drop_data"] = drop_data
+    options["include_other_clients"] = include_other_clients
+    target = (address, scheduler_file)
+    _change(target, operations.restart, workers, form, dry_run, yes, cluster, **options)
+
+
+@click.command()
+@format_option
+@click.option("--worker-size", metavar="NAME", help="As the manager calls it.")
+@click.option("--scheduler-size", metavar="NAME", help="As the manager calls it.")
+@click.option("--n-workers", type=click.IntRange(1), help="As many as now by default.")
+@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
+@click.option("--save-to", metavar="PATH", help="Where --dataset is saved before.")
+@click.option(
+    "--dataset", "datasets", multiple=True, metavar="NAME", help="A published data set "
+    "that is saved, loaded and published again; may be given several times."
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a save that is in PATH.")
+@click.option(
+    "--include-other-clients", is_flag=True, help="Lose what clients and other names "
+    "have in memory."
+)  # fmt: skip
+@click.option(
+    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="For "
+    "everything together."
+)  # fmt: skip
+@_dry_run
+@_yes
+def reset(form: str, timeout: str, dry_run: bool, yes: bool, **options: Any) -> None:
+    """Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.
+
+    Everything in its memory is lost but for data sets that are named with --dataset. It
+    is the cluster of the environment in which this is typed.
+    """
+    options["timeout"] = seconds_of("--timeout", timeout)
+    if not (dry_run or yes or _is_terminal()):
+        raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+    with told():
+        found = _reset(yes, dry_run, options)
+    click.echo(rendered(found.report, form))
+    refused = any(s.status == "refused" for s in found.report.steps)
+    sys.exit(REFUSED if refused else 0)
+
+
+def _reset(yes: bool, dry_run: bool, options: dict[str, Any]) -> resetting.Recreated:
+    def confirm(plan: Report) -> bool:
+        click.echo(str(plan), err=True)
+        return yes or click.confirm("Go on?", err=True)
+
+    with Client(
+        saturn.of_this_resource(), set_as_default=False, timeout=CONNECT
+    ) as client:
+        try:
+            found = resetting.reset(
+                client, confirm=confirm, dry_run=dry_run, progress=False, **options
+            )
+        except (ValueError, TypeError) as error:
+            text = printable(str(error), longest=2000)
+            raise click.UsageError(text) from error
+    found.client.close()
+    return found
+
+
+@click.command()
+@click.argument("n_workers", type=click.IntRange(1))
+@address_argument
+@file_option
+@cluster_option
+@format_option
+@_wait
+@_timeout
+@_dry_run
+@_yes
+def scale(
+    n_workers: int,
+    address: str | None,
+    scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
+    form: str,
+    wait: str,
+    timeout: str,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Have N_WORKERS workers; those that go hand their data to those that stay.
+
+    With an address only workers can be taken away; more are started where the cluster
+    was made, or with --cluster.
+    """
+    options = {"wait": seconds_of("--wait", wait)}
+    options["timeout"] = seconds_of("--timeout", timeout)
+
+    def operation(client: Client, **others: Any) -> Any:
+        del others["workers"]  # which go is decided by what they hold
+        return operations.scale(client, n_workers, **others)
+
+    target = (address, scheduler_file)
+    _change(target, operation, (), form, dry_run, yes, cluster, **options)
+
+
+@click.command()
+@address_argument
+@file_option
+@cluster_option
+@format_option
+@_worker
+@_dry_run
+@_yes
+def trim(
+    address: str | None,
+    scheduler_file: str | None,
+    cluster: tuple[str, str] | None,
+    form: str,
+    workers: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Have workers give memory back that they do not need; nothing is at risk."""
+    target = (address, scheduler_file)
+    _change(target, operations.trim, workers, form, dry_run, yes, cluster)
+
+
+@click.command()
+@address_argument
+@file_option
+@format_option
+@click.option(
+    "--prefix", "prefixes", multiple=True, metavar="NAME", help="Of keys to let go, as "
+    "they are listed; may be given several times."
+)  # fmt: skip
+@_others
+@_dry_run
+@_yes
+def release(
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    prefixes: tuple[str, ...],
+    include_other_clients: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Let go of data in memory, by the prefix of its keys.
+
+    Without --prefix: list what is there, and who wants it. A command holds no data of
+    its own, so whatever it lets go of is that of other clients.
+    """
+
+    def operation(client: Client, **others: Any) -> Any:
+        del others["workers"]
+        return operations.release(
+            client, *prefixes, include_other_clients=include_other_clients, **others
+        )
+
+    if not prefixes:
+        listed = run(address, scheduler_file, _holdings)
+        click.echo(_render_holdings(listed, form))
+        return
+    _change((address, scheduler_file), operation, (), form, dry_run, yes)
+
+
+async def _holdings(client: Client) -> tuple[Holding, ...]:
+    await monitor.open_door(client, await monitor.identify(client))
+    found = [h for h in await monitor.holdings(client, ()) if h.keys]
+    return tuple(sorted(found, key=lambda h: -h.nbytes))
+
+
+def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
+    if form == "json":
+        rows = [asdict(h) for h in holdings]
+        return json.dumps({"schema_version": 1, "holdings": rows})
+    if not holdings:
+        return "no data is in memory"
+    table = [
+        [
+            printable(h.prefix or "(others)"),
+            h.keys,
+            bytes_text(h.nbytes),
+            h.scattered,
+            names_text([*h.others, *(f"{kind} {name}" for kind, name in h.shared)]),
+        ]
+        for h in holdings
+    ]
+    headers = ["prefix", "keys", "bytes", "scattered", "wanted by"]
+    return tabulate(
+        table, headers=headers, tablefmt="html" if form == "html" else "simple"
+    )
+
+
+def _change(
+    target: tuple[str | None, str | None],
+    operation: Callable[..., Any],
+    workers: tuple[str, ...],
+    form: str,
+    dry_run: bool,
+    yes: bool,
+    cluster: tuple[str, str] | None = None,
+    **options: Any,
+) -> None:
+    """Show the plan, ask, carry it out, and end with the exit code of what came."""
+
+    def call(client: Client, dry: bool) -> Awaitable[Report]:
+        names = list(workers) or None
+        work: Awaitable[Report] = operation(
+            client, workers=names, dry_run=dry, **options
+        )
+        return _told_usage(work)
+
+    if dry_run or not yes:
+        plan = run(*target, lambda client: call(client, True), cluster)
+        refused = [s for s in plan.steps if s.status == "refused"]
+        if dry_run or refused:
+            click.echo(rendered(plan, form))
+            sys.exit(REFUSED if refused else 0)
+        click.echo(str(plan), err=True)
+        _ask()
+    done = run(*target, lambda client: call(client, False), cluster)
+    click.echo(rendered(done, form))
+    sys.exit(0 if done.status in ("done", "fine") else FAILED)
+
+
+async def _told_usage(work: Awaitable[Report]) -> Report:
+    """A worker that is not there was typed wrongly."""
+    try:
+        return await work
+    except ValueError as error:
+        raise click.UsageError(printable(str(error), longest=2000)) from error
+
+
+def _ask() -> None:
+    if not _is_terminal():
+        raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+    if not click.confirm("Go on?", err=True):
+        click.echo("nothing was changed", err=True)
+        sys.exit(REFUSED)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()

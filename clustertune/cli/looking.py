@@ -1,0 +1,205 @@
+"""Commands that change nothing: ``check``, ``watch``, ``report``, ..."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+
+import click
+from distributed import Client
+from tabulate import tabulate
+
+from clustertune import (
+    checks,
+    diagnosis,
+    monitor,
+    workloads,
+)
+from clustertune.cli.running import (
+    address_argument,
+    file_option,
+    format_option,
+    rendered,
+    run,
+    seconds_of,
+    told,
+)
+from clustertune.doctor import examine
+from clustertune.model import Finding, Severity
+from clustertune.report import Report
+from clustertune.watcher import Monitor
+from clustertune.wording import plural, printable
+
+
+@click.command()
+@click.option("--parquet", type=click.Path(), help="A Parquet file or folder to use.")
+@click.option("--label", help="The column of it that is to be predicted.")
+@click.option(
+    "--workers", type=click.IntRange(2), default=2, show_default=True, help="How many "
+    "workers the cluster is scaled to."
+)  # fmt: skip
+def demo(parquet: str | None, label: str | None, workers: int) -> None:
+    """Train before and after `prepare`, on a cluster of this machine's own."""
+    from clustertune import demo as code  # needs the extra "demo"
+    from clustertune.demo_data import DemoError
+
+    if (parquet is None) != (label is None):
+        raise click.UsageError("--parquet and --label go together")
+    with told():
+        try:
+            code.run(parquet, label, workers, click.echo)
+        except DemoError as error:
+            raise click.UsageError(str(error)) from error
+
+
+@click.command()
+@address_argument
+@file_option
+@format_option
+def doctor(address: str | None, scheduler_file: str | None, form: str) -> None:
+    """What of clustertune will work on this cluster, and what is in the way."""
+    found = run(address, scheduler_file, examine)
+    click.echo(rendered(found, form))
+    sys.exit(0 if found.healthy else 1)
+
+
+@click.command()
+@address_argument
+@file_option
+@format_option
+def report(address: str | None, scheduler_file: str | None, form: str) -> None:
+    """The report of the last `prepare` on this cluster."""
+    found = run(address, scheduler_file, monitor.last_report)
+    if found is None:
+        text = "nothing was prepared on this cluster since its scheduler started"
+        click.echo(f"clustertune: {text}", err=True)
+        sys.exit(1)
+    click.echo(rendered(found, form))
+
+
+_fail_on = click.option(
+    "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
+    default="critical", show_default=True, help="End with exit code 1 if something is "
+    "found that is at least so bad."
+)  # fmt: skip
+_workload = click.option("--workload", help="What will train, like xgboost.")
+
+
+@click.command()
+@address_argument
+@file_option
+@format_option
+@_workload
+@_fail_on
+def check(
+    address: str | None,
+    scheduler_file: str | None,
+    form: str,
+    workload: str | None,
+    fail_on: str,
+) -> None:
+    """What stands between this cluster and a fast, safe training run."""
+    profile = _known_workload(workload)
+
+    async def look(client: Client) -> Report:
+        found: Report = await diagnosis.check(client, workload=profile)  # type: ignore[misc]
+        return found
+
+    found = run(address, scheduler_file, look)
+    click.echo(rendered(found, form))
+    sys.exit(_severe(found.found, fail_on))
+
+
+@click.command()
+@address_argument
+@file_option
+@_workload
+@click.option(
+    "--interval", metavar="TIME", help="Between two looks, like 5s; by default as often"
+    " as workers tell of themselves."
+)  # fmt: skip
+@click.option(
+    "--for", "duration", metavar="TIME", help="How long; until ^C by default."
+)
+@click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
+    show_default=True, help="Form of the output: a line for each event.",
+)  # fmt: skip
+def watch(
+    address: str | None,
+    scheduler_file: str | None,
+    workload: str | None,
+    interval: str | None,
+    duration: str | None,
+    form: str,
+) -> None:
+    """Say when a condition begins or ends, for as long as it runs."""
+    profile = _known_workload(workload)
+    seconds = seconds_of("--for", duration)
+
+    async def follow(client: Client) -> None:
+        every = seconds_of("--interval", interval)
+        async with Monitor(client, interval=every, workload=profile) as monitor:
+            try:
+                await asyncio.wait_for(_print_events(monitor, form), seconds)
+            except asyncio.TimeoutError:
+                return  # as long as was asked for
+
+    run(address, scheduler_file, follow)
+
+
+async def _print_events(monitor: Monitor, form: str) -> None:
+    printed = 0
+    async for snapshot in monitor:
+        if not printed and form == "text":
+            n = len(snapshot.workers)
+            click.echo(
+                f"watching {printable(snapshot.scheduler)}, {plural(n, 'worker')}"
+            )
+            printed = 1
+        for event in monitor.take_events():
+            if form == "json":
+                click.echo(json.dumps({"schema_version": 1} | asdict(event)))
+            else:
+                at = (
+                    datetime.fromtimestamp(event.time).astimezone().strftime("%H:%M:%S")
+                )
+                click.echo(f"{at} {printable(str(event))}")
+
+
+@click.command()
+@click.argument("name", required=False)
+def explain(name: str | None) -> None:
+    """The page of a check; without NAME what checks there are."""
+    known = checks.available()
+    if name is None:
+        rows = [[n, checks.title(module)] for n, module in known.items()]
+        click.echo(tabulate(rows, headers=["check", "finds"], maxcolwidths=[None, 70]))
+        return
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise click.UsageError(
+            f"there is no check {name!r}{hint} `clustertune explain` lists them"
+        )
+    click.echo(checks.page(name))
+
+
+def _known_workload(name: str | None) -> str | None:
+    try:
+        workloads.choose(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return name
+
+
+def _severe(found: Iterable[Finding], fail_on: str) -> int:
+    """1 where a finding is at least as bad as was asked about; unknown is not."""
+    if fail_on == "never":
+        return 0
+    return int(any(f.severity >= Severity[fail_on] for f in found))

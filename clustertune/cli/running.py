@@ -1,0 +1,180 @@
+"""Reaching a cluster from the command line, and what commands have in common.
+
+What goes wrong comes out as one line and an exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import dask
+from distributed import Client
+
+from clustertune import (
+    adapters,
+    arguments,
+    errors,
+    settings,
+)
+from clustertune.wording import printable
+
+T = TypeVar("T")
+
+UNREACHED, REFUSED, FAILED = 3, 4, 5
+CONNECT = 10  # seconds
+ATTACH = 60  # seconds: a manager is asked, and may forward a port
+
+address_argument = click.argument("address", required=False)
+file_option = click.option(
+    "--scheduler-file", type=click.Path(exists=True, dir_okay=False), help="Instead of "
+    "ADDRESS: the file that `dask scheduler --scheduler-file` wrote."
+)  # fmt: skip
+
+
+def _kind_and_name(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[str, str] | None:
+    """Where a cluster is to be attached to, checked before anything is asked."""
+    if text is None:
+        return None
+    kind, _, name = text.partition(":")
+    kinds = adapters.attachable()
+    if kind not in kinds or not name:
+        allowed = ", ".join(f"{k}:NAME" for k in sorted(kinds))
+        raise click.BadParameter(f"{text!r} is none of {allowed}")
+    return kind, name
+
+
+cluster_option = click.option(
+    "--cluster", metavar="KIND:NAME", callback=_kind_and_name, help="Instead of "
+    "ADDRESS: a running cluster of a manager, which can start workers too: "
+    "gateway:NAME, coiled:NAME or kubernetes:NAME."
+)  # fmt: skip
+format_option = click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
+    default="text", show_default=True, help="Form of the output.",
+)  # fmt: skip
+
+
+def part_of(option: str, text: str) -> float:
+    """A number or a part of all that an option was given."""
+    try:
+        return arguments.part(option, text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def seconds_of(option: str, text: str | None) -> float | None:
+    """Seconds of the duration that an option was given."""
+    try:
+        return None if text is None else arguments.duration(option, text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def rendered(thing: Any, form: str) -> str:
+    """A report or a diagnosis as text, JSON or HTML."""
+    if form == "json":
+        return str(thing.to_json())
+    return str(thing._repr_html_()) if form == "html" else str(thing)
+
+
+def run(
+    address: str | None,
+    scheduler_file: str | None,
+    work: Callable[[Client], Awaitable[T]],
+    cluster: tuple[str, str] | None = None,
+) -> T:
+    """Connect, work, and turn what goes wrong into one line and an exit code."""
+    if cluster and (address or scheduler_file):
+        raise click.UsageError("--cluster stands instead of ADDRESS, not beside it")
+    target = address or dask.config.get("scheduler-address", None)
+    if not cluster and target is None and scheduler_file is None:
+        raise click.UsageError(
+            "which cluster? give ADDRESS or --scheduler-file, or set "
+            "DASK_SCHEDULER_ADDRESS"
+        )
+    try:
+        settings.of_checks()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    with told():
+        if cluster:
+            return asyncio.run(_attached(*cluster, work))
+        return asyncio.run(_connected(target, scheduler_file, work))
+
+
+async def _connected(
+    target: str | None,
+    scheduler_file: str | None,
+    work: Callable[[Client], Awaitable[T]],
+) -> T:
+    try:
+        where = _address_in(scheduler_file) if scheduler_file else target
+        client = Client(where, asynchronous=True, timeout=CONNECT, set_as_default=False)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _unreached(scheduler_file or target, error) from error
+    try:
+        await client
+    # what Dask raises for an address of tls:// without certificates is a TypeError
+    except (OSError, asyncio.TimeoutError, ValueError, TypeError) as error:
+        await client.close()
+        raise _unreached(scheduler_file or target, error) from error
+    async with client:
+        return await work(client)
+
+
+async def _attached(kind: str, name: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    async with AsyncExitStack() as stack:
+        try:
+            attaching = adapters.attach(kind, name, stack)
+            client = await asyncio.wait_for(attaching, ATTACH)
+        except ValueError as error:
+            raise click.UsageError(printable(str(error), longest=2000)) from error
+        except (OSError, asyncio.TimeoutError) as error:
+            raise _unreached(f"{kind}:{name}", error) from error
+        return await work(client)
+
+
+def _address_in(scheduler_file: str) -> str:
+    return str(json.loads(Path(scheduler_file).read_text())["address"])
+
+
+def _unreached(where: str | None, error: Exception) -> errors.ConnectionLostError:
+    return errors.ConnectionLostError(f"no scheduler answers at {where}: {error!r}")
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Errors that a user can mend come out as one line; others are bugs."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except errors.ClustertuneError as error:
+        click.echo(f"clustertune: {printable(str(error), longest=2000)}", err=True)
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: errors.ClustertuneError) -> int:
+    """What the process ends with after this error."""
+    if isinstance(error, errors.ConnectionLostError):
+        return UNREACHED
+    refused = (
+        errors.AlignmentError,
+        errors.CapacityError,
+        errors.LeaseHeldError,
+        errors.NoWorkersError,
+        errors.RefusedError,
+        errors.ScaleError,
+        errors.VersionMismatchError,
+    )
+    return REFUSED if isinstance(error, refused) else FAILED
