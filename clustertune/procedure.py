@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import checks, executor, inputs, planner, workloads
+from clustertune import checks, executor, guards, inputs, workloads
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.journal import Journal
 from clustertune.live import Asked, LiveCluster, ids_of
@@ -115,7 +115,7 @@ async def _plan(
 ) -> Plan:
     view = await cluster.look(notify)
     ids = ids_of(procedure.workers, view)
-    proposed = [(s, planner.refusal(s, view)) for s in procedure.steps(view, ids)]
+    proposed = [(s, guards.refusal(s, view)) for s in procedure.steps(view, ids)]
     plan = Plan(
         phase=procedure.name,
         steps=tuple(step for step, no in proposed if no is None),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustertune import planner
+from clustertune import guards
 from clustertune.actions import restart, trim
 from clustertune.model import Burden, Finding, Severity
 from clustertune.testing import MemoryCluster, layout, view, worker
@@ -26,7 +26,7 @@ def steps(*workers: Any, ids: tuple[Any, ...] = (0,), layouts: Any = ()) -> list
 
 def refusal(*workers: Any, **options: Any) -> str | None:
     (step,) = steps(*workers, **options)
-    no = planner.refusal(step, view(workers))
+    no = guards.refusal(step, view(workers))
     return None if no is None else no.reason
 
 
@@ -77,7 +77,7 @@ def test_a_worker_that_was_restarted_meanwhile() -> None:
     """Is not the one that was planned for."""
     (step,) = steps(worker(0, burden=burden()), worker(1))
     now = view([worker(0, address="tcp://x/9", burden=burden()), worker(1)])
-    no = planner.refusal(step, now)
+    no = guards.refusal(step, now)
     assert no is not None
     assert "is gone, or was started again" in no.reason
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune import actions, checks, planner
+from clustertune import actions, checks, guards, planner
 from clustertune.actions import restart
 from clustertune.errors import CapacityError
 from clustertune.model import (
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_an_error() -> None:
 def test_a_good_move_is_not_refused() -> None:
     """Running targets, pieces in memory, known thresholds: no guard objects."""
     seen = two([UNEVEN])
-    assert planner.refusal(move(seen, [1, 1]), seen) is None
+    assert guards.refusal(move(seen, [1, 1]), seen) is None
 
 
 def test_a_step_that_moves_nothing_is_not_refused() -> None:
@@ -131,14 +131,14 @@ def test_a_step_that_moves_nothing_is_not_refused() -> None:
     for action, args in (("scale", 3), ("persist", None)):
         price = Price(nbytes=None, seconds=None)
         step = Step(action=action, summary=action, price=price, args=args)
-        assert planner.refusal(step, gone) is None
+        assert guards.refusal(step, gone) is None
 
 
 def test_workers_that_are_no_target_may_be_gone() -> None:
     """Only where pieces are sent matters."""
     seen = two([UNEVEN])
     paused = two([UNEVEN], status="paused")
-    assert planner.refusal(move(seen, [0, 0]), paused) is None
+    assert guards.refusal(move(seen, [0, 0]), paused) is None
 
 
 @pytest.mark.parametrize("status", ["paused", "closing_gracefully"])
@@ -146,7 +146,7 @@ def test_a_target_that_no_longer_runs(status: str) -> None:
     """A worker that pauses or closes between planning and acting gets no piece."""
     seen = two([UNEVEN])
     step = move(seen, [0, 1])
-    found = planner.refusal(step, two([UNEVEN], status=status))
+    found = guards.refusal(step, two([UNEVEN], status=status))
     assert found.guard == "targets_still_run"
     assert found.reason == "tcp://127.0.0.1/1 no longer runs"
     assert found.step is step
@@ -156,7 +156,7 @@ def test_a_target_that_is_gone() -> None:
     """Nor does one that has left, even if another has its place in the list."""
     seen = two([UNEVEN])
     left = view([worker(0), worker(2)], [UNEVEN])
-    found = planner.refusal(move(seen, [1]), left)
+    found = guards.refusal(move(seen, [1]), left)
     assert found.guard == "targets_still_run"
 
 
@@ -164,15 +164,15 @@ def test_a_target_that_was_not_asked_for() -> None:
     """Pieces go to workers in workers= alone."""
     seen = two([UNEVEN])
     wanted = replace(seen, goal=replace(seen.goal, workers=frozenset((0,))))
-    assert planner.refusal(move(seen, [1]), wanted).guard == "targets_still_run"
-    assert planner.refusal(move(seen, [0]), wanted) is None
+    assert guards.refusal(move(seen, [1]), wanted).guard == "targets_still_run"
+    assert guards.refusal(move(seen, [0]), wanted) is None
 
 
 def test_a_piece_that_is_not_there() -> None:
     """While a piece is computed again, nothing is moved; the member is named."""
     torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, -1, 0, -1]})
     seen = two([torn])
-    found = planner.refusal(move(seen, [1]), seen)
+    found = guards.refusal(move(seen, [1]), seen)
     assert found.guard == "pieces_are_in_memory"
     assert found.reason == "2 pieces of y are not there"
 
@@ -180,10 +180,10 @@ def test_a_piece_that_is_not_there() -> None:
 def test_thresholds_that_are_not_known() -> None:
     """A worker that does not say when it spills is not filled; the reason is kept."""
     seen = two([UNEVEN], facts=Unknown("it hangs"))
-    found = planner.refusal(move(seen, [1]), seen)
+    found = guards.refusal(move(seen, [1]), seen)
     assert found.guard == "thresholds_are_known"
     assert found.reason == "thresholds of 1: unknown: it hangs"
-    assert planner.refusal(move(seen, [0]), seen) is None
+    assert guards.refusal(move(seen, [0]), seen) is None
 
 
 def test_a_refused_step_is_in_the_plan() -> None:
@@ -218,7 +218,7 @@ def test_a_worker_alone(room: Any, reason: str | None) -> None:
     assert isinstance(step.args, Restart)
     assert step.args.parking
     assert "are parked in its nanny and come back" in step.summary
-    found = planner.refusal(step, seen)
+    found = guards.refusal(step, seen)
     if reason is None:
         assert found is None
     else:
@@ -237,6 +237,6 @@ def test_what_an_earlier_restart_left() -> None:
     assert isinstance(first.args, Restart)
     assert (first.args.retire, first.args.parking) == (True, False)
     assert set(first.args.ceilings) == {0}
-    assert planner.refusal(first, seen) is None
+    assert guards.refusal(first, seen) is None
     assert isinstance(second.args, Restart)
     assert second.args.id == 0

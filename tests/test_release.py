@@ -16,7 +16,7 @@ from distributed import Client, Event, LocalCluster, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune import arguments, planner
+from clustertune import arguments, guards
 from clustertune.actions import drop, release
 from clustertune.cli import main
 from clustertune.errors import RefusedError
@@ -43,7 +43,7 @@ def seen(*holdings: Holding, **changes: Any) -> View:
 
 
 def refusals(steps: Iterable[Step], found: View) -> list[str | None]:
-    nos = [planner.refusal(step, found) for step in steps]
+    nos = [guards.refusal(step, found) for step in steps]
     return [None if no is None else no.reason for no in nos]
 
 

@@ -1,0 +1,252 @@
+"""Guards: what must hold for a step to be carried out, asked before and once more.
+
+Pure. A guard says why a step must not be done as things are now, or nothing; so what
+was planned a while ago is not done to a cluster that has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from clustertune.actions import drop, release
+from clustertune.model import (
+    Burden,
+    Drop,
+    Load,
+    Moves,
+    Recut,
+    Refusal,
+    Release,
+    Restart,
+    Room,
+    Step,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.wording import bytes_text, names_text, plural, workers_text
+
+NO_NANNY = (
+    "it has no nanny that could start it again: restart it by the means with which it "
+    "was started; dask worker --nanny gives it one"
+)
+OTHERS = "include_other_clients=True (--include-other-clients) means them, too"
+
+
+def refusal(step: Step, view: View) -> Refusal | None:
+    """The first guard that forbids the step, asked again just before it is enacted."""
+    for guard in GUARDS:
+        reason = guard(step, view)
+        if reason is not None:
+            return Refusal(step=step, guard=guard.__name__, reason=reason)
+    return None
+
+
+# --- guards: (step, view) -> why not, or None -----------------------------------------
+
+
+def _targets(step: Step) -> list[str]:
+    """Addresses of the workers to which the step brings pieces."""
+    args = step.args
+    if isinstance(args, Moves):
+        used = {i for m in args.moves for i in m.targets.tolist()}
+    elif isinstance(args, Recut):
+        used = set(args.targets.tolist())
+    elif isinstance(args, Load):
+        used = {i for targets in args.targets.values() for i in targets.tolist()}
+    else:
+        return []
+    return [args.workers[i] for i in sorted(used)]
+
+
+def targets_still_run(step: Step, view: View) -> str | None:
+    """A piece sent to a worker that is gone or paused would lie idle, or be lost."""
+    workers = {w.address: w for w in view.now.workers}
+    addresses = _targets(step)
+    away = [a for a in addresses if a not in workers or not view.eligible(workers[a])]
+    return f"{names_text(away)} no longer runs" if away else None
+
+
+def pieces_are_in_memory(step: Step, view: View) -> str | None:
+    """A plan that was made while a piece is being computed again would be wrong."""
+    if not isinstance(step.args, Moves | Recut):
+        return None
+    for layout in view.layouts:
+        for m in layout.members:
+            there = set() if m.holders is None else set(m.holders[0].tolist())
+            if m.loaded and len(there) < len(m.keys):
+                return f"{len(m.keys) - len(there)} pieces of {m.label} are not there"
+    return None
+
+
+def thresholds_are_known(step: Step, view: View) -> str | None:
+    """Filling a worker whose limits are not known might make it spill or pause."""
+    if isinstance(step.args, Load):
+        return None  # it has to be loaded somewhere
+    by_address = {w.address: w for w in view.now.workers}
+    for address in _targets(step):
+        worker = by_address.get(address)
+        if worker is not None and isinstance(worker.thresholds, Unknown):
+            return f"thresholds of {names_text([worker.id])}: {worker.thresholds}"
+    return None
+
+
+def pieces_are_those_planned(step: Step, view: View) -> str | None:
+    """Cutting pieces that another step has replaced would bring old ones back."""
+    if not isinstance(step.args, Recut):
+        return None
+    now = {m.label: m.keys for x in view.layouts for m in x.members}
+    other = [c.label for c in step.args.cuts if now.get(c.label) != c.keys]
+    return (
+        f"{', '.join(other)} has other pieces than were planned for" if other else None
+    )
+
+
+def memory_is_enough(step: Step, _view: View) -> str | None:
+    """Old and new pieces are in memory at once; workers must not spill for it."""
+    return (step.args.shortage or None) if isinstance(step.args, Recut) else None
+
+
+def manager_allows_restarts(step: Step, view: View) -> str | None:
+    """Some managers take a worker for lost while its nanny starts it again."""
+    away = isinstance(step.args, Restart) and not step.args.retire
+    return view.now.can_restart if away else None
+
+
+def restart_loses_nothing(step: Step, view: View) -> str | None:
+    """What a worker holds must have another place, and somebody must start it again."""
+    if not isinstance(step.args, Restart):
+        return None
+    worker = next((w for w in view.now.workers if w.address == step.args.address), None)
+    if worker is None:
+        return f"{names_text([step.args.id])} is gone, or was started again meanwhile"
+    if worker.nanny is None and not step.args.retire:
+        return NO_NANNY
+    burden = worker.burden
+    if burden is None:
+        return "what it holds is unknown"
+    if burden.actors:
+        return f"it holds {plural(burden.actors, 'actor')}, which cannot be moved"
+    return _no_place(step.args, burden, worker, view) if burden.nbytes else None
+
+
+def _no_place(
+    restart: Restart, burden: Burden, worker: WorkerSnapshot, view: View
+) -> str | None:
+    if restart.parking:
+        return _no_parking(burden, worker)
+    return _no_room(restart, burden, view)
+
+
+def _no_parking(burden: Burden, worker: WorkerSnapshot) -> str | None:
+    room, what = worker.room, f"its {plural(burden.unique, 'key')}"
+    nbytes = bytes_text(burden.nbytes)
+    instead = "add a worker, save the data first, or give it up with --drop-data"
+    if not isinstance(room, Room):
+        return (
+            f"no other worker runs that could hold {what} ({nbytes}) meanwhile, and "
+            f"whether its nanny could is {room or 'unknown'}: {instead}"
+        )
+    if burden.nbytes > room.memory + room.disk:
+        return (
+            f"no other worker runs that could hold {what} ({nbytes}) meanwhile, and "
+            f"its nanny may fill {bytes_text(room.memory)} of memory and "
+            f"{bytes_text(room.disk)} of disk only: {instead}"
+        )
+    return None
+
+
+def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:
+    beside = [w for w in view.now.workers if w.address in restart.beside]
+    needed = burden.nbytes + sum(w.burden.nbytes for w in beside if w.burden)
+    # those that were restarted before have other addresses now
+    others = [w for w in view.now.workers if w.running and w.id in restart.ceilings]
+    if not others:
+        return (
+            f"no other worker runs that could hold its {plural(burden.unique, 'key')} "
+            f"({bytes_text(burden.nbytes)}) meanwhile: add one, or save the data first"
+        )
+    rooms = [
+        # the process's memory is that of its last heartbeat, the keys are those of now
+        math.inf if not most else most - max(w.process, w.counted)
+        for w in others
+        for most in (restart.ceilings[w.id],)
+    ]
+    free = sum(max(0.0, room) for room in rooms)
+    if needed > free:
+        it = (
+            f"it and {workers_text([w.id for w in beside])} hold"
+            if beside
+            else "it holds"
+        )
+        return (
+            f"the others have room for {bytes_text(free)} below their thresholds, {it} "
+            f"{bytes_text(needed)} that nobody else does: add workers, or release data"
+        )
+    return None
+
+
+def size_holds_what_is_there(step: Step, view: View) -> str | None:
+    """A worker gets back what it held, and must not spill for it."""
+    restart = step.args
+    if not isinstance(restart, Restart) or restart.size is None:
+        return None
+    limit = restart.size.memory_limit
+    worker = next((w for w in view.now.workers if w.address == restart.address), None)
+    if worker is None or limit is None or isinstance(worker.thresholds, Unknown):
+        return None
+    target = worker.thresholds.target or worker.thresholds.spill
+    if target is not None and worker.counted > target * limit:
+        return (
+            f"it holds {bytes_text(worker.counted)}, and would write some of it to "
+            f"disk above {target:.0%} of {bytes_text(limit)}: a larger limit, or less "
+            "data, is needed"
+        )
+    return None
+
+
+def release_takes_from_nobody(step: Step, view: View) -> str | None:
+    """What other clients want is theirs, unless the caller means them, too."""
+    if not isinstance(step.args, Release) or step.args.include_other_clients:
+        return None
+    prefix = step.args.prefix
+    found = [h for h in view.now.holdings or () if h.prefix == prefix]
+    if any(h.alone for h in found):
+        return None
+    return f"{release.whose(found)}: {OTHERS}"
+
+
+def drop_takes_from_nobody(step: Step, view: View) -> str | None:
+    """As for what is released; and all workers must come back."""
+    if not isinstance(step.args, Drop):
+        return None
+    alone = [w.id for w in view.now.workers if w.nanny is None]
+    if alone:
+        return f"{workers_text(alone)}: {NO_NANNY}"
+    if view.now.holdings is None:
+        return "what is in memory is unknown"
+    actors = sum(w.burden.actors for w in view.now.workers if w.burden is not None)
+    if actors:
+        return f"the workers hold {plural(actors, 'actor')}, which would be lost"
+    others = [h for h in view.now.holdings if h.keys and not h.alone]
+    if others and not step.args.include_other_clients:
+        return (
+            f"what would be lost: {drop.at_risk(view.now.holdings)}; {OTHERS}, and "
+            "restart without drop_data loses nothing"
+        )
+    return None
+
+
+GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
+    drop_takes_from_nobody,
+    release_takes_from_nobody,
+    memory_is_enough,
+    manager_allows_restarts,
+    restart_loses_nothing,
+    size_holds_what_is_there,
+    targets_still_run,
+    pieces_are_those_planned,
+    pieces_are_in_memory,
+    thresholds_are_known,
+)
