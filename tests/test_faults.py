@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def slowly(dask_scheduler: Any) -> None:
     assert isinstance(place, FunctionType)
     policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["Placing"]
     policy._launch.__globals__["MOST_KEYS"] = 2
+
+
+def quickly(dask_scheduler: Any) -> None:
+    """Undo that: schedulers of the same process share what was shipped to one."""
+    policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["Placing"]
+    policy._launch.__globals__["MOST_KEYS"] = move.MOST_KEYS
 
 
 def state(dask_scheduler: Any) -> dict[str, Any]:
@@ -58,7 +65,7 @@ def moving(client: Client) -> bool:
 
 
 @pytest.fixture
-def uneven(local_cluster: Any) -> Any:
+def uneven(local_cluster: Any) -> Iterator[Any]:
     """Three workers; X and y in 200 pieces on the first, computed so that they can be
     computed again anywhere; a mover that is slow enough to be hit."""
     cluster, client = local_cluster(3)
@@ -69,7 +76,8 @@ def uneven(local_cluster: Any) -> Any:
     y = X[:, 0] * 2
     X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
     wait([X, y])
-    return cluster, client, first, X, y
+    yield cluster, client, first, X, y
+    client.run_on_scheduler(quickly)
 
 
 def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:

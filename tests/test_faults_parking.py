@@ -20,7 +20,7 @@ from distributed.client import Future
 
 import clustertune
 from tests.processes import blocking, process, until
-from tests.test_faults import slowly
+from tests.test_faults import quickly, slowly
 from tests.test_faults_restart import (
     CLIENT,
     Restarting,
@@ -215,12 +215,15 @@ def fill(dask_worker: Any) -> None:
     dask_worker.full = np.ones(int(0.85 * limit - there) // 8)
 
 
-def test_a_receiver_pauses(local_cluster: Any) -> None:
+def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -> None:
     """While a worker is emptied: what it was to get goes to another."""
     cluster, client = local_cluster(3, memory_limit="1GiB")
     addresses = [cluster.workers[i].worker_address for i in range(3)]
     X, kept = data(client, {"workers": [addresses[0]]})
+    # some may have been computed elsewhere: that was allowed
+    held = set(client.has_what()[addresses[0]])
     client.run_on_scheduler(slowly)
+    request.addfinalizer(lambda: client.run_on_scheduler(quickly))
     restarting = Restarting(client, workers=[0], timeout="2 minutes")
     restarting.start()
     until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
@@ -231,7 +234,7 @@ def test_a_receiver_pauses(local_cluster: Any) -> None:
     assert isinstance(restarting.result, clustertune.Report), restarting.result
     assert restarting.result.status == "done", str(restarting.result)
     assert len(client.has_what()) == 3
-    assert len(client.has_what()[_named(client, 0)]) == 101
+    assert held <= set(client.has_what()[_named(client, 0)])
     client.run(_empty, workers=[addresses[1]])
     assert_whole(client, X, kept)
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Event, wait
-from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 from clustertune.remote import move
@@ -105,7 +104,7 @@ async def test_two_holds_end_with_the_last(c, s, *workers):
 async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
     """Keys for a worker that pauses stay where they were, with the reason."""
     data = await load(c, [workers[0].address])
-    workers[1].status = Status.paused
+    workers[1].memory_manager.memory_pause_fraction = 1e-9  # pauses at once
     await until(lambda: len(s.running) == 3)
     policy = Placing([(f.key, workers[1].address) for f in data], {})
     await place(s, policy, ManagerHold(s))
