@@ -75,9 +75,9 @@ def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "victim"), [(0.0, 0), (0.2, 1), (0.4, 2), (0.6, 0)]
+    ("what", "fraction", "victim"),
+    [("cut", 0.0, 0), ("load", 0.2, 1), ("cut", 0.4, 2), ("load", 0.6, 0)],
 )
-@pytest.mark.parametrize("what", ["cut", "load"])
 def test_a_worker_is_killed(
     local_cluster: Any, what: str, fraction: float, victim: int
 ) -> None:

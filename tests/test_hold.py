@@ -146,6 +146,8 @@ def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
         assert other.stdout.readline() == "held\n"
         holds = local.scheduler.plugins["clustertune"].holds
         assert [h["label"] for h in holds.there()] == ["theirs"]
+        assert holds.frozen == 15
+        holds.frozen = 7  # a heartbeat comes every 5 s
         other.send_signal(fate)
         until(lambda: not holds.there())
         other.kill()

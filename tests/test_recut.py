@@ -330,7 +330,7 @@ CHUNKS = st.lists(st.integers(1, 30), min_size=1, max_size=9)
 @given(CHUNKS, st.data())
 @settings(
     deadline=None,
-    max_examples=25,
+    max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_whatever_the_pieces(rows, data):

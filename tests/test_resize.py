@@ -12,7 +12,9 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 import clustertune
+from clustertune.adapters import spec_cluster
 from clustertune.errors import RefusedError
+from clustertune.model import Size
 from tests.processes import cluster, until
 
 GIB = 2**30
@@ -130,3 +132,19 @@ def test_wrong_arguments(options: dict[str, Any], error: type[Exception]) -> Non
     """Before anything is asked."""
     with pytest.raises(error):
         clustertune.resize(Client.__new__(Client), **options)
+
+
+def test_what_later_workers_are_like() -> None:
+    """Like those that are there once all of these have the size, and not before."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as local:
+        size = Size(nthreads=3, memory_limit=2**30, env={"A": "1"})
+        spec_cluster.resized(local, 0, size)
+        assert local.worker_spec[0]["options"]["nthreads"] == 3
+        assert local.worker_spec[1]["options"]["nthreads"] == 1
+        assert local.new_spec["options"]["nthreads"] == 1
+        spec_cluster.resized(local, "gone", size)
+        spec_cluster.resized(local, 1, size)
+        new = local.new_spec["options"]
+        assert (new["nthreads"], new["memory_limit"]) == (3, 2**30)
+        assert new["env"]["A"] == "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from distributed.deploy.spec import SpecCluster
@@ -72,18 +73,25 @@ async def state(cluster: SpecCluster) -> str:
 
 
 def resized(cluster: SpecCluster, id: str | int, size: Size) -> None:
-    """Workers that it starts from now on are like the one that was resized."""
-    for spec in (cluster.worker_spec.get(id), cluster.new_spec):
-        if spec is None or "options" not in spec:
-            continue
-        options = dict(spec["options"])  # it may be shared by all
-        if size.nthreads is not None:
-            options["nthreads"] = size.nthreads
-        if size.memory_limit is not None:
-            options["memory_limit"] = size.memory_limit
-        if size.env:
-            options["env"] = {**(options.get("env") or {}), **size.env}
-        spec["options"] = options
+    """Have it start that worker with this size, and new ones once all have it."""
+    specs = cluster.worker_spec
+    if "options" not in specs.get(id, {}):
+        return
+    specs[id] = _with(specs[id], size)  # anew: workers may share one
+    if all(_with(spec, size) == spec for spec in specs.values()):
+        cluster.new_spec = _with(cluster.new_spec, size)
+
+
+def _with(spec: Mapping[str, Any], size: Size) -> dict[str, Any]:
+    """A worker's specification with another size."""
+    options = dict(spec.get("options") or {})
+    if size.nthreads is not None:
+        options["nthreads"] = size.nthreads
+    if size.memory_limit is not None:
+        options["memory_limit"] = size.memory_limit
+    if size.env:
+        options["env"] = {**(options.get("env") or {}), **size.env}
+    return {**spec, "options": options}
 
 
 async def retired(cluster: SpecCluster, id: str | int) -> None:
