@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import monotonic
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
 from distributed import Client, performance_report
 
 from clustertune import monitor
+from clustertune.blocks import Block
 from clustertune.errors import ClustertuneError, LeaseHeldError
 from clustertune.model import Finding, Snapshot
 from clustertune.watcher import Monitor
@@ -76,7 +76,7 @@ class Measures:
         return text
 
 
-class Hold:
+class Hold(Block):
     """A hold, as a context manager for both kinds of clients.
 
     Attributes
@@ -96,7 +96,7 @@ class Hold:
         say: Callable[[str], None] | None = None,
         predicted: int | None = None,
     ):
-        self.client = client
+        self._client = client
         self.monitor = Monitor(client, window="1 minute")
         self.measures: Measures | None = None
         self._label = label
@@ -112,30 +112,9 @@ class Hold:
         state = repr(self.monitor) if self.measures is None else str(self.measures)
         return f"<Hold: {state}>"
 
-    def __enter__(self) -> Hold:
-        self.client.sync(self._begin)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.client.status == "running":
-            self.client.sync(self._end)
-
-    async def __aenter__(self) -> Hold:
-        await self._begin()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._end()
+    @property
+    def client(self) -> Client:
+        return self._client
 
     async def _begin(self) -> None:
         self._noted.start = monotonic()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NoReturn
 
 from distributed import Client
 
+from clustertune.blocks import Block
 from clustertune.holding import Hold
 from clustertune.inputs import COMPANIONS, Inputs
 from clustertune.journal import Journal
@@ -27,7 +27,7 @@ class Again:
     put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
 
 
-class Prepared:
+class Prepared(Block):
     """The prepared collections and the report; unpacks into what was given, in order.
 
     Attributes
@@ -108,39 +108,19 @@ class Prepared:
 
     # --- hold -------------------------------------------------------------------------
 
-    def __enter__(self) -> Prepared:
+    @property
+    def client(self) -> Client:
+        return self._again.client
+
+    async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
-        self.hold = self._hold()
-        self.hold.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.hold.__exit__(kind, error, trace)
-        if self._again.client.status == "running":
-            self._again.client.sync(self._again.put_bounds_back)
-
-    async def __aenter__(self) -> Prepared:
-        self.hold = self._hold()
-        await self.hold.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.hold.__aexit__(kind, error, trace)
-        await self._again.put_bounds_back()
-
-    def _hold(self) -> Hold:
         predicted = fit_bytes(self._journal.views[-1])
-        return Hold(self._again.client, label="a fit", predicted=predicted)
+        self.hold = Hold(self.client, label="a fit", predicted=predicted)
+        await self.hold.__aenter__()
+
+    async def _end(self) -> None:
+        await self.hold.__aexit__(None, None, None)
+        await self._again.put_bounds_back()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._given)

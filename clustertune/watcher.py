@@ -14,11 +14,11 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator
 from time import monotonic, time
-from types import TracebackType
 
 from distributed import Client
 
 from clustertune import arguments, checks, inquiry, monitor, workloads
+from clustertune.blocks import Block
 from clustertune.errors import ClustertuneError
 from clustertune.model import Finding, Goal, Run, Snapshot, View
 from clustertune.settings import of_checks
@@ -34,7 +34,7 @@ SLOWEST = 60.0  # seconds between two tries to reach a scheduler that is gone
 RUNS = 30.0  # seconds between two questions for past runs, which end with such a gap
 
 
-class Monitor:
+class Monitor(Block):
     """Watch a cluster, in the background, for as long as a block lasts.
 
     Parameters
@@ -85,7 +85,7 @@ class Monitor:
         if not isinstance(client, Client):
             kind = type(client).__name__
             raise TypeError(f"client must be a dask.distributed.Client; it was {kind}")
-        self.client = client
+        self._client = client
         self.interval = (
             None if interval is None else arguments.duration("interval", interval)
         )
@@ -132,37 +132,16 @@ class Monitor:
         return taken
 
     @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         return self._watch.current
 
     # --- begin and end ----------------------------------------------------------------
 
-    def __enter__(self) -> Monitor:
-        self.client.sync(self._start)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.client.status == "running":
-            self.client.sync(self._stop)
-
-    async def __aenter__(self) -> Monitor:
-        await self._start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stop()
-
-    async def _start(self) -> None:
+    async def _begin(self) -> None:
         """The first look fails aloud: whoever asks learns that nothing can be seen."""
         of_checks()
         identity = await monitor.identify(self.client)
@@ -170,7 +149,7 @@ class Monitor:
         await self._look()
         self._task = asyncio.ensure_future(self._go_on())
 
-    async def _stop(self) -> None:
+    async def _end(self) -> None:
         self._closed = True  # before Python 3.12 ``wait_for`` may swallow the other
         if self._task is not None:
             self._task.cancel()

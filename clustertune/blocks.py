@@ -1,0 +1,52 @@
+"""Context managers for both kinds of clients: ``with``, and ``async with``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TypeVar
+
+from distributed import Client
+from typing_extensions import Self
+
+Some = TypeVar("Some", bound="Block")
+
+
+class Block(ABC):
+    """What begins and ends as coroutines, in the event loop of its client."""
+
+    @property
+    @abstractmethod
+    def client(self) -> Client:
+        """Whose event loop it is."""
+
+    @abstractmethod
+    async def _begin(self) -> None: ...
+
+    @abstractmethod
+    async def _end(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        self.client.sync(self._begin)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.client.status == "running":
+            self.client.sync(self._end)
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._end()
