@@ -4,6 +4,7 @@ Four workers with persisted data that can be computed again and scattered values
 cannot. Each variant ends with all workers new and all data there, as far as it can:
 
 - ours: `clustertune.restart(client, X)`
+- pairs: the same, with two workers away at a time (`max_unavailable=2`)
 - reload: `client.restart()`, then the data is loaded again
 - workers: `client.restart_workers` of all, one after the other, then what was lost is
   computed again
@@ -77,8 +78,9 @@ def variant(name, mb):
         before = set(client.run(os.getpid).values())
         traffic = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
         since, start = time.time(), perf_counter()
-        if name == "ours":
-            report = clustertune.restart(client, X, progress=False)
+        if name in ("ours", "pairs"):
+            away = {"max_unavailable": 1 if name == "ours" else 2}
+            report = clustertune.restart(client, X, progress=False, **away)
             assert report.status == "done", str(report)
         elif name == "reload":
             client.restart()
@@ -112,7 +114,7 @@ def main():
     if given.variant:
         print(json.dumps(variant(given.variant, given.mb)))
         return
-    names = ["ours", "reload", "workers", "lifetime"]
+    names = ["ours", "pairs", "reload", "workers", "lifetime"]
     rounds = measure.run(__file__, names, given.rounds, "--mb", str(given.mb))
     print(measure.machine())
     figures = {"seconds": "s", "mb": "MB sent", "computed": "lost, computed again",
