@@ -115,7 +115,7 @@ def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
     preparing = Preparing(client, X, y)
     preparing.start()
     until(lambda: at_work(client, 0.1))
-    client.run(pause, workers=[list(client.scheduler_info()["workers"])[-1]])
+    client.run(pause, workers=[list(client.nthreads())[-1]])
     preparing.join(120)
     assert isinstance(preparing.result, clustertune.Prepared), preparing.result
     assert_whole(client, *preparing.result)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+
 import coiled  # noqa: F401
 import dask.config
 import dask_gateway  # noqa: F401
-import dask_jobqueue  # noqa: F401
-import dask_kubernetes  # noqa: F401
 import pytest
+
+_interrupt = signal.getsignal(signal.SIGINT)
+import dask_jobqueue  # noqa: E402, F401
+import dask_kubernetes  # noqa: E402, F401
+
+# dask_jobqueue makes ^C a SystemExit when it is imported
+signal.signal(signal.SIGINT, _interrupt)
 
 
 @pytest.hookimpl(tryfirst=True)

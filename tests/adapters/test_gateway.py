@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import dask
 import dask.array as da
 import pytest
@@ -48,6 +49,15 @@ def free_port() -> int:
 def answers(port: int) -> bool:
     with socket.socket() as found:
         return found.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> Iterator[None]:
+    """The scheduler cannot import these tests."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture(scope="module")
