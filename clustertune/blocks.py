@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from distributed import Client
-from typing_extensions import Self
 
-Some = TypeVar("Some", bound="Block")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Block(ABC):
