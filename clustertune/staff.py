@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +16,8 @@ from clustertune.model import Bounds, Drop, Notify, Restart, Result, Trim
 from clustertune.remote import keys, park, ship
 from clustertune.remote import trim as trimming
 from clustertune.wording import bytes_text, names_text, plural, printable
+
+logger = logging.getLogger("clustertune")
 
 POLL = 0.2  # seconds between two looks for workers
 
@@ -95,10 +98,19 @@ class Staff:
         return Result(nbytes=0, said=_bounds_text(*was))
 
     async def put_bounds_back(self) -> None:
-        """Give adaptive scaling the bounds that it had before :meth:`adapt`."""
-        if self.bounds is not None:
-            await adapters.adapt(self.client.cluster, *self.bounds)
-            self.bounds = None
+        """Give adaptive scaling the bounds that it had before :meth:`adapt`.
+
+        Where that fails it is said, and hides no error of the call or block that ends.
+        """
+        was, self.bounds = self.bounds, None
+        if was is None:
+            return
+        try:
+            await adapters.adapt(self.client.cluster, *was)
+        # managers raise errors of their own
+        except Exception as error:  # noqa: BLE001
+            text = _bounds_text(*was)
+            logger.warning("adaptive scaling has other bounds (%r); %s", error, text)
 
     # --- started anew -----------------------------------------------------------------
 

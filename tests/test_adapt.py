@@ -142,6 +142,23 @@ def test_bounds_are_put_back_where_it_fails(
     assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
 
 
+def test_bounds_that_cannot_be_put_back(
+    local_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Are said, and the error of the block goes on as it is."""
+    cluster, client = local_cluster(1)
+    cluster.adapt(minimum=1, maximum=1)
+
+    def fit() -> None:
+        with clustertune.prepare(client, da.ones((10, 2), chunks=2), n_workers=2):
+            cluster._adaptive.stop()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit()
+    assert "cluster.adapt(minimum=1, maximum=1)" in caplog.text
+
+
 def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
     """Up and down to what was asked for, without its own taking of workers away."""
     cluster, client = local_cluster(1, memory_limit="1GiB")
