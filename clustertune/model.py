@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from clustertune.profiles import Profile as Profile
 from clustertune.snapshots import Burden as Burden
 from clustertune.snapshots import ClientFacts as ClientFacts
 from clustertune.snapshots import Details as Details
@@ -151,44 +152,6 @@ class Layout:
     def nbytes(self) -> int:
         """Bytes of all members, of a layout that is loaded."""
         return sum(int(m.nbytes.sum()) for m in self.members if m.nbytes is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """What one training library needs of the data's layout."""
-
-    name: str
-    title: str
-    #: peak memory of the fit on a worker, as a multiple of the bytes of its data
-    #: (the data included), by the item size of the numbers
-    memory_multiple: Mapping[int, float]
-    #: pieces per thread above which small pieces cost noticeable time
-    max_pieces_per_thread: int = 256
-    #: pieces per thread into which data is cut: some, for rows to lie evenly
-    pieces_per_thread: int = 4
-    #: bytes of a piece above which it is cut into more, of all members together
-    max_piece_bytes: int = 2**29
-    #: bytes of each number that the library keeps of the features; None: unknown
-    feature_bytes: int | None = None
-    #: distributions of which workers need one; empty: none in particular
-    packages: tuple[str, ...] = ()
-    #: whether it fails where a worker holds no row of some class
-    needs_all_classes: bool = False
-    #: whether it needs rows in an order that says nothing of them; None: unknown
-    random_order: bool | None = None
-    #: whose threads it takes: "worker" (as many as the worker has), "pools" (those of
-    #: BLAS and OpenMP, as they are set there); "": unknown
-    threads: str = ""
-    #: whether it starts processes below a worker
-    starts_processes: bool = False
-    #: source of the figures
-    source: str = ""
-
-    def multiple(self, itemsize: int | None) -> float:
-        """The multiple for this item size; for one that is not listed, the largest."""
-        if itemsize is not None and itemsize in self.memory_multiple:
-            return self.memory_multiple[itemsize]
-        return max(self.memory_multiple.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,9 @@
 """What each training library needs of the layout: one file each, a ``PROFILE``.
 
-``matches(estimator)`` says whether a workload is that estimator's.
+``matches(estimator)`` says whether a workload is that estimator's; no two say so of the
+same one. Where a library wants more than X and y, ``fit_kwargs(handed)`` are arguments
+of its ``fit`` and ``estimator_params(handed)`` parameters of the estimator, for what
+``prepare`` has made.
 """
 
 from __future__ import annotations
@@ -9,9 +12,34 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from clustertune.model import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Row-aligned collections as they are handed over; None: none was given."""
+
+    X: Any
+    y: Any = None
+    sample_weight: Any = None
+    qid: Any = None
+    base_margin: Any = None
+    init_score: Any = None
+    #: sizes of the groups of qid, pieced like it; for workloads that want them
+    group_sizes: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handed:
+    """What ``prepare`` hands over, as workloads see it."""
+
+    training: Rows
+    eval_sets: tuple[Rows, ...] = ()
+    estimator: object = None  # None: the workload was named
 
 
 @cache
