@@ -51,7 +51,7 @@ class Profile:
 
     #: whether every worker needs exactly as many rows as the others
     exact_rows: bool = False
-    #: what rows of a group (qid) need: "": nothing; "together": to follow each other, on
+    #: what rows of a group (qid) need. "": nothing; "together": to be neighbours, on
     #: one worker; "sorted": so, in the order of their groups
     groups: str = ""
     #: whether it wants the sizes of the groups instead of each row's group

@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from functools import cache
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
