@@ -32,6 +32,18 @@ class AlignmentError(ClustertuneError):
     """The pieces of X, y and their companions do not fit together or the workers."""
 
 
+class GroupOrderError(ClustertuneError):
+    """Rows of a group (qid) are not neighbours, or groups are not in order."""
+
+
+class GroupSplitError(ClustertuneError):
+    """A group (qid) would have to be cut, or is larger than a worker has room for."""
+
+
+class ClassCoverageError(ClustertuneError):
+    """Not every worker can have a row of every class."""
+
+
 class CapacityError(ClustertuneError):
     """The data, or the fit, does not fit the memory that the workers have."""
 
@@ -70,6 +82,10 @@ class RecreateError(ClustertuneError):
 
 class VerificationError(ClustertuneError):
     """Looking again showed a state that must not be: rows missing or mispaired."""
+
+
+class LayoutChanged(VerificationError):  # noqa: N818 (it says what happened)
+    """Prepared data lies otherwise than it was handed over."""
 
 
 class TimedOutError(ClustertuneError, TimeoutError):

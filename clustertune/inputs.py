@@ -22,7 +22,8 @@ from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune.errors import AlignmentError, ConnectionLostError
-from clustertune.model import Conversion, Int64s, Key, Member
+from clustertune.model import Conversion, Goal, Int64s, Key, Member
+from clustertune.wording import names_text
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
 
@@ -53,7 +54,7 @@ class Inputs:
 
     groups: tuple[Group, ...]  # the training data first
     training: tuple[str, ...]  # labels in the order in which they are handed back
-    eval_set: tuple[tuple[str, str], ...]  # labels
+    eval_sets: tuple[tuple[str, ...], ...]  # labels of each: X, y, companions
     same: Mapping[str, str]
 
     def __iter__(self) -> Iterator[Given]:
@@ -74,8 +75,15 @@ class Inputs:
         )
         return replace(self, groups=groups)
 
+    def with_companion(self, label: str, collection: Any) -> Inputs:
+        """The same with one more collection beside the training data."""
+        first, *rest = self.groups
+        first = replace(first, given=(*first.given, Given(label, collection)))
+        same = {**self.same, label: label}
+        return replace(self, groups=(first, *rest), same=same)
 
-NOTHING = Inputs(groups=(), training=(), eval_set=(), same={})
+
+NOTHING = Inputs(groups=(), training=(), eval_sets=(), same={})
 
 
 def gather(
@@ -92,7 +100,7 @@ def gather(
     TypeError
         Something is not a Dask Array, DataFrame or Series.
     ValueError
-        A collection has no rows or columns, or ``eval_set`` is not a list of pairs.
+        A collection has no rows or columns, or ``eval_set`` is not a list of sets.
     """
     if y is None and others:
         raise TypeError("y is None but collections follow it; give y, or name them")
@@ -101,20 +109,18 @@ def gather(
     named += [(name, companions.get(name)) for name in COMPANIONS]
     training = [_given(n, c) for n, c in named if c is not None or n == "X"]
     evals = [
-        [_given(f"eval_set[{i}].{n}", c) for n, c in zip("Xy", pair, strict=True)]
-        for i, pair in enumerate(_pairs(eval_set))
+        [_given(f"eval_set[{i}].{n}", c) for n, c in named.items()]
+        for i, named in enumerate(_eval_sets(eval_set))
     ]
     same: dict[str, str] = {}
     groups: list[Group] = []
     _add("training data", training, groups, same)
-    for i, pair in enumerate(evals):
-        _add(f"eval_set[{i}]", pair, groups, same)
+    for i, one in enumerate(evals):
+        _add(f"eval_set[{i}]", one, groups, same)
     return Inputs(
         groups=tuple(groups),
         training=tuple(x.label for x in training),
-        eval_set=tuple(
-            (f"eval_set[{i}].X", f"eval_set[{i}].y") for i in range(len(evals))
-        ),
+        eval_sets=tuple(tuple(x.label for x in one) for one in evals),
         same=same,
     )
 
@@ -150,17 +156,32 @@ def _add(
         groups[position] = replace(group, given=(*group.given, *fresh))
 
 
-def _pairs(eval_set: Any) -> Sequence[Any]:
+def _eval_sets(eval_set: Any) -> list[dict[str, Any]]:
+    """By role the collections of each: of a pair, or of one with companions."""
     if eval_set is None:
-        return ()
-    if not isinstance(eval_set, list | tuple) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in eval_set
-    ):
+        return []
+    if not isinstance(eval_set, list | tuple) or not all(map(_is_set, eval_set)):
         raise ValueError(
-            "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)]; "
-            f"it was {_kinds(eval_set)}"
+            "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)], or "
+            'with companions by name, (X_valid, y_valid, {"qid": qid_valid}); it was '
+            f"{_kinds(eval_set)}"
         )
-    return eval_set
+    found = []
+    for X, y, *rest in eval_set:
+        more = rest[0] if rest else {}
+        if unknown := [name for name in more if name not in COMPANIONS]:
+            raise ValueError(
+                f"eval_set: companions are {', '.join(COMPANIONS)}; "
+                f"{names_text(unknown)} is none of them"
+            )
+        named = {n: c for n, c in more.items() if c is not None}
+        found.append({"X": X, "y": y, **named})
+    return found
+
+
+def _is_set(one: Any) -> bool:
+    pair = isinstance(one, list | tuple) and len(one) in (2, 3)
+    return pair and (len(one) == 2 or isinstance(one[2], dict))
 
 
 def _kinds(given: Any) -> str:
@@ -221,6 +242,28 @@ def _how_to_convert(label: str, value: Any) -> str:
             "dask.array.from_delayed(part, shape=..., dtype=...)"
         )
     return "Data that fits one process is trained faster there, without Dask"
+
+
+def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
+    """Refuse what the workload, or what was asked for, cannot have of this data.
+
+    Raises
+    ------
+    ValueError
+        The text says what is lacking, or cannot be.
+    """
+    if "qid" not in inputs.training and (goal.order == "sort" or goal.workload.groups):
+        who = "sort=True" if goal.order == "sort" else goal.workload.title
+        raise ValueError(
+            f"{who} needs the query group of each row: give qid=, a Dask Array or "
+            "Series of whole numbers with as many rows as X"
+        )
+    if goal.persist is False and goal.changes:
+        raise ValueError(
+            "persist=False leaves data that is not in memory as it is, but to=, "
+            "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
+            "it; leave one of them out"
+        )
 
 
 # --- what a collection says of itself -----------------------------------------------

@@ -51,7 +51,7 @@ def test_everything_has_the_name_of_its_argument() -> None:
     assert given.collection("qid").name == (Y + 2).name
     assert given.collection("init_score") is None
     assert labels(gather(FRAME)) == [("training data", ["X"])]
-    assert gather(X).eval_set == ()
+    assert gather(X).eval_sets == ()
 
 
 def test_what_is_given_twice_is_one_member() -> None:
@@ -70,7 +70,7 @@ def test_an_eval_set_is_a_group_of_its_own() -> None:
         ("eval_set[0]", ["eval_set[0].X", "eval_set[0].y"]),
         ("eval_set[1]", ["eval_set[1].X", "eval_set[1].y"]),
     ]
-    assert given.eval_set == (
+    assert given.eval_sets == (
         ("eval_set[0].X", "eval_set[0].y"),
         ("eval_set[1].X", "eval_set[1].y"),
     )
@@ -80,8 +80,8 @@ def test_the_training_data_as_eval_set_is_no_second_group() -> None:
     """Data given twice is placed once: two places for one key are never at rest."""
     given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50]), (X[:50], Y[:50])])
     assert [label for label, _ in labels(given)] == ["training data", "eval_set[1]"]
-    assert len(given.eval_set) == 3
-    found = [[given.collection(label) for label in pair] for pair in given.eval_set]
+    assert len(given.eval_sets) == 3
+    found = [[given.collection(label) for label in pair] for pair in given.eval_sets]
     expected = [[X, Y], [X[:50], Y[:50]], [X[:50], Y[:50]]]
     assert [[c.name for c in x] for x in found] == [
         [c.name for c in x] for x in expected
@@ -102,7 +102,7 @@ def test_other_collections_keep_names_and_groups() -> None:
     new = [x.collection + 1 for x in given]
     found = given.with_collections(new)
     assert labels(found) == labels(given)
-    assert found.eval_set == given.eval_set
+    assert found.eval_sets == given.eval_sets
     assert [x.collection.name for x in found] == [c.name for c in new]
 
 
