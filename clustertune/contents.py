@@ -1,45 +1,113 @@
 """What the values of the given data are like: one computation over all pieces.
 
-Only where it is asked for (``deep=True``), since it reads everything. Each piece is
-looked at where it lies, or where Dask loads it; what comes back are a few numbers.
+Only where it is asked for (``deep=True``), since it reads everything, and what a
+workload needs to know. Each piece is looked at where it lies, or where Dask loads it;
+what comes back are a few numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 from uuid import uuid4
 
+import dask.dataframe as dd
 from dask._task_spec import Task, TaskRef, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.core import flatten
 from distributed import Client, Future
 
-from clustertune import graphs
-from clustertune.errors import IncompleteError
-from clustertune.inputs import Inputs
-from clustertune.model import Contents, Layout
+from clustertune import conversion, graphs, monitor
+from clustertune.errors import IncompleteError, NoWorkersError
+from clustertune.inputs import Given, Inputs
+from clustertune.model import Contents, Goal, Layout, Member
 from clustertune.remote import content, ship
 from clustertune.wording import printable
 
-ROLES = {"X": content.features, "qid": content.groups}  # of the rest: labels
+Look = Callable[[Any], dict[str, Any]]
+"""Looks at a piece; of :mod:`clustertune.remote.content`."""
+
+DEEP: Mapping[str, Look] = {
+    "X": content.features,
+    "y": content.labels,
+    "qid": content.groups,
+}
+ROWS = 64  # of each class of which the place is told: workers that can have one
 
 
-def graph(given: Inputs, futures: Mapping[str, Sequence[Any]]) -> graphs.Graph:
-    """Tasks that look at every piece of X, y and qid, by label.
+def of_everything(given: Inputs) -> dict[str, Look]:
+    """By label how a diagnosis looks at the pieces."""
+    roles = {x.label: x.label.rpartition(".")[2] for x in given}
+    return {label: DEEP[role] for label, role in roles.items() if role in DEEP}
+
+
+def of_need(
+    member: Member, goal: Goal, n_workers: int, *, training: bool
+) -> Look | None:
+    """How a member is looked at for what must be known of it; None: not at all."""
+    profile, role = goal.workload, member.label.rpartition(".")[2]
+    if role == "qid" and (goal.workload.groups or goal.order == "sort"):
+        return content.runs
+    if role == "y" and training and profile.needs_all_classes:
+        return partial(content.classes, most=max(ROWS, n_workers))
+    if role == "X" and member.kind == "dataframe":
+        listed = profile.categories and "category" in member.types
+        if listed or (profile.one_number_type and len(member.types) > 1):
+            return content.types
+    return None
+
+
+def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
+    """By label of features the types that columns of categories are to have.
+
+    One for all pieces of the training data and of eval sets.
+    """
+    lists: dict[Any, list[Any]] = {}
+    own: dict[str, dict[Any, list[Any]]] = {}
+    for label, looked in found.items():
+        for piece in looked.pieces:
+            for column, dtype in piece.get("lists", {}).items():
+                lists.setdefault(column, []).append(dtype)
+                own.setdefault(label, {}).setdefault(column, []).append(dtype)
+    wanted = {column: conversion.union(types) for column, types in lists.items()}
+    return {
+        label: {
+            column: wanted[column]
+            for column, types in columns.items()
+            if wanted[column] is not None and any(t != wanted[column] for t in types)
+        }
+        for label, columns in own.items()
+    }
+
+
+def number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
+    """The type to which all numbers of a frame are cast, without changing one."""
+    if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
+        return None
+    if any("largest" not in piece for piece in looked.pieces):
+        return None
+    largest = max((p["largest"] for p in looked.pieces), default=0)
+    types = {str(t) for t in x.collection.dtypes}
+    return conversion.exact_float(types, largest)
+
+
+def graph(
+    given: Inputs, futures: Mapping[str, Sequence[Any]], looks: Mapping[str, Look]
+) -> graphs.Graph:
+    """Tasks that look at every piece of the labels in ``looks``.
 
     ``futures`` are those of what is loaded, by label.
     """
     made = graphs.Graph()
     for x in given:
-        role = x.label.rpartition(".")[2]
-        if role not in ("X", "y", "qid"):
+        if x.label not in looks:
             continue
         keys = _sources(made, x.collection, futures.get(x.label))
-        function = ship.function(ROLES.get(role, content.labels))
+        function = ship.function(looks[x.label])
         name = f"contents-{uuid4().hex}"
         made.pieces[x.label] = [(name, i) for i in range(len(keys))]
         for key, source in zip(made.pieces[x.label], keys, strict=True):
@@ -58,20 +126,44 @@ def _sources(
     return list(flatten(expression.__dask_keys__()))
 
 
-def bind(made: graphs.Graph, workers: Sequence[str]) -> None:
+def _bind(made: graphs.Graph, workers: Sequence[str]) -> None:
     """Have our own tasks run on these workers only: to others no code may go."""
     ours = [key for keys in made.pieces.values() for key in keys]
     made.where |= dict(zip(ours, cycle(workers), strict=False))
 
 
-async def read(client: Client, made: graphs.Graph) -> dict[str, Contents]:
-    """Compute it; what is found in the pieces of each label, in order.
+async def read(
+    client: Client,
+    given: Inputs,
+    futures: Mapping[str, Sequence[Any]],
+    looks: Mapping[str, Look],
+    workers: Sequence[str],
+) -> dict[str, Contents]:
+    """Look at the pieces; what is found in those of each label, in order.
 
     Raises
     ------
     IncompleteError
         A piece cannot be loaded or read.
+    NoWorkersError
+        Code may go to none of the workers.
     """
+    if not looks:
+        return {}
+    made = await asyncio.to_thread(graph, given, futures, looks)
+    approved = {address for address, _ in monitor.known(client).approved}
+    known = [address for address in workers if address in approved]
+    if not known:
+        raise NoWorkersError(
+            "no worker has said its versions, so no code may go to one that would "
+            f"look at the values of {', '.join(looks)}"
+        )
+    if len(known) < len(workers):
+        _bind(made, known)
+    return await _answers(client, made)
+
+
+async def _answers(client: Client, made: graphs.Graph) -> dict[str, Contents]:
     futures: Mapping[Any, Future[Any]] = await asyncio.to_thread(
         graphs.submit, client, made
     )

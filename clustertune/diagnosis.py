@@ -20,11 +20,10 @@ from clustertune import (
     contents,
     inputs,
     inquiry,
-    monitor,
     report,
     workloads,
 )
-from clustertune.errors import NoWorkersError, TimedOutError
+from clustertune.errors import TimedOutError
 from clustertune.live import LiveCluster
 from clustertune.model import Finding, Goal, View
 from clustertune.report import Report
@@ -170,18 +169,14 @@ async def see(question: Question) -> View:
 async def _read(question: Question, cluster: LiveCluster, view: View) -> View:
     """The view with what the values of the data are like."""
     futures = await cluster.futures()
-    graph = await asyncio.to_thread(contents.graph, question.given, futures)
-    if not graph.pieces:
-        return view
-    approved = {address for address, _ in monitor.known(question.client).approved}
-    known = [w.address for w in view.now.workers if w.address in approved]
-    if len(known) < len(view.now.workers):
-        if not known:
-            raise NoWorkersError(
-                "deep=True: no worker has said its versions, so no code may go to one"
-            )
-        contents.bind(graph, known)
-    found = await contents.read(question.client, graph)
+    looks = contents.of_everything(question.given)
+    found = await contents.read(
+        question.client,
+        question.given,
+        futures,
+        looks,
+        [w.address for w in view.now.workers],
+    )
     layouts = tuple(contents.with_contents(x, found) for x in view.layouts)
     return replace(view, layouts=layouts)
 

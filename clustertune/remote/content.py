@@ -1,7 +1,7 @@
 """What the values of one piece are like; runs as a task where the piece lies.
 
-Answers in plain types, a few numbers for each piece. NumPy and pandas are those of the
-worker, which made the piece.
+Answers in plain types, a few numbers for each piece, or arrays of them. NumPy and
+pandas are those of the worker, which made the piece.
 """
 
 from __future__ import annotations
@@ -27,17 +27,74 @@ def labels(piece: Any) -> dict[str, Any]:
 
 def groups(piece: Any) -> dict[str, Any]:
     """First and last group, whether they are sorted, and whether one comes back."""
+    found = runs(piece)
+    return {name: found[name] for name in ("ends", "sorted", "scattered")}
+
+
+def runs(piece: Any) -> dict[str, Any]:
+    """What :func:`groups` says, and every group with its number of rows.
+
+    In the order of rows; where one comes back, in that of groups, each once.
+    """
     import numpy as np
 
     values = np.asarray(piece).ravel()
+    if values.dtype.kind == "O":
+        values = values.astype(str)
     if not len(values):
-        return {"ends": None, "sorted": True, "scattered": False}
+        none = {"values": values, "counts": np.zeros(0, dtype="i8")}
+        return {"ends": None, "sorted": True, "scattered": False, **none}
     starts = np.flatnonzero(values[1:] != values[:-1]) + 1
-    heads = values[np.concatenate([[0], starts])]
+    edges = np.concatenate([[0], starts, [len(values)]])
+    heads, counts = values[edges[:-1]], np.diff(edges)
+    once, again = np.unique(heads, return_inverse=True)
+    scattered = len(once) < len(heads)
+    if scattered:
+        heads, counts = once, np.bincount(again.reshape(-1), counts).astype("i8")
     return {
         "ends": [_plain(values[0]), _plain(values[-1])],
         "sorted": bool((values[1:] >= values[:-1]).all()),
-        "scattered": len(np.unique(heads)) < len(heads),
+        "scattered": scattered,
+        "values": heads,
+        "counts": counts,
+    }
+
+
+def classes(piece: Any, most: int) -> dict[str, Any]:
+    """How often each class is there, rows of some of each, and moments of numbers.
+
+    ``most`` is how many rows of each class are named at most; they lie far apart.
+    """
+    import numpy as np
+
+    found = _classes(piece)
+    rows = {}
+    if found is not None and most:
+        values, order = np.unique(np.asarray(piece), return_inverse=True)
+        order = order.reshape(-1)
+        by_class = np.argsort(order, kind="stable")
+        ends = np.cumsum(np.bincount(order, minlength=len(values)))
+        for (name, n), end in zip(found, ends.tolist(), strict=True):
+            take = np.unique(np.linspace(0, n - 1, min(n, most)).astype("i8"))
+            rows[name] = by_class[end - n : end][take]
+    return {"classes": found, "positions": rows, "moments": _moments(piece)}
+
+
+def types(piece: Any) -> dict[str, Any]:
+    """By column the lists of categories; the largest of all whole numbers."""
+    import numpy as np
+
+    if not hasattr(piece, "columns"):
+        return {"categories": {}, "lists": {}, "largest": 0}
+    plain = {c: t for c, t in piece.dtypes.items() if isinstance(t, np.dtype)}
+    whole = [c for c, t in plain.items() if t.kind in "iu" and len(piece)]
+    values = [piece[c].to_numpy() for c in whole]
+    ends = [abs(int(f(v))) for v in values for f in (np.min, np.max)]
+    lists = {c: piece[c].dtype for c in piece.columns if hasattr(piece[c], "cat")}
+    return {
+        "categories": _categories(piece),
+        "lists": lists,
+        "largest": max(ends, default=0),
     }
 
 
