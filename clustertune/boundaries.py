@@ -13,8 +13,9 @@ from functools import reduce
 
 import numpy as np
 
-from clustertune import chunking, layouts
+from clustertune import chunking, coverage, grouping, layouts
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
+from clustertune.grouping import Groups
 from clustertune.model import Finding, Int64s, Layout, Member, View
 
 PIECES = frozenset(("large_pieces", "too_few_pieces", "too_many_pieces"))  # checks
@@ -32,13 +33,32 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
 
     ``about`` is what was found of it, with the user's settings.
     """
-    old, total = rows_of(layout.members[0]), int(rows_of(layout.members[0]).sum())
     if view.goal.rechunk is False:
-        return old  # only what the pieces are made of changes
-    if any(m.label == "qid" for m in layout.members):
+        return rows_of(layout.members[0])  # only what the pieces are made of changes
+    groups = grouping.of(layout)
+    if groups is not None and view.goal.workload.groups:
+        return _at_groups(layout, groups, view, about)
+    if any(m.label.rpartition(".")[2] == "qid" for m in layout.members):
         return _of_groups(layout, view, about)
-    if not isinstance(view.goal.rechunk, bool) and layout is view.layouts[0]:
-        return chunking.even(total, min(total, view.goal.rechunk))
+    if layout is view.layouts[0] and view.goal.workload.exact_rows:
+        return _exact(layout, view, about)
+    return _anywhere(layout, view, about)
+
+
+def fresh(layout: Layout, view: View) -> Int64s:
+    """Rows of even pieces for rows that all travel, whatever the old pieces are."""
+    total = int(rows_of(layout.members[0]).sum())
+    wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
+    n_pieces = -(-total // _most_rows(layout, view)) if wanted is None else wanted
+    return chunking.even(total, min(max(1, total), n_pieces))
+
+
+def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
+    """Rows of pieces that may be cut at any row."""
+    old, total = rows_of(layout.members[0]), int(rows_of(layout.members[0]).sum())
+    wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
+    if wanted is not None:
+        return chunking.even(total, min(total, wanted))
     if _suits(layout, old, view, about):
         return old
     most = _most_rows(layout, view)
@@ -49,6 +69,45 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     return _most_even(
         layout, [closest, finer, chunking.even(total, -(-total // most))], view
     )
+
+
+def covering(
+    layout: Layout, rows: Int64s, view: View, *, alone: bool
+) -> tuple[Int64s, coverage.Bools] | None:
+    """Rows of pieces that can be shared out so that all have every class, if needed.
+
+    With which classes each piece has. ``alone``: rows of rare classes lie alone, where
+    whole pieces with others beside them could not be shared out.
+    """
+    classes = coverage.of(layout) if view.goal.workload.needs_all_classes else None
+    n_workers = len(view.eligible_workers)
+    if classes is None or layout is not view.layouts[0]:
+        return None
+    if not len(classes.names) or classes.totals.min() < n_workers:
+        return None
+    finer = coverage.finer(classes, rows, n_workers, alone=alone)
+    return finer, coverage.present_in(classes, finer)
+
+
+def remainder(layout: Layout, view: View) -> int:
+    """Rows of the training data that are set aside, so that all have as many."""
+    if layout is not view.layouts[0] or not view.goal.workload.exact_rows:
+        return 0
+    return int(rows_of(layout.members[0]).sum()) % max(1, len(view.eligible_workers))
+
+
+def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
+    """As many rows for each worker, one run of pieces after another; then the rest."""
+    old, n_workers = rows_of(layout.members[0]), len(view.eligible_workers)
+    left, total = remainder(layout, view), int(old.sum())
+    even = chunking.fullest(old, layouts.weights(view)) <= 1 + _ROUNDING
+    stays = not left and even and _suits(layout, old, view, about)
+    if total < n_workers or stays:
+        return old
+    each = total // n_workers
+    parts = max(1, -(-each // _most_rows(layout, view)))
+    rows = np.tile(chunking.even(each, min(each, parts)), n_workers)
+    return np.append(rows, left) if left else rows
 
 
 def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
@@ -64,6 +123,38 @@ def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
     # what cannot be better stays as it is
     stays = chunking.fullest(old, weights) <= spread[best] + _ROUNDING
     return old if stays and layout.aligned else tries[best]
+
+
+def _at_groups(
+    layout: Layout, groups: Groups, view: View, about: Sequence[Finding]
+) -> Int64s:
+    """Pieces that end where groups do: near the old ends if these suit, else even."""
+    old, total = rows_of(layout.members[0]), int(groups.counts.sum())
+    if not grouping.are_in_order(groups, view.goal.workload.groups):
+        return old  # they are put in order first
+    ends = np.cumsum(old)[:-1]
+    closest = chunking.at_edges(groups.edges, total, ends)
+    whole = np.isin(ends, np.concatenate([groups.edges, [0, total]])).all()
+    if _suits(layout, closest, view, about):
+        return old if whole else closest
+    most = _most_rows(layout, view)
+    tries = [closest]
+    for parts in (1, 2, 4, 8):
+        cuts = np.cumsum(chunking.even(total, -(-total * parts // most)))[:-1]
+        tries.append(chunking.at_edges(groups.edges, total, cuts))
+    # too few pieces, which may lie evenly, are no better than before
+    fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
+    enough = [rows for rows in tries if len(rows) >= fewest]
+    return _most_even(layout, enough or tries[-1:], view)
+
+
+def wanted_pieces(view: View, n_rows: int) -> int | None:
+    """How many were asked for, or made the model before; None: any number."""
+    if not isinstance(view.goal.rechunk, bool):
+        return view.goal.rechunk
+    rows, pieces = view.goal.kept or (0, 0)
+    possible = rows == n_rows and len(view.eligible_workers) <= pieces <= n_rows
+    return pieces if possible and view.goal.workload.keeps_pieces else None
 
 
 def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:

@@ -73,6 +73,27 @@ def joined(rows: Int64s, most: int) -> Int64s:
     return np.array(runs, dtype=np.int64)
 
 
+def at_edges(edges: Int64s, n_rows: int, cuts: Int64s) -> Int64s:
+    """Rows of pieces that are cut only at edges, each as near a wanted cut as can be.
+
+    Parameters
+    ----------
+    edges : (edges,)
+        Rows at which may be cut, ascending.
+    n_rows
+        All rows.
+    cuts : (cuts,)
+        Rows at which cuts are wanted; two that come to lie on one edge are one.
+    """
+    near = np.zeros(0, dtype=np.int64)
+    if len(edges) and len(cuts):
+        after = np.minimum(np.searchsorted(edges, cuts), len(edges) - 1)
+        before = np.maximum(after - 1, 0)
+        closer = cuts - edges[before] < edges[after] - cuts
+        near = np.unique(edges[np.where(closer, before, after)])
+    return np.diff(np.concatenate(([0], near, [n_rows]))).astype(np.int64)
+
+
 def fullest(rows: Int64s, weights: npt.NDArray[np.float64]) -> float:
     """Rows of the fullest worker over its share, largest pieces given out first.
 

@@ -101,6 +101,25 @@ def place(
     return _placement(problem, target, limit, weight)
 
 
+def placed(
+    rows: npt.ArrayLike,
+    held: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
+    weights: npt.ArrayLike,
+    *,
+    nbytes: npt.ArrayLike,
+    target: npt.NDArray[np.intp],
+) -> Placement:
+    """What it takes to have every piece on a worker that others have chosen.
+
+    The arguments are those of :func:`place`; ``target`` names workers of a weight.
+    """
+    given = [np.asarray(values) for values in (rows, nbytes, *held)]
+    weight = np.asarray(weights, np.float64)
+    problem = _problem(given, weight, np.full(weight.shape, np.inf))
+    numbers = (np.cumsum(weight > 0) - 1)[target]
+    return _placement(problem, numbers, _worst(problem, numbers), weight)
+
+
 def _placement(
     problem: _Problem, target: Array, limit: float, weight: Array
 ) -> Placement:

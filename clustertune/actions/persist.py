@@ -47,7 +47,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         The data says that it is larger than the workers have room for.
     """
     lazy = [m for layout in view.layouts for m in layout.members if not m.loaded]
-    if not lazy:
+    if not lazy or not view.loads:
         return
     _refuse_too_much(lazy, view)
     targets: dict[str, Int64s] = {}

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import layouts
+from clustertune import coverage, layouts
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.memory import room
 from clustertune.model import (
@@ -35,7 +35,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.placement import Placement, place
+from clustertune.placement import Placement, place, placed
 from clustertune.wording import bytes_text, plural
 
 # A layout that is wrong is brought well within the tolerance: at its very edge the
@@ -44,7 +44,7 @@ AIM = 0.2  # of the tolerance
 OVERHEAD = 0.1  # seconds that any move takes: cycles of the mover, and questions to it
 REMEDIES = frozenset(
     ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
-)
+)  # checks; and whatever names this action
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -57,7 +57,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     NoWorkersError
         No worker runs that may hold them.
     """
-    if not any(f.check in REMEDIES for f in findings):
+    if not any(f.check in REMEDIES or f.fixed_by == "rebalance" for f in findings):
         return
     if not view.eligible_workers:
         raise NoWorkersError(
@@ -68,6 +68,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     budget = room(view)
     placed: set[Key] = set()
     for layout in view.layouts:
+        if layout is not view.layouts[0] and view.goal.workload.eval_copies:
+            continue  # lies beside the training data, by another action
         keys = {key for m in layout.members for key in m.keys}
         # an eval set that is a part of the training data goes where that goes
         if not (layout.loaded and layout.aligned) or keys <= placed:
@@ -87,17 +89,35 @@ def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Place
     tolerance = view.goal.tolerance
     # all of it on workers that may not train is an imbalance of 0, and not even
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
+    held = there.piece, there.worker, there.nbytes
+    nbytes, weights = layouts.piece_bytes(layout), layouts.weights(view)
     try:
-        return place(
+        found = place(
             layout.rows,
-            (there.piece, there.worker, there.nbytes),
-            layouts.weights(view),
-            nbytes=layouts.piece_bytes(layout),
+            held,
+            weights,
+            nbytes=nbytes,
             budget=budget,
             tolerance=tolerance if even else AIM * tolerance,
         )
     except CapacityError as error:
         raise CapacityError(_too_much(layout, view, budget)) from error
+    covering = _covering(layout, view, found.target)
+    if covering is None:
+        return found
+    return placed(layout.rows, held, weights, nbytes=nbytes, target=covering)
+
+
+def _covering(
+    layout: Layout, view: View, target: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp] | None:
+    """Targets with which every worker has all classes, where it needs them."""
+    classes = coverage.of(layout) if view.goal.workload.needs_all_classes else None
+    if classes is None:
+        return None
+    may = layouts.weights(view) > 0
+    found = coverage.spread(target, classes.counts > 0, layout.rows, may)
+    return None if found is None else found.astype(np.intp)
 
 
 def _too_much(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> str:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import boundaries, chunking, layouts
+from clustertune import arranging, boundaries, chunking, coverage, layouts
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.memory import room
 from clustertune.model import (
@@ -148,11 +148,21 @@ def _step(
     about: list[Finding],
     taken: npt.NDArray[np.float64],
 ) -> Step | None:
-    changed = [m for m in layout.members if _changes(m, rows)]
-    if not changed:
-        return None
-    drafts = [_draft(m, rows, view) for m in changed]
-    target, shortage = _targets(layout, view, rows, drafts, taken)
+    for alone in (False, True):
+        covering = boundaries.covering(layout, rows, view, alone=alone)
+        cut, present = (rows, None) if covering is None else covering
+        changed = [m for m in layout.members if _changes(m, cut)]
+        drafts = [_draft(m, cut, view) for m in changed]
+        if not changed:
+            return None
+        target, shortage = _targets(layout, view, cut, drafts, taken)
+        rows, may = cut, layouts.weights(view) > 0
+        if present is None:
+            break
+        found = coverage.spread(target, present, cut, may)
+        if found is not None:
+            target = found
+            break
     cuts = tuple(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
     )
@@ -162,11 +172,12 @@ def _step(
         targets=target,
         cuts=cuts,
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
+        aside=boundaries.remainder(layout, view),
         shortage=shortage,
     )
     return Step(
         action="rechunk",
-        summary=_summary(changed, rows),
+        summary=_summary(changed, rows) + _aside(recut),
         price=_price(recut, changed, view),
         gain=_gain(layout, rows, about),
         args=recut,
@@ -184,6 +195,12 @@ def _summary(changed: list[Member], rows: Int64s) -> str:
         )
     texts += [f"make {m.label} {m.conversion}" for m in changed if m.conversion]
     return ", ".join(texts)
+
+
+def _aside(recut: Recut) -> str:
+    if not recut.aside:
+        return ""
+    return f", the last {plural(recut.aside, 'row')} set aside as .remainder"
 
 
 def _draft(member: Member, rows: Int64s, view: View) -> Cut:
@@ -262,6 +279,11 @@ def _targets(
 
     release = view.goal.release_inputs
     budget = _budget(layout, view, cut_labels, taken, release=release)
+    if view.goal.workload.exact_rows and layout is view.layouts[0]:
+        held_now = arranging.Held(*coordinates)
+        target = arranging.in_runs(len(rows), held_now, layouts.weights(view) > 0)
+        full = np.bincount(target, nbytes, minlength=len(budget)) > budget
+        return target, _too_much(layout, view, nbytes, budget) if full.any() else ""
     found = placed(budget)
     if found is not None:
         target = found.target.astype(np.int64)
@@ -417,6 +439,10 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
         gains.append("kind and number type are those asked for")
     if "column_chunks" in checks:
         gains.append("every piece has all columns")
+    if "missing_classes" in checks:
+        gains.append("every worker has every class")
+    if "split_groups" in checks:
+        gains.append("every group is whole, on one worker")
     old = layout.members[0].n_pieces
     if old != len(rows):
         gains.append(f"{plural(len(rows), 'piece')} instead of {old:,}")

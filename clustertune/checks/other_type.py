@@ -2,6 +2,9 @@
 
 ``to="array"`` asks for arrays in place of frames, ``dtype="float32"`` for features of
 that type. Both change while pieces are loaded or cut, which takes no pass of its own.
+Libraries that train on the codes of categories need the same list of them everywhere;
+LightGBM makes one array of all columns, which one of int64 among float32 would make
+float64: it is cast where no number changes.
 
 Remedy: ``X, y = clustertune.prepare(client, X, y, to="array", dtype="float32")``.
 """
@@ -18,9 +21,10 @@ def find(view: View) -> Iterator[Finding]:
     for member in (m for layout in view.layouts for m in layout.members):
         wanted = member.conversion
         if wanted is not None:
+            needed = "" if view.goal.to or view.goal.dtype else "; the fit needs it"
             yield Finding(
                 severity=Severity.info,
-                message=f"{member.label} is not {wanted}, which was asked for",
+                message=f"{member.label} is not {wanted}{needed}",
                 subject=(member.label,),
                 evidence={
                     "kind": member.kind,

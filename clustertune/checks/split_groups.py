@@ -3,22 +3,31 @@
 A ranking objective compares the rows of one group. Where a group is cut, its halves are
 ranked apart; on two workers XGBoost refuses or, with ``allow_group_split``, trains on
 halves. Groups must be sorted, so that the rows of each follow each other. Looked for
-with ``deep=True`` only, as it reads ``qid``.
+with ``deep=True`` and where the workload ranks, as it reads ``qid``.
 
-Remedy: sort by group before loading, and cut where groups end, for example
-``frame.set_index("qid")``; ``prepare`` joins pieces of such data and cuts none.
+Remedy: ``prepare`` with a ranking estimator cuts where groups end; for any other
+workload it joins pieces of such data and cuts none. By hand sort by group before
+loading, and cut where groups end, for example ``frame.set_index("qid")``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Member, Severity, View
+from clustertune import grouping
+from clustertune.errors import GroupSplitError
+from clustertune.model import Finding, Layout, Member, Severity, View
 from clustertune.wording import plural
+
+ERROR = GroupSplitError
 
 
 def find(view: View) -> Iterator[Finding]:
     """Find groups that are cut or scattered."""
+    if view.goal.workload.groups:
+        for layout in view.layouts:
+            yield from _cut_through(layout, view)
+        return
     for member in (m for x in view.layouts for m in x.members):
         if member.label.rpartition(".")[2] != "qid" or member.contents is None:
             continue
@@ -28,6 +37,23 @@ def find(view: View) -> Iterator[Finding]:
         if unsorted:
             text = f"groups that come back in {plural(unsorted, 'piece')}"
             yield _finding(member, text, unsorted)
+
+
+def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
+    """Where pieces end within a group; what is out of order is no group yet."""
+    groups, needed = grouping.of(layout), view.goal.workload.groups
+    if groups is None or not grouping.are_in_order(groups, needed):
+        return
+    count = len(grouping.cut(layout, groups))
+    if count:
+        yield Finding(
+            severity=Severity.critical,
+            message=f"{plural(count, 'group')} of {groups.label} would be cut: a piece "
+            "ends within it",
+            subject=tuple(m.label for m in layout.members),
+            evidence={"count": count},
+            fixed_by=view.goal.cutting,
+        )
 
 
 def _cut(member: Member) -> int:

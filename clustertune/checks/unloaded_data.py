@@ -5,6 +5,9 @@ the data is not decided before. Loaded one after the other, X and y of one Parqu
 set came out in 8 and 3 pieces: Dask joins small column reads. Loaded in one call they
 have the same pieces.
 
+A library that reads its data once (``Incremental``, predictions) takes what is not
+loaded piece by piece, so that it need not fit; it is left unless ``persist=True``.
+
 Remedy: ``X, y = clustertune.prepare(client, X, y)`` loads all of them in one call; by
 hand ``X, y = client.persist([X, y])``, never one by one.
 """
@@ -23,10 +26,12 @@ def find(view: View) -> Iterator[Finding]:
         m.label for layout in view.layouts for m in layout.members if not m.loaded
     )
     if labels:
+        what = "all that is not will be persisted together in one call"
+        if not view.loads:
+            what = f"{view.goal.workload.title} reads it once, so it stays as it is"
         yield Finding(
             severity=Severity.info,
-            message=f"{names_text(labels)} {are(labels)} not in memory; all that is "
-            "not will be persisted together in one call",
+            message=f"{names_text(labels)} {are(labels)} not in memory; {what}",
             subject=labels,
             evidence={"collections": len(labels)},
         )

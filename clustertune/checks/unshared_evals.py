@@ -1,0 +1,34 @@
+"""Eval sets of which workers have unlike rows, for a library that needs them alike.
+
+LightGBM scores an eval set on each worker by the rows that lie there, and each decides
+by its own score when to stop: where they stop at different rounds the longer one waits
+for ever. A worker without any row of it raises ``For early stopping, at least one
+dataset is required``. With all rows on every worker all stop at the same round.
+
+Remedy: ``prepare`` with ``eval_set=`` and the estimator copies each eval set to every
+worker, and hands back ``.eval_set`` and ``.fit_kwargs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clustertune import replicas
+from clustertune.model import Finding, Severity, View
+
+
+def find(view: View) -> Iterator[Finding]:
+    """Find eval sets that are not on every worker that trains."""
+    if not view.goal.workload.eval_copies or not view.layouts:
+        return
+    training = view.layouts[0]
+    for layout in view.layouts[1:]:
+        known = all(x.loaded and x.aligned for x in (training, layout))
+        if known and not replicas.are_in_place(layout, view):
+            yield Finding(
+                severity=Severity.warning,
+                message=f"{layout.label} is not on every worker as a whole: with early "
+                f"stopping {view.goal.workload.title} would wait for ever",
+                subject=tuple(m.label for m in layout.members),
+                fixed_by="replicate",
+            )
