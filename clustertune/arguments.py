@@ -71,6 +71,51 @@ def restarting(name: str, value: object) -> bool | str:
     )
 
 
+def maybe(name: str, value: object) -> bool | None:
+    """True, False or None.
+
+    Raises
+    ------
+    ValueError
+        It is something else.
+    """
+    return None if value is None else flag(name, value)
+
+
+def order(shuffle: object, sort: object) -> str:
+    """Which order rows are to have: ``"sort"``, ``"rows"``, ``"pieces"`` or none.
+
+    Raises
+    ------
+    ValueError
+        It is something else, or both.
+    """
+    if not (shuffle is False or shuffle in ("rows", "pieces")):
+        raise ValueError(
+            f'shuffle={shuffle!r} must be False, "rows" (all rows in random order) or '
+            '"pieces" (whole pieces, none of which moves)'
+        )
+    if flag("sort", sort) and shuffle:
+        raise ValueError(
+            f"sort=True and shuffle={shuffle!r}: rows can be in one order only; leave "
+            "one of them out"
+        )
+    return "sort" if sort else str(shuffle or "")
+
+
+def seed(name: str, value: object) -> int:
+    """A seed of random numbers: a whole number of 0 or more.
+
+    Raises
+    ------
+    ValueError
+        It is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name}={value!r} must be a whole number, 0 or more")
+    return value
+
+
 def kind(name: str, value: object) -> str | None:
     """``"array"``, or None."""
     if value is None or value == "array":

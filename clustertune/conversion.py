@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
@@ -97,6 +98,66 @@ def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
     )
 
 
+def with_categories(
+    x: Any, types: Mapping[Any, Any], made: Conversion | None
+) -> Conversion:
+    """A conversion of a frame that gives columns these types of categories, too.
+
+    ``made`` is the conversion that it needs anyway.
+    """
+    categories = tuple(types.items())
+    if made is not None:
+        return replace(made, categories=categories, row_bytes=None)
+    numbers = [t.name for _, t in _types(x) if isinstance(t, np.dtype)]
+    return Conversion(
+        kind="dataframe",
+        dtype=numbers[0] if numbers else "float64",
+        row_bytes=None,
+        categories=categories,
+    )
+
+
+def union(lists: Iterable[Any]) -> Any:
+    """One type of categories for several; None: they have an order, and none fits all.
+
+    Categories are in the order in which they are met.
+    """
+    known = list(lists)
+    first = known[0]
+    if all(t == first for t in known):
+        return first
+    if any(t.ordered for t in known):
+        return None
+    merged = first.categories
+    for t in known[1:]:
+        merged = merged.append(t.categories.difference(merged, sort=False))
+    return pd.CategoricalDtype(merged)
+
+
+def exact_float(types: Iterable[str], largest: int) -> str | None:
+    """The float type of a frame's widest float column, if it holds all other numbers.
+
+    Parameters
+    ----------
+    types
+        Names of the types of columns.
+    largest
+        The largest of all whole numbers, without its sign.
+    """
+    numbers = [np.dtype(t) for t in types if t in _NUMBERS]
+    floats = [t for t in numbers if t.kind == "f" and t.itemsize >= 4]
+    if not floats or len(set(numbers)) < 2:
+        return None
+    widest = max(floats, key=lambda t: t.itemsize)
+    digits = np.finfo(widest).nmant + 1
+    return widest.name if largest <= 2**digits else None
+
+
+_NUMBERS = frozenset(
+    f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)
+) - {"float8"} | {"bool"}
+
+
 def _types(x: Any) -> list[tuple[Any, Any]]:
     """(name, type) of every column."""
     return (
@@ -167,7 +228,7 @@ def converter(x: Any, conversion: Conversion) -> tuple[Callable[[Any], Any], ...
         # whole numbers would make it objects
         return (*_as_whole(x, dtype), operator.methodcaller("to_numpy"), cast)
     one = isinstance(x, dd.Series)
-    types = dict.fromkeys(conversion.columns, dtype)
+    types = dict.fromkeys(conversion.columns, dtype) | dict(conversion.categories)
     return (operator.methodcaller("astype", dtype if one else types),)
 
 

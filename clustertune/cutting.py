@@ -28,6 +28,7 @@ from dask.dataframe import dispatch
 from clustertune import conversion as converting
 from clustertune.graphs import Graph, collection
 from clustertune.model import Conversion, Cut, Key, Recut
+from clustertune.replicas import COPIED
 
 LEAVING, ARRIVING, STAYING = 2, 1, 0  # priorities: what leaves makes room
 
@@ -52,12 +53,33 @@ def collections(
     graph: Graph,
     futures: Mapping[Key, Any],
 ) -> dict[str, Any]:
-    """By label the collections of new pieces."""
+    """By label the collections of new pieces, but for rows that are set aside."""
+    count = len(recut.rows) - bool(recut.aside)
+    return _collections(recut, given, graph, futures, slice(0, count))
+
+
+def set_aside(
+    recut: Recut,
+    given: Mapping[str, Any],
+    graph: Graph,
+    futures: Mapping[Key, Any],
+) -> dict[str, Any]:
+    """By label the collections of the rows that are."""
+    return _collections(recut, given, graph, futures, slice(len(recut.rows) - 1, None))
+
+
+def _collections(
+    recut: Recut,
+    given: Mapping[str, Any],
+    graph: Graph,
+    futures: Mapping[Key, Any],
+    which: slice,
+) -> dict[str, Any]:
     return {
         cut.label: collection(
             given[cut.label],
-            {key: futures[key] for key in graph.pieces[cut.label]},
-            recut.rows.tolist(),
+            {key: futures[key] for key in graph.pieces[cut.label][which]},
+            recut.rows[which].tolist(),
             cut.conversion,
             joined=True,
         )
@@ -110,7 +132,9 @@ def _add(graph: Graph, task: Task, worker: str, priority: int) -> None:
 
 def _cut(graph: Graph, cut: Cut, recut: Recut, collection: Any) -> None:
     kind = _Rows(collection, cut.conversion)
-    name = f"{kind.name}-{uuid4().hex}"
+    # copies are known by their names when they are given again
+    copied = f"{COPIED}-" * (recut.copies > 1)
+    name = f"{copied}{kind.name}-{uuid4().hex}"
     keys: list[Key] = []
     for piece, parts in groupby(_parts(cut), key=operator.attrgetter("new")):
         key = (name, piece, *kind.tail)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import dask
 import dask.array as da
 import numpy as np
-from dask._task_spec import DataNode, GraphNode
+from dask._task_spec import DataNode, GraphNode, Task
 from dask.base import annotate
 from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
@@ -40,6 +41,17 @@ class Graph:
             for k, t in self.tasks.items()
             if isinstance(t, GraphNode) and not isinstance(t, DataNode)
         ]
+
+
+def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Graph:
+    """A graph of small arrays, each on a worker of its own."""
+    graph = Graph()
+    name = f"constants-{uuid4().hex}"
+    graph.pieces[label] = [(name, i) for i in range(len(values))]
+    for key, value, worker in zip(graph.pieces[label], values, workers, strict=True):
+        graph.tasks[key] = Task(key, np.array, value)
+        graph.where[key] = worker
+    return graph
 
 
 def submit(client: Client, graph: Graph) -> dict[Key, Any]:
@@ -100,11 +112,24 @@ def collection(
     """
     meta, keys = converting.meta(like, conversion), list(pieces)
     if isinstance(like, da.Array) or isinstance(meta, np.ndarray):
-        first: Any = keys[0]
+        named = _numbered(pieces)
+        first: Any = next(iter(named))
         columns = converting.column_chunks(like, joined=joined)
-        return da.Array(dict(pieces), first[0], (tuple(rows), *columns), meta=meta)
+        return da.Array(named, first[0], (tuple(rows), *columns), meta=meta)
     unknown = (None,) * (len(keys) + 1)
     return from_graph(dict(pieces), meta, divisions or unknown, keys, "prepared")
+
+
+def _numbered(pieces: Mapping[Key, Any]) -> dict[Key, Any]:
+    """Pieces of an array by keys that are numbered from 0, as Dask needs them."""
+    first: Any = next(iter(pieces))
+    if first[1] == 0:
+        return dict(pieces)
+    keys: list[Any] = list(pieces)
+    return {
+        (f"{first[0]}-from-{first[1]}", i - first[1], *rest): pieces[(name, i, *rest)]
+        for name, i, *rest in keys
+    }
 
 
 def with_rows(x: Any, rows: Int64s | None) -> Any:

@@ -25,7 +25,9 @@ class Journal:
         if dry_run:
             return "planned"
         # rows that nobody could count are not known to be even, nor to be paired
-        unknown = any(not (x.loaded and x.aligned) for x in self.views[-1].layouts)
+        view = self.views[-1]
+        unknown = any(not (x.loaded and x.aligned) for x in view.layouts)
+        unknown = unknown and view.loads
         if last.steps or last.refused or unknown:
             return "left"
         return "done" if self.outcomes else "fine"
@@ -36,6 +38,7 @@ class Journal:
         return Report(
             status=status,
             seconds=seconds,
+            workload=views[0].goal.workload.name if views else "",
             error=error,
             found=found[0] if found else (),
             left=found[-1] if found else (),

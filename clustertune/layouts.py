@@ -98,11 +98,14 @@ def apart(layout: Layout, n_workers: int) -> npt.NDArray[np.bool_]:
 
 
 def weights(view: View) -> npt.NDArray[np.float64]:
-    """A worker's claim on rows: its threads if it may hold training data, else 0."""
-    return np.array(
-        [w.nthreads if view.eligible(w) else 0.0 for w in view.now.workers],
-        dtype=np.float64,
-    )
+    """A worker's claim on rows: its threads if it may hold training data, else 0.
+
+    Where a workload needs as many rows on each, all claim alike.
+    """
+    alike = view.goal.workload.exact_rows
+    claims = [1 if alike else w.nthreads for w in view.now.workers]
+    may = [view.eligible(w) for w in view.now.workers]
+    return np.array(claims, dtype=np.float64) * np.array(may, dtype=np.float64)
 
 
 def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:

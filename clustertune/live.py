@@ -22,27 +22,33 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
+import dask.array as da
 import numpy as np
 from distributed import Client, Future
 
 from clustertune import (
+    contents,
     conversion,
     cutting,
     graphs,
+    grouping,
     inputs,
     inquiry,
     loading,
     monitor,
     releasing,
+    reordering,
 )
 from clustertune.errors import (
     ConnectionLostError,
     IncompleteError,
     NoWorkersError,
 )
+from clustertune.layouts import homes
 from clustertune.lease import Lease
 from clustertune.model import (
     Bounds,
+    Contents,
     Conversion,
     Drop,
     Goal,
@@ -54,8 +60,10 @@ from clustertune.model import (
     Notify,
     Recut,
     Release,
+    Reorder,
     Restart,
     Result,
+    Snapshot,
     Trim,
     View,
 )
@@ -88,6 +96,7 @@ class Asked:
     burdens: bool = False  # what each worker alone holds, and past runs
     holdings: bool = False  # which keys are in memory, and who wants them
     kept: tuple[Key, ...] = ()  # that are no holdings
+    values: bool = False  # what the workload must know of the values of the data
 
 
 class LiveCluster:
@@ -127,6 +136,11 @@ class LiveCluster:
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
         self._left: list[releasing.Release] = []  # of the cut that is going on
+        self._contents: dict[str, tuple[tuple[Key, ...], Contents]] = {}  # by label
+        self._categories: dict[str, dict[Any, Any]] = {}  # by label, those to become
+        self.aside: dict[str, Any] = {}  # rows that are no part of the data, by label
+        self._rows_aside = 0
+        self.group_sizes: dict[str, Any] = {}  # by label of what names the groups
 
     # --- begin ------------------------------------------------------------------------
 
@@ -183,6 +197,8 @@ class LiveCluster:
             await self._settle(futures, notify)
             snapshot, seen = await monitor.look(self.client, members)
         layouts = self._layouts(seen)
+        if self.asked.values:
+            layouts = await self._with_contents(layouts, snapshot)
         runs = None
         if self.asked.burdens:
             snapshot = await monitor.with_burdens(self.client, snapshot)
@@ -191,6 +207,35 @@ class LiveCluster:
             holdings = await monitor.holdings(self.client, self.asked.kept)
             snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
+
+    async def _with_contents(
+        self, layouts: tuple[Layout, ...], snapshot: Snapshot
+    ) -> tuple[Layout, ...]:
+        """The layouts with what the workload must know; new pieces are read once."""
+        workers = [w.address for w in snapshot.workers]
+        members = [(m, x is layouts[0]) for x in layouts for m in x.members if m.loaded]
+        looks = {}
+        for m, training in members:
+            look = contents.of_need(m, self.goal, len(workers), training=training)
+            if look and self._contents.get(m.label, ((), None))[0] != m.keys:
+                looks[m.label] = look
+        futures = await self.futures()
+        read = await contents.read(self.client, self.given, futures, looks, workers)
+        keys_of = {m.label: m.keys for m, _ in members}
+        self._contents |= {k: (keys_of[k], found) for k, found in read.items()}
+        known = {
+            label: found
+            for label, (own, found) in self._contents.items()
+            if keys_of.get(label) == own
+        }
+        self._categories = contents.categories(known)
+        now = {x.label: self._conversion(x) for x in self.given}
+        return tuple(
+            replace(
+                x, members=tuple(replace(m, conversion=now[m.label]) for m in x.members)
+            )
+            for x in (contents.with_contents(x, known) for x in layouts)
+        )
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
@@ -206,13 +251,24 @@ class LiveCluster:
             found.rows,
             self._conversion(x),
         )
-        ours = x.label in self._ours
         return replace(
-            member, ours=ours, derived=found.derived, embedded=found.embedded
+            member,
+            ours=x.label in self._ours,
+            aside=self._rows_aside if x.label in self.aside else 0,
+            derived=found.derived,
+            embedded=found.embedded,
         )
 
     def _conversion(self, x: inputs.Given) -> Conversion | None:
-        return conversion.asked(x.label, x.collection, self.goal)
+        """What was asked for, and what the workload needs besides."""
+        found = self._contents.get(x.label)
+        needed = None if found is None else contents.number_type(x, found[1], self.goal)
+        goal = replace(self.goal, dtype=self.goal.dtype or needed)
+        made = conversion.asked(x.label, x.collection, goal)
+        lists = self._categories.get(x.label)
+        if not lists:
+            return made
+        return conversion.with_categories(x.collection, lists, made)
 
     def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
         rest = iter(members)
@@ -365,6 +421,9 @@ class LiveCluster:
 
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
+            if recut.aside:
+                self.aside = cutting.set_aside(recut, given, graph, futures)
+                self._rows_aside = recut.aside
             try:
                 await self._settle(
                     list(futures.values()),
@@ -379,6 +438,31 @@ class LiveCluster:
             self._left = []
         sent = cutting.sent(graph)
         return Result(nbytes=await monitor.received(self.client, sent))
+
+    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
+        """Put rows in another order; old pieces stay as long as somebody has them."""
+        given = {x.label: x.collection for x in self.given}
+        old = {s.label: self._found[s.label].futures or [] for s in reorder.sources}
+        graph = await asyncio.to_thread(reordering.build, reorder, given)
+        async with self._pinned(graph) as pin:
+            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+            try:
+                await self._settle(list(futures.values()), notify, "ordering", pin)
+            except BaseException:
+                for future in futures.values():
+                    future.release()  # a traceback would keep them
+                raise
+        make = partial(reordering.collections, reorder, given, old, graph, futures)
+        made = await asyncio.to_thread(make)
+        numbers = made.pop(reordering.ORDER, None)
+        if reorder.layout == self.given.groups[0].label:
+            if numbers is not None and reordering.ORDER not in given:
+                self.given = self.given.with_companion(reordering.ORDER, numbers)
+            if not reorder.by:
+                self.goal = replace(self.goal, order="")
+        self._replace(made)
+        sent = reordering.sent(graph)
+        return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
 
     async def rescue(self) -> str:
         """Publish what is made of released pieces; says where, or nothing."""
@@ -447,6 +531,36 @@ class LiveCluster:
         return await self.staff.drop(drop, notify)
 
     # --- what prepare hands over ------------------------------------------------------
+
+    async def recall_pieces(self) -> None:
+        """Learn of how many pieces the fit before was made, where that counts."""
+        if not self.goal.workload.keeps_pieces:
+            return
+        report = await monitor.last_report(self.client)
+        if report is None or report.workload != self.goal.workload.name:
+            return
+        before = next(iter(report.after), None)
+        if before is not None and before.rows is not None:
+            self.goal = replace(self.goal, kept=(before.rows, before.pieces))
+
+    async def size_groups(self, view: View) -> None:
+        """Make the sizes of groups, pieced like what names them and beside it."""
+        for layout in view.layouts:
+            member = grouping.member_of(layout)
+            if member is None:
+                continue
+            assert member.contents is not None
+            sizes = [piece["counts"] for piece in member.contents.pieces]
+            home = homes(layout, len(view.now.workers)).tolist()
+            workers = [view.now.workers[i].address for i in home]
+            graph = graphs.constants(member.label, sizes, workers)
+            async with self._pinned(graph):
+                futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+                await self._settle(list(futures.values()), lambda *_: None)
+            first: Any = graph.pieces[member.label][0]
+            chunks = (tuple(map(len, sizes)),)
+            made = da.Array(futures, first[0], chunks, dtype=np.int64)
+            self.group_sizes[member.label] = made
 
     def tell_rows(self, view: View) -> None:
         """Have arrays know the rows that were counted, whatever was said before."""

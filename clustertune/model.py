@@ -57,6 +57,7 @@ class Conversion:
     dtype: str  # of its numbers
     row_bytes: int | None  # bytes of a row then; None: unknown
     columns: tuple[Any, ...] = ()  # of a frame that stays one: those that change
+    categories: tuple[tuple[Any, Any], ...] = ()  # and (column, type) of categories
     nullable: bool = False  # may lack values, which become NaN
 
     def __str__(self) -> str:
@@ -65,7 +66,10 @@ class Conversion:
             "dataframe": f"a DataFrame with {self.dtype} for numbers",
             "series": f"a Series of {self.dtype}",
         }
-        return kinds[self.kind]
+        if not self.categories:
+            return kinds[self.kind]
+        lists = "one list of categories for each column"
+        return f"{kinds[self.kind]} and {lists}" if self.columns else f"with {lists}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class Member:
     contents: Contents | None = None  # None: not asked
     # made by this call: its pieces are freed once nothing needs them
     ours: bool = False
+    aside: int = 0  # rows that are set aside, so that workers have as many
 
     @property
     def n_pieces(self) -> int:
@@ -159,17 +164,29 @@ class Goal:
     """What the user asked for, already checked and in plain units."""
 
     workload: Profile
+    chosen: bool = True  # the workload was, by name or estimator
+    imported: frozenset[str] = frozenset()  # libraries that the client's process has
     n_workers: int | str | None = None  # "fit": as many as memory needs
     workers: frozenset[str | int] | None = None  # ids; None: all
     tolerance: float = 0.05  # rows of the fullest worker above its share
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
     strict: bool = False  # what the fit will lack in memory is an error
+    persist: bool | None = None  # load what is not; None: as the workload needs it
     rechunk: bool | int = True  # cut where needed; never; or into so many pieces
+    kept: tuple[int, int] | None = None  # rows and pieces of the fit before this one
+    order: str = ""  # of rows: "sort" by qid, shuffle "rows" or "pieces"; "": as it is
+    seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": those that findings name; none
     restarted: frozenset[str | int] = frozenset()  # ids, in this call
     release_inputs: bool = False  # free old pieces that are cut, one by one
     to: str | None = None  # "array": frames and series become arrays
     dtype: str | None = None  # of the numbers in features
+
+    @property
+    def changes(self) -> bool:
+        """Whether something was asked for that only loaded data can become."""
+        pieces = not isinstance(self.rechunk, bool) or self.release_inputs
+        return bool(self.to or self.dtype or self.order or pieces)
 
     @property
     def cutting(self) -> str:
@@ -189,6 +206,18 @@ class View:
     @property
     def now(self) -> Snapshot:
         return self.snapshots[-1]
+
+    @property
+    def loads(self) -> bool:
+        """Whether what is not in memory is to be loaded.
+
+        A library that reads its data once takes it as it comes, unless some of it is
+        there already.
+        """
+        if self.goal.persist is not None:
+            return self.goal.persist
+        there = any(m.loaded for x in self.layouts for m in x.members)
+        return self.goal.workload.persist or there or self.goal.changes
 
     def eligible(self, worker: WorkerSnapshot) -> bool:
         """Whether this worker may hold training data: wanted and running."""
@@ -316,7 +345,40 @@ class Recut:
     targets: Int64s  # per new piece: index into ``workers``
     cuts: tuple[Cut, ...]
     freed: tuple[str, ...] = ()  # labels of which the old pieces go as they are cut
+    aside: int = 0  # rows of the last new piece, which is no part of the data then
+    copies: int = 1  # how often each row is in the new pieces
     shortage: str = ""  # why it does not fit the workers' memory, if it does not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Source:
+    """The pieces of a collection and a worker that holds each."""
+
+    label: str
+    keys: tuple[Key, ...]
+    owner: Int64s  # per key: index into ``Reorder.workers``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reorder:
+    """Another order of all rows of collections that belong together.
+
+    Every old piece is put in order by itself, and each new one takes some of its rows
+    from each: those from ``starts[old, new]`` to ``starts[old, new + 1]``. Then the new
+    piece is put in order. With ``by`` that order is the one of a collection's values,
+    of equal ones as they were; else it is random.
+    """
+
+    layout: str  # label
+    workers: tuple[str, ...]  # addresses
+    sources: tuple[Source, ...]
+    old: Int64s  # rows of every old piece
+    rows: Int64s  # of every new piece
+    targets: Int64s  # per new piece: index into ``workers``
+    starts: Int64s  # (old pieces, new pieces + 1)
+    by: str = ""  # label
+    seed: int = 0
+    whole: Int64s | None = None  # old pieces in their new order; no row changes place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -469,6 +531,9 @@ class Cluster(Protocol):
 
     async def recut(self, recut: Recut, notify: Notify) -> Result:
         """Make the new pieces, each on its target; they replace those that were."""
+
+    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
+        """Put rows in another order; ``row_order`` says which one they had."""
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Copy, confirm, drop: bring every key to its target and to it alone."""

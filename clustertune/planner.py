@@ -28,10 +28,14 @@ PHASES: tuple[tuple[str, str], ...] = (
     ("scale", "scale"),
     # then the data must be there, for its rows to be counted and its pieces moved
     ("persist", "persist"),
+    # whatever is cut and placed then is so in the order that rows are to have
+    ("reorder", "reorder"),
     # pieces are cut and joined on the workers that will train on them
     ("cut", "rechunk"),
-    # placing comes last: nothing after it may disturb the place of a piece
+    # nothing after it may disturb the place of a piece
     ("place", "rebalance"),
+    # copies of eval sets lie beside the training data
+    ("replicate", "replicate"),
 )
 
 

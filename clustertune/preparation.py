@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,12 @@ from clustertune import (
     verification,
     workloads,
 )
-from clustertune.errors import ClustertuneError, TimedOutError, VerificationError
+from clustertune.errors import (
+    ClustertuneError,
+    LayoutChanged,
+    TimedOutError,
+    VerificationError,
+)
 from clustertune.journal import Journal
 from clustertune.live import Asked, LiveCluster
 from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan
@@ -40,7 +46,8 @@ from clustertune.wording import seconds_text
 
 logger = logging.getLogger("clustertune")
 
-ROUNDS = 6
+ROUNDS = 9
+PACKAGES = {"lightgbm"}  # libraries that need more than any other, and say nothing
 VAIN = 2  # rounds in a row without any effect, after which no other is tried
 
 
@@ -139,6 +146,10 @@ def prepare(
     to: str | None = None,
     dtype: Any = None,
     release_inputs: bool = False,
+    persist: bool | None = None,
+    shuffle: bool | str = False,
+    sort: bool = False,
+    random_state: int = 0,
     tolerance: float = 0.05,
     memory_fraction: float = 0.7,
     strict: bool = False,
@@ -165,10 +176,13 @@ def prepare(
     sample_weight, qid, base_margin, init_score
         Companions of X, by the names that training libraries give them.
     eval_set
-        A list of pairs ``(X_valid, y_valid)``; each is placed by itself.
+        A list of pairs ``(X_valid, y_valid)``, or with companions by name,
+        ``(X_valid, y_valid, {"qid": qid_valid})``; each is placed by itself.
     estimator, workload
-        What will train: an estimator of a known library, or the name of a workload
-        (``"xgboost"``, ``"generic"``). It decides how much memory the fit will need.
+        What will train: an estimator of a known library, instance or class, or the name
+        of a workload (``"xgboost"``, ``"lightgbm_rank"``, ``"generic"``). It decides
+        what the data has to be like, how much memory the fit will need, and what
+        ``.fit_kwargs`` and ``.estimator_params`` are.
     n_workers
         Bring the cluster to so many workers first, where the client's cluster object
         can. ``"fit"``: to the fewest on which the fit has the memory that it needs, as
@@ -197,6 +211,18 @@ def prepare(
         data that would not fit twice. Those collections, and what is made of them
         and not computed yet, must not be used then: Dask computes them anew, if it
         can, or says ``lost dependencies``. Refused where another client needs them.
+    persist
+        Load what is not in memory. None: unless the workload reads its data only once.
+    shuffle
+        ``"rows"``: put all rows in a random order, all of them travel. ``"pieces"``:
+        only the pieces, none travels. ``.row_order`` of the result says where each row
+        was.
+    sort
+        Sort rows by query group (``qid``) where they are not, those of a group as they
+        were; ``.row_order`` says where each was. Without it that is an error for a
+        workload that needs it.
+    random_state
+        Seed of the shuffle: the same one gives the same order for the same pieces.
     tolerance
         By how much the fullest worker may exceed its share of rows, as a fraction.
     memory_fraction
@@ -223,6 +249,10 @@ def prepare(
     AlignmentError
         X, y and companions have other numbers of rows, or pieces that were not to be
         cut do not fit each other or the workers.
+    GroupOrderError, GroupSplitError
+        Query groups are not as the workload needs them, or one is too large.
+    ClassCoverageError
+        A class has fewer rows than there are workers, and each needs all classes.
     CapacityError
         The data, or new pieces beside the old ones, do not fit below the lines at which
         workers spill.
@@ -249,18 +279,28 @@ LeaseHeldError
     }
     given = inputs.gather(X, y, others, companions, eval_set)
     inputs.check_client(client, given)
+    profile = workloads.choose(workload, estimator)
     goal = Goal(
-        workload=workloads.choose(workload, estimator),
+        workload=profile,
+        chosen=workload is not None or estimator is not None,
+        imported=frozenset(PACKAGES & sys.modules.keys()),
         n_workers=arguments.workers_wanted("n_workers", n_workers),
         restart=arguments.restarting("restart", restart),
         rechunk=arguments.cutting("rechunk", rechunk),
         release_inputs=arguments.flag("release_inputs", release_inputs),
         to=arguments.kind("to", to),
         dtype=arguments.number_type("dtype", dtype),
-        tolerance=arguments.fraction("tolerance", tolerance, zero=True),
+        persist=arguments.maybe("persist", persist),
+        order=arguments.order(shuffle, sort),
+        seed=arguments.seed("random_state", random_state),
+        # to the row means that no tolerance is left
+        tolerance=0.0
+        if profile.exact_rows
+        else arguments.fraction("tolerance", tolerance, zero=True),
         memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
         strict=strict,
     )
+    inputs.refuse_unfit(given, goal)
     for x in given:
         conversion.asked(x.label, x.collection, goal)  # refuses what cannot be
     request = Request(
@@ -270,6 +310,7 @@ LeaseHeldError
         workers=arguments.names("workers", workers),
         timeout=arguments.duration("timeout", timeout),
         progress=progress,
+        estimator=estimator,
     )
     prepared: Prepared = client.sync(_prepare, request, dry_run)
     return prepared
@@ -285,6 +326,7 @@ class Request:
     workers: tuple[str | int, ...] | None
     timeout: float
     progress: bool | Notify | None
+    estimator: object = None
 
 
 async def _prepare(request: Request, dry_run: bool) -> Prepared:
@@ -314,6 +356,10 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
         verify=partial(_verify, replace(request, given=cluster.given)),
         put_bounds_back=cluster.staff.put_bounds_back,
+        workload=request.goal.workload.name,
+        estimator=request.estimator,
+        aside=cluster.aside,
+        group_sizes=cluster.group_sizes,
     )
     return Prepared(cluster.given, journal, report, again)
 
@@ -327,7 +373,7 @@ def _cluster(request: Request, start: float) -> LiveCluster:
         request.given,
         request.goal,
         remaining,
-        asked=Asked(burdens=bool(request.goal.restart)),
+        asked=Asked(burdens=bool(request.goal.restart), values=True),
     )
 
 
@@ -340,11 +386,14 @@ async def _work(
 ) -> None:
     settings = of_checks()
     await cluster.open(request.workers)
+    await cluster.recall_pieces()
     if dry_run:
         await tune(cluster, journal, notify=notify, settings=settings, dry_run=True)
         return
     async with cluster.lease("prepare", notify):
         await tune(cluster, journal, notify=notify, settings=settings)
+        if request.goal.workload.group_sizes:
+            await cluster.size_groups(journal.views[-1])
     cluster.tell_rows(journal.views[-1])
     loaded = [v for v in journal.views if all(x.loaded for x in v.layouts)]
     wrong = verification.losses(loaded[0], loaded[-1]) if loaded else ()
@@ -392,15 +441,22 @@ async def _conclude(
 async def _verify(request: Request, journal: Journal) -> Report:
     start = monotonic()
     cluster, seen = _cluster(request, start), Journal()
+    cluster.asked = Asked()
     await cluster.open(request.workers)
-    await tune(cluster, seen, notify=lambda *_: None, dry_run=True)
+    now = await cluster.look(lambda *_: None)
+    seen.views.append(now)
+    seen.findings.append(checks.run(now, of_checks()))
     # memory is no part of it: what other work has taken since is no fault of ours
-    was, now = journal.views[-1], seen.views[-1]
-    wrong = (*verification.losses(was, now), *verification.separations(was, now))
+    was = journal.views[-1]
+    wrong = (
+        *verification.losses(was, now),
+        *verification.separations(was, now),
+        *verification.moves(was, now),
+    )
     status = "failed" if wrong else "fine"
     report = seen.report(status, monotonic() - start, "; ".join(wrong))
     if wrong:
-        error = VerificationError(f"looking again found: {'; '.join(wrong)}")
+        error = LayoutChanged(f"looking again found: {'; '.join(wrong)}")
         error.report = report
         raise error
     return report

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from distributed import Client
 
+from clustertune import workloads
 from clustertune.blocks import Block
 from clustertune.holding import Hold
 from clustertune.inputs import COMPANIONS, Inputs
 from clustertune.journal import Journal
 from clustertune.memory import fit_bytes
 from clustertune.model import Layout, Plan
+from clustertune.reordering import ORDER
 from clustertune.report import Report
+from clustertune.workloads import Handed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,11 @@ class Again:
     prepare: Callable[[], Awaitable[Prepared]]
     verify: Callable[[Journal], Awaitable[Report]]
     put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
+    workload: str  # name
+    estimator: object = None
+    aside: Mapping[str, Any] = field(default_factory=dict)  # rows left over, by label
+    #: sizes of groups, by label of what names the groups
+    group_sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Prepared(Block):
@@ -34,8 +42,20 @@ class Prepared(Block):
     ----------
     X, y, others, sample_weight, qid, base_margin, init_score
         The collections; None (``others``: empty) where none was given.
-    eval_set : list of pairs
+    eval_set : list of tuples
         As given, prepared.
+    remainder : list or None
+        Where every worker needs as many rows, those that are left over, fewer than
+        there are workers: collections in the order in which this unpacks. They are not
+        in X and y; whether to leave them out is the caller's choice. None: there are
+        none.
+    row_order : dask.array.Array or None
+        After ``sort=`` or ``shuffle=``, for every row of X the number that it had:
+        ``prediction[np.argsort(row_order)]`` is in the order that was given. (rows,)
+        of int64. None: rows are in the order in which they came.
+    fit_kwargs, estimator_params : dict
+        For the library that trains: ``model.set_params(**prepared.estimator_params)``
+        and ``model.fit(X, y, **prepared.fit_kwargs)``. Empty where it needs nothing.
     before, after : Layout
         Where the training data lay and where it lies.
     plan : tuple of Plan
@@ -51,6 +71,7 @@ class Prepared(Block):
     """
 
     def __init__(self, given: Inputs, journal: Journal, report: Report, again: Again):
+        self._inputs = given
         self._given = [given.collection(label) for label in given.training]
         self._journal = journal
         self._again = again
@@ -61,10 +82,28 @@ class Prepared(Block):
         )
         for name in COMPANIONS:
             setattr(self, name, given.collection(name))
-        self.eval_set = [
-            (given.collection(x), given.collection(y)) for x, y in given.eval_set
-        ]
+        self.eval_set = [_as_given(given, labels) for labels in given.eval_sets]
+        self.row_order = given.collection(ORDER)
+        aside = again.aside
+        self.remainder = [aside[given.same[x]] for x in given.training if aside] or None
         self.report = report
+
+    @property
+    def _handed(self) -> Handed:
+        given, sizes = self._inputs, self._again.group_sizes
+        return Handed(
+            training=_rows(given, given.training, sizes),
+            eval_sets=tuple(_rows(given, x, sizes) for x in given.eval_sets),
+            estimator=self._again.estimator,
+        )
+
+    @property
+    def fit_kwargs(self) -> dict[str, Any]:
+        return workloads.fit_kwargs(self._again.workload, self._handed)
+
+    @property
+    def estimator_params(self) -> dict[str, Any]:
+        return workloads.estimator_params(self._again.workload, self._handed)
 
     @property
     def before(self) -> Layout:
@@ -81,6 +120,8 @@ class Prepared(Block):
     def verify(self) -> Any:
         """Look again whether every piece is where it was put, with rows and pair.
 
+        One look, which costs a fraction of a second: call it before each fit.
+
         Returns
         -------
         Report
@@ -89,9 +130,9 @@ class Prepared(Block):
 
         Raises
         ------
-        VerificationError
-            Something is lost, has other rows or is apart from its pair; the text
-            says what.
+        LayoutChanged
+            Something is lost, has other rows, is apart from its pair or on another
+            worker; the text says what.
         """
         return self._again.client.sync(self._again.verify, self._journal)
 
@@ -138,6 +179,25 @@ class Prepared(Block):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name!r}: {_UNPACK}")
+
+
+def _as_given(given: Inputs, labels: tuple[str, ...]) -> tuple[Any, ...]:
+    """An eval set in the form in which it was given."""
+    X, y, *companions = labels
+    named = {x.rpartition(".")[2]: given.collection(x) for x in companions}
+    pair = given.collection(X), given.collection(y)
+    return (*pair, named) if named else pair
+
+
+def _rows(
+    given: Inputs, labels: tuple[str, ...], sizes: Mapping[str, Any]
+) -> workloads.Rows:
+    named = {x.rpartition(".")[2]: x for x in labels if not x.startswith("others[")}
+    found = {name: given.collection(label) for name, label in named.items()}
+    qid = named.get("qid")
+    return workloads.Rows(
+        **found, group_sizes=sizes.get(given.same[qid]) if qid else None
+    )
 
 
 _UNPACK = (

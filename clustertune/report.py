@@ -22,7 +22,8 @@ from clustertune.wording import bytes_text, names_text, printable, seconds_text
 
 SCHEMA_VERSION = 1
 MOST_WORKERS = 12  # shown one by one; of more, the fullest and the emptiest
-HEADLINE = "one_machine"  # said first: the honest other side
+#: checks that are said first: what the data is not prepared for, the honest other side
+HEADLINES = ("unnamed_workload", "one_machine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class Report:
 
     status: str
     seconds: float
+    workload: str = ""  # for what was prepared
     found: tuple[Finding, ...] = ()
     left: tuple[Finding, ...] = ()
     before: tuple[LayoutSummary, ...] = ()
@@ -188,8 +190,10 @@ def headlines(report: Report) -> list[str]:
     """At most six lines: the other side, wrong, done, cost, left."""
     # of the last look, where there was more than one: scaling changes the answer
     latest = report.left or report.found
-    lines = [f.message for f in latest if f.check == HEADLINE][:1]
+    said = {f.check: f.message for f in reversed(latest)}
+    lines = [said[check] for check in HEADLINES if check in said]
     wrong = [f for f in report.found if f.severity > Severity.info]
+    wrong = [f for f in wrong if f.check not in HEADLINES] or wrong
     if wrong and not (report.error and wrong[0].message in report.error):
         more = f" (and {len(wrong) - 1} more findings)" if len(wrong) > 1 else ""
         lines.append(f"wrong: {wrong[0].message}{more}")

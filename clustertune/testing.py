@@ -37,6 +37,7 @@ from clustertune.model import (
     Notify,
     Recut,
     Release,
+    Reorder,
     Restart,
     Result,
     Snapshot,
@@ -44,6 +45,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.replicas import COPIED
 from clustertune.sizes import held_bytes
 from clustertune.verification import problems
 
@@ -92,6 +94,8 @@ class MemoryCluster:
         What was done to it, in order.
     contents : dict
         By label of member, for every piece the numbers of its rows.
+    aside : dict
+        By label of member the rows that were set aside.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class MemoryCluster:
         self.contents = {
             m.label: _contents(m) for x in start.layouts for m in x.members
         }
+        self.aside: dict[str, list[Row]] = {}
         self.recuts = 0
         given = held_bytes(start.layouts, len(self.workers)).tolist()
         self._foreign = {  # bytes of Dask's other keys
@@ -205,6 +210,27 @@ class MemoryCluster:
             )
             for x in self.layouts
         )
+        return Result(nbytes=self.moved - before)
+
+    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
+        self.calls.append(f"reorder {len(reorder.rows)}")
+        before, running = self.moved, {a for a, w in self.workers.items() if w.running}
+        refuge = next(iter(self.workers))
+        wanted = [reorder.workers[i] for i in reorder.targets.tolist()]
+        homes = [{a if a in running else refuge} for a in wanted]
+        sources = {s.label for s in reorder.sources}
+        self.layouts = tuple(
+            replace(
+                x,
+                members=tuple(
+                    self._reordered(m, reorder, homes) if m.label in sources else m
+                    for m in x.members
+                ),
+            )
+            for x in self.layouts
+        )
+        if not reorder.by:
+            self.goal = replace(self.goal, order="")
         return Result(nbytes=self.moved - before)
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
@@ -320,15 +346,49 @@ class MemoryCluster:
             nbytes[piece] += part
             if self.homes[m.label][key].isdisjoint(homes[piece]):
                 self.moved += part
+        if recut.aside:
+            self.aside[m.label] = new.pop()
+            homes, nbytes = homes[:-1], nbytes[:-1]
         self.contents[m.label] = new
         self.homes[m.label] = homes
         self.recuts += 1
+        name = f"{COPIED}-" * (recut.copies > 1) + f"{m.label}-{self.recuts}"
         return replace(
             _converted(m),
-            keys=tuple((f"{m.label}-{self.recuts}", i) for i in range(len(new))),
+            keys=tuple((name, i) for i in range(len(new))),
             rows=np.array([len(rows) for rows in new], dtype=np.int64),
             nbytes=nbytes,
             column_blocks=1,
+            ours=True,
+            aside=m.aside + recut.aside,
+            contents=None,
+        )
+
+    def _reordered(self, m: Member, reorder: Reorder, homes: list[set[str]]) -> Member:
+        """The member in its new order: here each piece is in order as it is."""
+        assert m.nbytes is not None
+        old, new = self.contents[m.label], []
+        if reorder.whole is not None:
+            new = [old[i] for i in reorder.whole.tolist()]
+        else:
+            for j, home in enumerate(homes):
+                edges = reorder.starts[:, j : j + 2].tolist()
+                parts = [rows[a:b] for rows, (a, b) in zip(old, edges, strict=True)]
+                new.append([row for part in parts for row in part])
+                size = int(m.nbytes.sum()) // max(1, sum(map(len, old)))
+                away = zip(parts, self.homes[m.label], strict=True)
+                self.moved += sum(
+                    len(part) * size for part, held in away if held.isdisjoint(home)
+                )
+        total = max(1, sum(map(len, new)))
+        rows = np.array([len(x) for x in new], dtype=np.int64)
+        self.contents[m.label], self.homes[m.label] = new, [set(h) for h in homes]
+        self.recuts += 1
+        return replace(
+            m,
+            keys=tuple((f"{m.label}-{self.recuts}", i) for i in range(len(new))),
+            rows=rows,
+            nbytes=rows * (int(m.nbytes.sum()) // total),
             ours=True,
         )
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import layouts
+from clustertune import layouts, replicas
 from clustertune.memory import room
 from clustertune.model import Layout, Member, View
 from clustertune.sizes import held_bytes
+from clustertune.wording import plural, workers_text
 
 
 def problems(before: View, after: View) -> tuple[str, ...]:
@@ -44,8 +45,38 @@ def separations(before: View, after: View) -> tuple[str, ...]:
     return tuple(text for o, n in pairs for text in _apart(o, n, before, after))
 
 
+def moves(before: View, after: View) -> tuple[str, ...]:
+    """Which pieces lie on other workers than before."""
+    found = []
+    for old, new in zip(before.layouts, after.layouts, strict=True):
+        if not (old.loaded and old.aligned and new.loaded and new.aligned):
+            continue
+        if len(old.rows) != len(new.rows):
+            continue
+        was, now = _places(old, before), _places(new, after)
+        gone = [i for i, (a, b) in enumerate(zip(was, now, strict=True)) if a != b]
+        if gone:
+            i = gone[0]
+            found.append(
+                f"{plural(len(gone), 'piece')} of the {new.label} moved, for example "
+                f"number {i} from {workers_text([was[i]])} to {workers_text([now[i]])}"
+            )
+    return tuple(found)
+
+
+def _places(layout: Layout, view: View) -> list[str | int]:
+    """By piece the id of the worker that holds most of it."""
+    home = layouts.homes(layout, len(view.now.workers)).tolist()
+    return [view.now.workers[i].id if i >= 0 else "none" for i in home]
+
+
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
-    for was, now in zip(old.members, new.members, strict=True):
+    before = {m.label: m for m in old.members}
+    times = replicas.copies(new) / replicas.copies(old)
+    for now in new.members:
+        was = before.get(now.label)
+        if was is None:
+            continue  # was made by this call
         if not now.loaded:
             if was.loaded:
                 yield f"{now.label} was in memory and is not now"
@@ -57,17 +88,18 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
             yield f"{int((~there).sum())} pieces of {now.label} are nowhere in memory"
         if was.loaded and was.keys != now.keys and not now.ours:
             yield f"{now.label} has other keys than before"
-        yield from _other_rows(was, now)
+        yield from _other_rows(was, now, times)
 
 
-def _other_rows(was: Member, now: Member) -> Iterator[str]:
+def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
+    """Rows that are not there any more, but for those set aside, and copies."""
     if was.rows is None:
         return
     if now.rows is None:
         yield f"rows of {now.label} were known before and cannot be counted now"
     elif was.keys == now.keys and not np.array_equal(was.rows, now.rows):
         yield f"pieces of {now.label} have other rows than before"
-    elif was.rows.sum() != now.rows.sum():
+    elif (was.rows.sum() + was.aside) * times != now.rows.sum() + now.aside:
         yield f"{now.label} had {was.rows.sum():,} rows and has {now.rows.sum():,}"
 
 

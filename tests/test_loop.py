@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import layouts, planner
+from clustertune import layouts, planner, preparation
 from clustertune.errors import (
     AlignmentError,
     CapacityError,
@@ -348,12 +348,12 @@ def test_at_most_so_many_rounds() -> None:
     """Whoever undoes everything each time does not keep it busy for ever."""
     cluster = Restless(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
-    assert cluster.calls == ["move 12"] * 6
-    assert len(journal.views) == len(journal.plans) == 6 + 1
+    assert cluster.calls == ["move 12"] * preparation.ROUNDS
+    assert len(journal.views) == len(journal.plans) == preparation.ROUNDS + 1
     report = journal.report(journal.status(dry_run=False), 0.0)
     assert report.status == "left"
     assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
-    assert [s.status for s in report.steps] == ["done"] * 6
+    assert [s.status for s in report.steps] == ["done"] * preparation.ROUNDS
 
 
 def test_what_is_refused_is_left() -> None:
