@@ -54,8 +54,8 @@ def fit_kwargs(handed: Handed) -> dict[str, Any]:
     found = {
         "sample_weight": rows.sample_weight,
         "init_score": rows.init_score,
-        "eval_sample_weight": handed.of_eval_sets("sample_weight"),
-        "eval_init_score": handed.of_eval_sets("init_score"),
+        "eval_sample_weight": of_all_eval_sets(handed, "sample_weight"),
+        "eval_init_score": of_all_eval_sets(handed, "init_score"),
     }
     given = {name: value for name, value in found.items() if value is not None}
     return given | _eval_sets(handed)
@@ -64,6 +64,19 @@ def fit_kwargs(handed: Handed) -> dict[str, Any]:
 def is_ranker(estimator: object) -> bool:
     """Whether it learns from groups of rows."""
     return isa(estimator, "lightgbm.dask", "DaskLGBMRanker")
+
+
+def of_all_eval_sets(handed: Handed, name: str) -> list[Any] | None:
+    """That member of every eval set; LightGBM cannot do with that of some."""
+    every = handed.of_eval_sets(name)
+    lacking = [i for i, x in enumerate(every or ()) if x is None]
+    if every is None or not lacking:
+        return every
+    has = next(i for i, x in enumerate(every) if x is not None)
+    raise ValueError(
+        f"LightGBM takes {name} for all eval sets or for none; eval_set[{has}] has one "
+        f"and eval_set[{lacking[0]}] has none"
+    )
 
 
 def _eval_sets(handed: Handed) -> dict[str, Any]:

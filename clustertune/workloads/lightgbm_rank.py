@@ -30,7 +30,7 @@ def fit_kwargs(handed: Handed) -> dict[str, Any]:
     """Sizes of the groups, and all that the other estimators take."""
     found = {
         "group": handed.training.group_sizes,
-        "eval_group": handed.of_eval_sets("group_sizes"),
+        "eval_group": lightgbm.of_all_eval_sets(handed, "group_sizes"),
     }
     given = {name: value for name, value in found.items() if value is not None}
     return lightgbm.fit_kwargs(handed) | given
