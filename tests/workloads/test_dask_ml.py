@@ -18,7 +18,13 @@ import clustertune
 from clustertune import workloads
 from tests.workloads import data
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # of Dask and SciPy, at how dask-glm calls them
+    pytest.mark.filterwarnings("ignore:Dask configuration key:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:scipy.optimize:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +37,6 @@ pytestmark = pytest.mark.slow
     ],
     ids=["glm", "glm_admm", "kmeans", "incremental"],
 )
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::RuntimeWarning")
 def test_it_fits_what_is_prepared(client: Any, model: Any) -> None:
     """With the prepared collections, and without anything else."""
     X = data.features()
@@ -46,7 +51,6 @@ def test_it_fits_what_is_prepared(client: Any, model: Any) -> None:
     assert len(np.unique(predicted)) == 2
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_coefficients_depend_on_the_number_of_pieces(client: Any) -> None:
     """Of ``admm``, which is why its pieces are kept; of no other solver."""
     X = data.features()
@@ -86,7 +90,9 @@ def test_incremental_takes_no_weights(client: Any) -> None:
 def test_incremental_searches_still_fail(client: Any) -> None:
     """When this test fails they work again: refuse them no longer (dask-ml#1016)."""
     X = data.features()
-    search = HyperbandSearchCV(SGDClassifier(), {"alpha": np.logspace(-4, -1, 20)}, max_iter=3)
+    search = HyperbandSearchCV(
+        SGDClassifier(), {"alpha": np.logspace(-4, -1, 20)}, max_iter=3
+    )
     with pytest.raises(RuntimeError, match="asynchronous Client"):
         search.fit(X, data.labels(X), classes=[0, 1])
     assert "dask-ml#1016" in workloads.available()["incremental_search"].PROFILE.refused
