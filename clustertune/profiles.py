@@ -84,6 +84,8 @@ class Profile:
     starts_processes: bool = False
     #: why no layout helps it, and what to do instead; "": prepare takes it
     refused: str = ""
+    #: what its fit takes beside X and y, of companions and "eval_set"; None: anything
+    takes: tuple[str, ...] | None = None
 
     def multiple(self, itemsize: int | None) -> float:
         """The multiple for this item size; for one that is not listed, the largest."""

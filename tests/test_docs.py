@@ -10,12 +10,19 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-FILES = runpy.run_path(str(ROOT / "docs" / "make_checks.py"))["FILES"]
+MAKERS = ("make_checks", "make_workloads")
+FILES = {
+    name: make
+    for maker in MAKERS
+    for name, make in runpy.run_path(str(ROOT / "docs" / f"{maker}.py"))[
+        "FILES"
+    ].items()
+}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_made_is_current(name: str) -> None:
-    """After a change of a check: ``python -m docs.make_checks``."""
+    """After a change of a check or a profile: ``python -m docs.make_...``."""
     assert (ROOT / name).read_text() == FILES[name]()
 
 

@@ -351,7 +351,7 @@ async def test_data_of_another_cluster(c, s, a):
 @pytest.mark.parametrize(
     ("argument", "value", "text"),
     [
-        ("workload", "xgb", "workload='xgb' is not known; known are: generic, xgboost"),
+        ("workload", "xgb", "workload='xgb' is not known; known are: generic, glm"),
         ("workload", ["xgb"], r"workload=\['xgb'\] is not known"),
         ("estimator", 1, "estimator=int is not one .* workload= one of generic"),
         ("n_workers", 0, "n_workers=0 must be a whole number"),

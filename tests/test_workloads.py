@@ -2,43 +2,185 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import dask_glm.estimators as dask_glm
+import dask_ml.cluster
+import dask_ml.linear_model as dask_linear
+import dask_ml.model_selection as dask_search
+import dask_ml.wrappers
+import lightgbm
 import pytest
+import sklearn.cluster
+import sklearn.ensemble
+import sklearn.linear_model
+import sklearn.model_selection
 import xgboost
 import xgboost.dask
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from clustertune import workloads
-from clustertune.workloads import choose
+from clustertune import estimators, inputs, workloads
+from clustertune.model import Profile
+from clustertune.workloads import Handed, Rows, choose
 
-
-def test_every_workload_keeps_the_contract() -> None:
-    """A workload is a file with a profile of its name, its figures and their source."""
-    files = {p.stem for p in Path(workloads.__file__).parent.glob("*.py")}
-    assert set(workloads.available()) == files - {"__init__"}
-    for name, module in workloads.available().items():
-        profile = module.PROFILE
-        assert module.__name__ == f"clustertune.workloads.{profile.name}"
-        assert profile.name == name
-        assert profile.title
-        assert profile.source
-        assert module.__doc__
-        # the data itself is part of what a fit needs
-        assert all(m >= 1 for m in profile.memory_multiple.values())
-        assert profile.max_pieces_per_thread >= 1
+FILES = {p.stem: p for p in Path(workloads.__file__).parent.glob("[!_]*.py")}
+SGD = sklearn.linear_model.SGDClassifier
 
 
-def test_generic_is_nobodys() -> None:
-    """No estimator is taken for generic: not to be known is an error to be seen."""
-    assert not workloads.available()["generic"].matches(object())
-    assert not workloads.available()["xgboost"].matches(object())
-    assert not workloads.available()["xgboost"].matches(xgboost.XGBRegressor())
+class Mine(xgboost.dask.DaskXGBClassifier):
+    """A user's own subclass."""
+
+    def __init__(self, **parameters: Any) -> None:
+        super().__init__(**parameters)
+
+
+ESTIMATORS = [
+    (xgboost.dask.DaskXGBRegressor, "xgboost"),
+    (xgboost.dask.DaskXGBRegressor(), "xgboost"),
+    (xgboost.dask.DaskXGBRegressor(tree_method="hist"), "xgboost"),
+    (xgboost.dask.DaskXGBRFClassifier(tree_method="auto"), "xgboost"),
+    (xgboost.dask.DaskXGBRFRegressor, "xgboost"),
+    (xgboost.dask.DaskXGBClassifier(tree_method="approx"), "xgboost_dmatrix"),
+    (xgboost.dask.DaskXGBRFRegressor(tree_method="exact"), "xgboost_dmatrix"),
+    (Mine, "xgboost"),
+    (Mine(), "xgboost"),
+    (Mine(tree_method="exact"), "xgboost_dmatrix"),
+    (xgboost.dask.DaskXGBRanker, "xgboost_rank"),
+    (xgboost.dask.DaskXGBRanker(tree_method="approx"), "xgboost_rank"),
+    (lightgbm.DaskLGBMClassifier, "lightgbm"),
+    (lightgbm.DaskLGBMRegressor(), "lightgbm"),
+    (lightgbm.DaskLGBMRanker, "lightgbm_rank"),
+    (lightgbm.DaskLGBMRanker(), "lightgbm_rank"),
+    (dask_linear.LogisticRegression, "glm_admm"),
+    (dask_linear.PoissonRegression(), "glm_admm"),
+    (dask_linear.LogisticRegression(solver="lbfgs"), "glm"),
+    (dask_linear.LinearRegression(solver="newton"), "glm"),
+    (dask_glm.LogisticRegression, "glm_admm"),
+    (dask_glm.PoissonRegression(solver="gradient_descent"), "glm"),
+    (dask_ml.cluster.KMeans, "kmeans"),
+    (dask_ml.cluster.KMeans(), "kmeans"),
+    (dask_ml.wrappers.Incremental, "incremental"),
+    (dask_ml.wrappers.Incremental(SGD()), "incremental"),
+    (dask_ml.wrappers.ParallelPostFit, "predict"),
+    (dask_ml.wrappers.ParallelPostFit(SGD()), "predict"),
+    (make_pipeline(StandardScaler(), dask_linear.LinearRegression()), "glm_admm"),
+    (make_pipeline(StandardScaler(), Mine(tree_method="exact")), "xgboost_dmatrix"),
+    (make_pipeline(make_pipeline(dask_ml.cluster.KMeans())), "kmeans"),
+]
+REFUSED = [
+    (sklearn.model_selection.GridSearchCV(SGD(), {}), "gridsearch"),
+    (sklearn.model_selection.RandomizedSearchCV, "gridsearch"),
+    (dask_search.GridSearchCV, "gridsearch"),
+    (dask_search.RandomizedSearchCV(SGD(), {}), "gridsearch"),
+    (dask_search.IncrementalSearchCV, "incremental_search"),
+    (dask_search.HyperbandSearchCV(SGD(), {}), "incremental_search"),
+    (dask_search.SuccessiveHalvingSearchCV, "incremental_search"),
+]
+
+
+def name(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    kind = value if isinstance(value, type) else type(value)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+
+
+def claimed(estimator: Any) -> list[str]:
+    """Names of all workloads that say that it is theirs."""
+    return [
+        name
+        for name, module in workloads.available().items()
+        if hasattr(module, "matches") and module.matches(estimator)
+    ]
+
+
+# --- the contract ---------------------------------------------------------------------
+
+
+def test_every_file_is_a_workload() -> None:
+    """A workload is available by the name of its file; nothing registers it."""
+    assert set(FILES) <= set(workloads.available())
+    assert list(workloads.available()) == sorted(workloads.available())
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_every_workload_keeps_the_contract(name: str) -> None:
+    """It has a profile of its name, its figures and their source, and a page."""
+    module = workloads.available()[name]
+    profile = module.PROFILE
+    assert module.__name__ == f"clustertune.workloads.{name}"
+    assert profile.name == name
+    assert profile.title
+    assert profile.source
+    summary, *rest = inspect.getdoc(module).split("\n\n")
+    assert summary.endswith(".")
+    assert "\n" not in summary
+    assert rest
+    # the data itself is part of what a fit needs
+    assert all(m >= 1 for m in profile.memory_multiple.values())
+    assert profile.max_pieces_per_thread >= profile.pieces_per_thread >= 1
+    assert profile.groups in {"", "together", "sorted"}
+    assert profile.threads in {"", "worker", "pools"}
+    assert set(profile.kinds) <= {"array", "dataframe"}
+    if profile.frugal != ("", ""):
+        other, how = profile.frugal
+        assert how
+        better = workloads.available()[other].PROFILE
+        assert better.multiple(4) < profile.multiple(4)
+    if profile.takes is not None:
+        assert set(profile.takes) <= {*inputs.COMPANIONS, "eval_set"}
+        assert bool(profile.groups) == ("qid" in profile.takes)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_workloads_are_short_and_import_no_library(name: str) -> None:
+    """One library fits on two screens, and is not imported to be known."""
+    text = FILES[name].read_text()
+    assert len(text.splitlines()) <= 100
+    roots = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            roots.add(str(node.module).partition(".")[0])
+    assert roots <= {*sys.stdlib_module_names, "clustertune", "dask"} - {"asyncio"}
+
+
+def test_a_choice_imports_no_library() -> None:
+    """Whoever trains with one library need not have the others."""
+    code = """if True:
+        import sys
+        import clustertune.workloads
+        clustertune.workloads.choose("lightgbm")
+        try:
+            clustertune.workloads.choose(None, object())
+        except ValueError:
+            libraries = {"xgboost", "lightgbm", "sklearn", "dask_ml", "dask_glm"}
+            print(*libraries & set(sys.modules), "none else")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "none else"
+
+
+# --- by name --------------------------------------------------------------------------
 
 
 def test_neither_is_generic() -> None:
     """Without a name and an estimator the workload is the generic one."""
     assert choose(None).name == "generic"
+    assert claimed(object()) == []
 
 
 def test_by_name() -> None:
@@ -47,36 +189,191 @@ def test_by_name() -> None:
     assert choose("generic", xgboost.dask.DaskXGBRegressor()).name == "generic"
 
 
-class Mine(xgboost.dask.DaskXGBClassifier):
-    """A user's own subclass."""
-
-
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        xgboost.dask.DaskXGBRegressor(),
-        xgboost.dask.DaskXGBClassifier(),
-        xgboost.dask.DaskXGBRanker(),
-        Mine(),
-    ],
-    ids=lambda e: type(e).__name__,
-)
-def test_by_estimator(estimator: Any) -> None:
-    """XGBoost's Dask estimators, and classes made of them, are known."""
-    assert choose(None, estimator).name == "xgboost"
-
-
 @pytest.mark.parametrize("name", ["xgb", "", "XGBoost", ["xgboost"], 3])
 def test_a_name_that_is_not_known(name: Any) -> None:
-    """The error has what was given and what is known."""
-    with pytest.raises(ValueError, match=r"workload=.* known are: generic, xgboost"):
+    """The error has what was given and what is known, but for what is refused."""
+    with pytest.raises(ValueError, match=r"workload=.* known are: .*xgboost") as error:
+        choose(name)
+    assert "gridsearch" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["gridsearch", "incremental_search"])
+def test_a_name_that_is_refused(name: str) -> None:
+    """No layout helps it: the error has the reason and what to do instead."""
+    with pytest.raises(ValueError, match=f"workload='{name}': .*; .*joblib"):
         choose(name)
 
 
-def test_an_estimator_that_is_not_known() -> None:
+# --- by estimator ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("estimator", "expected"), ESTIMATORS, ids=name)
+def test_by_estimator(estimator: Any, expected: str) -> None:
+    """An instance counts with its parameters, a class with their defaults."""
+    assert choose(None, estimator).name == expected
+    if not isinstance(estimator, Pipeline):
+        assert claimed(estimator) == [expected]
+
+
+@pytest.mark.parametrize(("estimator", "expected"), REFUSED, ids=name)
+def test_an_estimator_that_is_refused(estimator: Any, expected: str) -> None:
+    """A search is known, and refused with what to do instead."""
+    assert claimed(estimator) == [expected]
+    with pytest.raises(ValueError, match=r"estimator=\w+SearchCV: .*; .*joblib"):
+        choose(None, estimator)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "there"),
+    [
+        (xgboost.XGBRegressor(), "xgboost.dask.DaskXGBRegressor"),
+        (xgboost.XGBRFClassifier, "xgboost.dask.DaskXGBRFClassifier"),
+        (lightgbm.LGBMRanker(), "lightgbm.DaskLGBMRanker"),
+        (sklearn.cluster.KMeans(), "dask_ml.cluster.KMeans"),
+        (
+            sklearn.linear_model.LogisticRegression,
+            "dask_ml.linear_model.LogisticRegression",
+        ),
+        (SGD, "dask_ml.wrappers.Incremental"),
+        (sklearn.ensemble.RandomForestClassifier(), "dask_ml.wrappers.ParallelPostFit"),
+        (make_pipeline(StandardScaler(), SGD()), "dask_ml.wrappers.Incremental"),
+    ],
+    ids=name,
+)
+def test_an_estimator_without_dask(estimator: Any, there: str) -> None:
+    """One that trains in one process was given by mistake: the error names Dask's."""
+    assert claimed(estimator) == []
+    with pytest.raises(ValueError, match=f"=.* in one process, .*: {there}"):
+        choose(None, estimator)
+
+
+@pytest.mark.parametrize(
+    "estimator", [3, "xgboost", xgboost.dask.DaskDMatrix, Pipeline([("a", None)])]
+)
+def test_an_estimator_that_is_not_known(estimator: Any) -> None:
     """The error has its class, and what to give in its place."""
-    with pytest.raises(ValueError, match=r"=XGBRegressor is not .*workload= one of g"):
-        choose(None, xgboost.XGBRegressor())
+    with pytest.raises(ValueError, match=r"estimator=\w+.* is not .*workload= one of "):
+        choose(None, estimator)
+
+
+def test_what_counterparts_are_called() -> None:
+    """The classes that errors name are there, and known."""
+    for kind in (
+        xgboost.XGBClassifier,
+        xgboost.XGBRegressor,
+        xgboost.XGBRanker,
+        xgboost.XGBRFClassifier,
+        xgboost.XGBRFRegressor,
+        lightgbm.LGBMClassifier,
+        lightgbm.LGBMRegressor,
+        lightgbm.LGBMRanker,
+        sklearn.cluster.KMeans,
+        sklearn.linear_model.LogisticRegression,
+        sklearn.linear_model.LinearRegression,
+        sklearn.linear_model.PoissonRegressor,
+    ):
+        module, _, found = estimators.counterpart(kind).rpartition(".")
+        assert claimed(getattr(sys.modules[module], found))
+
+
+def test_torch_and_skorch() -> None:
+    """A module of PyTorch is trained by DDP, a net of skorch too."""
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Sequential):
+        """A user's own."""
+
+    for estimator in (Net, Net(torch.nn.Linear(2, 1)), torch.nn.Linear):
+        assert claimed(estimator) == ["torch_ddp"]
+    skorch = pytest.importorskip("skorch")
+    assert claimed(skorch.NeuralNetClassifier(Net)) == ["torch_ddp"]
+    assert claimed(skorch.NeuralNetRegressor) == ["torch_ddp"]
+
+
+def test_keras() -> None:
+    """A model of Keras is trained by mirrors, also with PyTorch below it."""
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.layers.Dense(1)])
+    assert claimed(model) == claimed(keras.Model) == ["tf_mirrored"]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "changes"),
+    [
+        (lightgbm.DaskLGBMClassifier, {"needs_all_classes": True}),
+        (lightgbm.DaskLGBMRegressor, {"needs_all_classes": False}),
+        (lightgbm.DaskLGBMRanker, {"needs_all_classes": False, "group_sizes": True}),
+        (
+            xgboost.dask.DaskXGBRanker(tree_method="approx"),
+            {"memory_multiple": choose("xgboost_dmatrix").memory_multiple},
+        ),
+        (
+            xgboost.dask.DaskXGBRanker,
+            {"memory_multiple": choose("xgboost").memory_multiple},
+        ),
+    ],
+    ids=name,
+)
+def test_parameters_count(estimator: Any, changes: dict[str, Any]) -> None:
+    """What an estimator needs can be a matter of its class and parameters."""
+    profile = choose(None, estimator)
+    assert {name: getattr(profile, name) for name in changes} == changes
+
+
+# --- what the library takes -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "given"),
+    [
+        ("generic", ["sample_weight", "qid", "init_score", "base_margin", "eval_set"]),
+        ("xgboost", ["sample_weight", "base_margin", "eval_set"]),
+        ("xgboost_dmatrix", ["sample_weight"]),
+        ("xgboost_rank", ["qid", "base_margin", "eval_set"]),
+        ("lightgbm", ["sample_weight", "init_score", "eval_set"]),
+        ("lightgbm_rank", ["qid", "sample_weight", "init_score", "eval_set"]),
+        ("kmeans", []),
+    ],
+)
+def test_what_is_taken(workload: str, given: list[str]) -> None:
+    """What a library's fit takes is let through."""
+    workloads.refuse(choose(workload), given)
+
+
+@pytest.mark.parametrize(
+    ("workload", "given", "text"),
+    [
+        ("xgboost", ["init_score"], r"\(hist\) takes no init_score=, only sample_we"),
+        ("xgboost", ["qid"], r"takes no qid="),
+        ("xgboost_rank", ["qid", "sample_weight"], r"takes no sample_weight=, only "),
+        ("lightgbm", ["base_margin", "qid"], r"no base_margin= and no qid=, only s"),
+        ("kmeans", ["eval_set"], r"KMeans takes no eval_set=, only X and y"),
+        ("xgboost_rank", [], r"learns from groups of rows; give qid="),
+        ("lightgbm_rank", ["sample_weight"], r"learns from groups .*; give qid="),
+    ],
+)
+def test_what_is_not_taken(workload: str, given: list[str], text: str) -> None:
+    """What it would not take is said before anything is moved for it."""
+    with pytest.raises(ValueError, match=text):
+        workloads.refuse(choose(workload), given)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_nothing_given_is_nothing_to_pass(name: str) -> None:
+    """Without companions the fit needs no arguments beyond X and y."""
+    profile = workloads.available()[name].PROFILE
+    assert workloads.fit_kwargs(profile, Handed(training=Rows(X="X", y="y"))) == {}
+
+
+def test_arguments_in_a_pipeline() -> None:
+    """A pipeline hands them on by the names of its steps."""
+    model = Pipeline([("a", StandardScaler()), ("b", xgboost.dask.DaskXGBRanker())])
+    handed = Handed(training=Rows(X="X", y="y", qid="q"), estimator=model)
+    profile = choose(None, model)
+    assert workloads.fit_kwargs(profile, handed) == {"b__qid": "q"}
+    assert workloads.estimator_params(profile, handed) == {"b__allow_group_split": True}
+    model.set_params(**workloads.estimator_params(profile, handed))
+    assert model.named_steps["b"].allow_group_split
 
 
 def test_multiples() -> None:
@@ -86,3 +383,44 @@ def test_multiples() -> None:
     assert profile.multiple(8) == profile.memory_multiple[8]
     most = max(profile.memory_multiple.values())
     assert profile.multiple(None) == profile.multiple(2) == most
+
+
+# --- workloads of other packages ------------------------------------------------------
+
+OTHER = '''
+"""A training library of somebody else."""
+from clustertune.profiles import Profile
+PROFILE = Profile(name="boost", title="Boost", memory_multiple={8: 3.0}, source="said")
+def matches(estimator):
+    return True
+def fit_kwargs(handed):
+    return {"weights": handed.training.sample_weight}
+'''
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A distribution that is installed, with a workload that takes any estimator."""
+    (tmp_path / "others_boost.py").write_text(OTHER)
+    info = tmp_path / "boost-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: boost\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[clustertune.workloads]\nboost = others_boost\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    workloads.available.cache_clear()
+    yield
+    workloads.available.cache_clear()
+    sys.modules.pop("others_boost", None)
+
+
+def test_a_workload_of_another_package(other: Any) -> None:
+    """It is known by its name and by its estimators, and never takes one of ours."""
+    profile = choose("boost")
+    assert isinstance(profile, Profile)
+    assert profile.title == "Boost"
+    assert choose(None, object()).name == "boost"
+    assert choose(None, xgboost.dask.DaskXGBRanker).name == "xgboost_rank"
+    handed = Handed(training=Rows(X="X", sample_weight="w"))
+    assert workloads.fit_kwargs(profile, handed) == {"weights": "w"}

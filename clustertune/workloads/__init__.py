@@ -1,21 +1,34 @@
 """What each training library needs of the layout: one file each, a ``PROFILE``.
 
-``matches(estimator)`` says whether a workload is that estimator's; no two say so of the
-same one. Where a library wants more than X and y, ``fit_kwargs(handed)`` are arguments
-of its ``fit`` and ``estimator_params(handed)`` parameters of the estimator, for what
-``prepare`` has made.
+A workload is a module. Besides ``PROFILE``, its file's name being the profile's, it may
+have functions:
+
+``matches(estimator)``
+    Whether it is the workload of that estimator, an instance or a class; no two
+    workloads say so of the same one. Of a pipeline they see the last step.
+``profile_for(estimator)``
+    The profile, where parameters of the estimator change it.
+``fit_kwargs(handed)``
+    Arguments of the estimator's ``fit`` beyond X and y, for what ``prepare`` has made.
+``estimator_params(handed)``
+    Parameters that the estimator is to have with it.
+
+Other packages add workloads through the entry point group ``clustertune.workloads``:
+the entry's value is the module, its name the profile's.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from clustertune import estimators
 from clustertune.model import Profile
 
 
@@ -41,15 +54,22 @@ class Handed:
     eval_sets: tuple[Rows, ...] = ()
     estimator: object = None  # None: the workload was named
 
+    def of_eval_sets(self, name: str) -> list[Any] | None:
+        """That member of every eval set; None where no eval set has it."""
+        every = [getattr(rows, name) for rows in self.eval_sets]
+        return None if all(x is None for x in every) else every
+
 
 @cache
 def available() -> Mapping[str, ModuleType]:
-    """Every workload by name."""
-    modules = [
+    """Every workload by name, in alphabetical order."""
+    own = [
         importlib.import_module(f"{__name__}.{info.name}")
         for info in pkgutil.iter_modules(__path__)
     ]
-    return {m.PROFILE.name: m for m in sorted(modules, key=lambda m: m.PROFILE.name)}
+    others = [e.load() for e in entry_points(group="clustertune.workloads")]
+    every = {module.PROFILE.name: module for module in (*others, *own)}
+    return dict(sorted(every.items()))
 
 
 def fit_kwargs(workload: str, handed: Handed) -> dict[str, Any]:
@@ -70,22 +90,99 @@ def choose(workload: str | None, estimator: object = None) -> Profile:
     Raises
     ------
     ValueError
-        There is no workload of that name, or none for that estimator.
+        There is no workload of that name, or none for that estimator, or it is one
+        that no layout helps.
     """
-    known = ", ".join(available())
+    known = ", ".join(n for n, m in available().items() if not m.PROFILE.refused)
     if workload is not None:
         if not isinstance(workload, str) or workload not in available():
             raise ValueError(f"workload={workload!r} is not known; known are: {known}")
-        profile: Profile = available()[workload].PROFILE
-        return profile
+        return _taken(available()[workload].PROFILE, f"workload={workload!r}")
     if estimator is None:
         return choose("generic")
-    for module in available().values():
-        if module.matches(estimator):
-            found: Profile = module.PROFILE
-            return found
-    given = estimator if isinstance(estimator, type) else type(estimator)
+    what = f"estimator={_name(estimator)}"
+    _, trains = estimators.last_step(estimator)
+    if trains is not estimator:
+        what += f", which ends with {_name(trains)},"
+    for module in _own_first():
+        if _hook(module, "matches", trains):
+            profile: Profile = _hook(module, "profile_for", trains) or module.PROFILE
+            return _taken(profile, what)
+    if there := estimators.counterpart(trains):
+        raise ValueError(
+            f"{what} trains in one process, without Dask; give its counterpart: {there}"
+        )
     raise ValueError(
-        f"estimator={given.__name__} is not one that clustertune knows; "
+        f"{what} is not one that clustertune knows; "
         f"name the workload instead: workload= one of {known}"
     )
+
+
+def refuse(profile: Profile, given: Collection[str]) -> None:
+    """See that the library takes what was given beside X and y, before all else.
+
+    Parameters
+    ----------
+    profile
+        The chosen profile.
+    given
+        Names of companions, and ``eval_set``.
+
+    Raises
+    ------
+    ValueError
+        It does not, or needs a companion that is not there.
+    """
+    if profile.takes is not None:
+        wrong = [f"{name}=" for name in given if name not in profile.takes]
+        if wrong:
+            allowed = ", ".join(f"{name}=" for name in profile.takes)
+            raise ValueError(
+                f"{profile.title} takes no {' and no '.join(wrong)}, only "
+                f"{allowed or 'X and y'}; leave it out, or name another workload"
+            )
+    if profile.groups and "qid" not in given:
+        raise ValueError(
+            f"{profile.title} learns from groups of rows; give qid=, the group of "
+            "each row"
+        )
+
+
+def fit_kwargs(profile: Profile, handed: Handed) -> dict[str, Any]:
+    """Arguments for the estimator's ``fit`` beyond X and y."""
+    return _arguments("fit_kwargs", profile, handed)
+
+
+def estimator_params(profile: Profile, handed: Handed) -> dict[str, Any]:
+    """Parameters for the estimator: ``estimator.set_params(**these)``."""
+    return _arguments("estimator_params", profile, handed)
+
+
+def _arguments(function: str, profile: Profile, handed: Handed) -> dict[str, Any]:
+    prefix, trains = estimators.last_step(handed.estimator)
+    module = available()[profile.name]
+    found = _hook(module, function, replace(handed, estimator=trains)) or {}
+    return {f"{prefix}{name}": value for name, value in found.items()}
+
+
+def _own_first() -> list[ModuleType]:
+    """Every workload; what another package says of an estimator counts last."""
+    every = available().values()
+    return sorted(every, key=lambda m: not m.__name__.startswith(f"{__name__}."))
+
+
+def _hook(module: ModuleType, name: str, argument: object) -> Any:
+    """What a function says that a workload may have; None if it has none."""
+    function = getattr(module, name, None)
+    return function(argument) if function is not None else None
+
+
+def _taken(profile: Profile, what: str) -> Profile:
+    if profile.refused:
+        raise ValueError(f"{what}: {profile.refused}")
+    return profile
+
+
+def _name(estimator: object) -> str:
+    kind = estimator if isinstance(estimator, type) else type(estimator)
+    return kind.__name__

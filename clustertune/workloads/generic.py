@@ -1,8 +1,11 @@
-"""Any library that trains piece by piece and copies its data once."""
+"""Any library that trains piece by piece and copies its data once.
+
+It is taken where neither an estimator nor a workload is named.
+"""
 
 from __future__ import annotations
 
-from clustertune.model import Profile
+from clustertune.profiles import Profile
 
 PROFILE = Profile(
     name="generic",
@@ -10,8 +13,3 @@ PROFILE = Profile(
     memory_multiple={4: 2.0, 8: 2.0},
     source="the data and one copy of it",
 )
-
-
-def matches(estimator: object) -> bool:
-    """No estimator is generic: the workload is taken where none is given."""
-    return False

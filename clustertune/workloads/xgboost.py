@@ -1,32 +1,61 @@
-"""XGBoost's Dask interface with ``tree_method="hist"`` or the scikit-learn classes.
+"""XGBoost's Dask estimators with ``tree_method="hist"``, which is their default.
 
 One training task runs on every worker that holds data, with as many threads as the
-worker has; it makes a quantile matrix of its pieces. ``DaskDMatrix`` with core
-``train`` and the tree methods ``approx`` and ``exact`` need 4.0 (float32) and 3.0
-(float64) times the data instead.
+worker has; it makes a quantile matrix of its pieces. The same holds for core ``train``
+with a ``DaskQuantileDMatrix``: then name ``workload="xgboost"``.
 """
 
 from __future__ import annotations
 
-from clustertune.model import Profile
+from typing import Any
+
+from clustertune.estimators import isa, parameter
+from clustertune.profiles import Profile
+from clustertune.workloads import Handed
 
 PROFILE = Profile(
     name="xgboost",
     title="XGBoost (hist)",
     memory_multiple={4: 1.8, 8: 1.4},
-    max_pieces_per_thread=256,
+    base_bytes=290 * 2**20,
     feature_bytes=4,
     random_order=False,
     categories=True,
-    threads="worker",
     packages=("xgboost", "xgboost-cpu"),
-    source="measured with xgboost 3.2, 50 dense columns, 256 bins",
+    threads="worker",
+    takes=("sample_weight", "base_margin", "eval_set"),
+    source="measured with xgboost 3.2, 50 dense columns, 256 bins; eval sets the same",
 )
 
 
 def matches(estimator: object) -> bool:
+    """Whether it is one of the Dask estimators that make a quantile matrix."""
+    return is_dask(estimator) and not is_ranker(estimator) and is_hist(estimator)
+
+
+def fit_kwargs(handed: Handed) -> dict[str, Any]:
+    """Weights and margins, and eval sets with theirs."""
+    rows = handed.training
+    found = {
+        "sample_weight": rows.sample_weight,
+        "base_margin": rows.base_margin,
+        "eval_set": [(e.X, e.y) for e in handed.eval_sets] or None,
+        "sample_weight_eval_set": handed.of_eval_sets("sample_weight"),
+        "base_margin_eval_set": handed.of_eval_sets("base_margin"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def is_dask(estimator: object) -> bool:
     """Whether it is one of XGBoost's Dask estimators."""
-    return any(
-        (t.__module__ or "").split(".")[:2] == ["xgboost", "dask"]
-        for t in type(estimator).__mro__
-    )
+    return isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
+
+
+def is_ranker(estimator: object) -> bool:
+    """Whether it learns from groups of rows."""
+    return isa(estimator, "xgboost.dask", "DaskXGBRanker")
+
+
+def is_hist(estimator: object) -> bool:
+    """Whether it makes a quantile matrix, as all but the older tree methods do."""
+    return parameter(estimator, "tree_method") in {None, "auto", "hist"}

@@ -1,0 +1,24 @@
+"""dask-ml's and dask-glm's linear models by ``admm``, which is their default solver.
+
+A task of some length runs for every piece in every iteration. The penalty is divided by
+the number of pieces, so the coefficients depend on it: it is kept between runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clustertune.workloads import glm
+
+PROFILE = replace(
+    glm.PROFILE,
+    name="glm_admm",
+    title="linear models by admm (dask-ml, dask-glm)",
+    keeps_pieces=True,
+    source="measured with dask-glm 0.4",
+)
+
+
+def matches(estimator: object) -> bool:
+    """Whether it is a linear model whose solver is ``admm``."""
+    return glm.is_linear(estimator) and glm.is_admm(estimator)

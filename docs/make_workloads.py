@@ -1,0 +1,159 @@
+"""Write the page of the workloads, with tables made from their profiles.
+
+``python -m docs.make_workloads``, in the project's folder; a test compares what this
+makes with the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from clustertune import workloads
+from clustertune.profiles import Profile
+from clustertune.wording import bytes_text
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = """# Workloads
+
+<!-- made by docs/make_workloads.py from the profiles of the workloads: edit those -->
+
+A workload is what one training library needs of the data's layout. It is chosen by the
+estimator, an instance or a class, or by name; without either it is `generic`:
+
+```python
+X, y = clustertune.prepare(client, X, y, estimator=model)
+X, y = clustertune.prepare(client, X, y, workload="xgboost_dmatrix")
+```
+
+Parameters of an estimator count: `DaskXGBRegressor(tree_method="approx")` is
+`xgboost_dmatrix`. Of a scikit-learn `Pipeline` the last step decides. A search for
+parameters, and an estimator that trains without Dask, is refused with what to do instead.
+
+"""
+
+MEMORY = """
+Memory is the peak of the fit on a worker, as a multiple of the bytes of its share of the
+data, eval sets included; the data itself is part of it. To it comes the process, which
+has some 290 MiB once it has imported such a library.
+
+"""
+
+OWN = '''
+## Adding one
+
+A package of your own can add a workload: a module with a profile, and an entry point in
+the group `clustertune.workloads`.
+
+```python
+"""Our library, which joins its pieces in a copy."""
+
+from clustertune.profiles import Profile
+
+PROFILE = Profile(
+    name="ours",
+    title="our library",
+    memory_multiple={4: 2.0, 8: 2.0},  # by the bytes of a number
+    source="measured with ours 1.0",
+    exact_rows=True,
+    takes=("sample_weight",),
+)
+
+
+def matches(estimator):
+    return type(estimator).__module__.startswith("ours.")
+
+
+def fit_kwargs(handed):
+    weight = handed.training.sample_weight
+    return {} if weight is None else {"weights": weight}
+```
+
+```toml
+[project.entry-points."clustertune.workloads"]
+ours = "ours.clustertune_workload"
+```
+
+`matches` gets an instance or a class. `profile_for(estimator)` may return another profile
+of that name, where parameters change what is needed; `estimator_params(handed)` has
+parameters that the estimator is to get. All are optional: a workload without `matches`
+is taken by name. Those of clustertune come first, so yours cannot take their estimators.
+The fields of a profile are described in `clustertune/profiles.py`.
+'''
+
+
+def page() -> str:
+    """All workloads, as a page of the documentation."""
+    modules = workloads.available()
+    profiles = [module.PROFILE for module in modules.values()]
+    taken = [p for p in profiles if not p.refused]
+    parts = [
+        HEAD,
+        _table(taken, {"needs": _needs, "takes beside X and y": _takes}),
+        "\n",
+        MEMORY,
+        _table(taken, {"float32": _single, "float64": _double, "figures": _source}),
+        "\n",
+        *(_section(name, inspect.getdoc(module)) for name, module in modules.items()),
+        OWN,
+    ]
+    return "".join(parts)
+
+
+def _table(
+    profiles: Iterable[Profile], columns: Mapping[str, Callable[[Profile], str]]
+) -> str:
+    rows = [
+        ["workload", *columns],
+        ["---"] * (1 + len(columns)),
+        *([f"`{p.name}`", *(cell(p) for cell in columns.values())] for p in profiles),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _section(name: str, text: str | None) -> str:
+    return f"\n## {name}\n\n{(text or '').replace('``', '`')}\n"
+
+
+def _needs(p: Profile) -> str:
+    needs = {
+        "data that is loaded before": p.persist,
+        "exactly as many rows on every worker": p.exact_rows,
+        "rows of a group together": p.groups == "together",
+        "rows of a group together, groups in order": p.groups == "sorted",
+        "every class on every worker (classifiers)": p.needs_all_classes,
+        "all rows of eval sets on every worker": p.eval_copies,
+        "rows in random order": p.random_order is True,
+        "the same categories everywhere": p.categories,
+        "arrays": p.kinds == ("array",),
+        "as many pieces as in the last run": p.keeps_pieces,
+        f"pieces of at most {bytes_text(p.max_piece_bytes)}": True,
+    }
+    return "; ".join(text for text, applies in needs.items() if applies)
+
+
+def _takes(p: Profile) -> str:
+    if p.takes is None:
+        return "anything"
+    return ", ".join(f"`{name}`" for name in p.takes) or "nothing"
+
+
+def _single(p: Profile) -> str:
+    return f"{p.multiple(4):.1f}"
+
+
+def _double(p: Profile) -> str:
+    return f"{p.multiple(8):.1f}"
+
+
+def _source(p: Profile) -> str:
+    return p.source
+
+
+FILES = {"docs/workloads.md": page}
+
+if __name__ == "__main__":
+    for name, make in FILES.items():
+        (ROOT / name).write_text(make())

@@ -1,0 +1,29 @@
+"""Rows of which every library can learn y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+ROWS, PIECES, GROUP = 1200, 4, 20
+CHUNK = ROWS // PIECES
+
+
+def features(seed: int = 3) -> Any:
+    return da.random.default_rng(seed).random((ROWS, 5), chunks=(CHUNK, 5))
+
+
+def labels(X: Any) -> Any:
+    return (X[:, 0] > 0.5).astype("f8")
+
+
+def groups() -> Any:
+    """The group of each row, ascending; every piece has whole ones."""
+    return da.from_array(np.arange(ROWS) // GROUP, chunks=CHUNK)
+
+
+def group_sizes() -> Any:
+    n = CHUNK // GROUP
+    return da.from_array(np.full(n * PIECES, GROUP), chunks=n)

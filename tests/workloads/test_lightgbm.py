@@ -1,0 +1,101 @@
+"""LightGBM's Dask estimators take what its workloads hand to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightgbm as lgb
+import pytest
+
+import clustertune
+from clustertune import workloads
+from clustertune.workloads import Handed, Rows
+from tests.workloads import data
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning"),
+]
+
+OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "verbose": -1}
+
+
+def fitted(client: Any, kind: Any, handed: Handed) -> Any:
+    """An estimator, fitted with the arguments of its workload."""
+    model = kind(client=client, **OPTIONS)
+    profile = workloads.choose(None, model)
+    rows = handed.training
+    return model.fit(rows.X, rows.y, **workloads.fit_kwargs(profile, handed))
+
+
+def spread(model: Any, X: Any) -> float:
+    """How much what it predicts differs from row to row."""
+    predicted = model.predict(X).compute()
+    return float(predicted.max() - predicted.min())
+
+
+@pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
+def test_weights_count(client: Any, kind: Any) -> None:
+    """Rows without weight teach nothing; with all others alike nothing is learnt."""
+    X = data.features()
+    y = data.labels(X)
+    X, y, w = clustertune.prepare(client, X, y, sample_weight=1 - y)
+    assert spread(fitted(client, kind, Handed(training=Rows(X=X, y=y))), X) > 0.1
+    weighted = Handed(training=Rows(X=X, y=y, sample_weight=w))
+    assert spread(fitted(client, kind, weighted), X) < 1e-3
+
+
+def test_scores_count(client: Any) -> None:
+    """Where the initial score says y already nothing is left to be learnt."""
+    X = data.features()
+    y = data.labels(X)
+    X, y, score = clustertune.prepare(client, X, y, init_score=y * 1.0)
+    handed = Handed(training=Rows(X=X, y=y, init_score=score))
+    assert spread(fitted(client, lgb.DaskLGBMRegressor, handed), X) < 1e-3
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_eval_sets(client: Any, named: bool) -> None:
+    """Every eval set is evaluated, with its own weights and scores, and no warning."""
+    X, V = data.features(), data.features(4)
+    p = clustertune.prepare(
+        client, X, data.labels(X), eval_set=[(V, data.labels(V)), (V, data.labels(V))]
+    )
+    (V, v), (W, w) = p.eval_set
+    plain = (Rows(X=V, y=v), Rows(X=W, y=w))
+    rich = tuple(Rows(X=V, y=v, sample_weight=1 - v, init_score=v) for _ in "ab")
+    results = []
+    for sets in (plain, rich):
+        handed = Handed(
+            training=Rows(X=p.X, y=p.y),
+            eval_sets=sets,
+            estimator=None if named else lgb.DaskLGBMRegressor,
+        )
+        model = fitted(client, lgb.DaskLGBMRegressor, handed)
+        results.append(model.evals_result_)
+    assert all(len(r) == 2 for r in results)
+    assert all(len(x["l2"]) == 3 for r in results for x in r.values())
+    assert results[0] != results[1]
+
+
+def test_weights_of_some_eval_sets_only() -> None:
+    """LightGBM wants them of all or of none, and would fail in the fit."""
+    sets = (Rows(X="V", y="v", sample_weight="w"), Rows(X="W", y="w"))
+    handed = Handed(training=Rows(X="X", y="y"), eval_sets=sets)
+    with pytest.raises(ValueError, match=r"sample_weight .*eval_set\[0\] .*\[1\]"):
+        workloads.fit_kwargs(workloads.choose("lightgbm"), handed)
+
+
+def test_groups(client: Any) -> None:
+    """The ranker takes sizes of groups, also of eval sets."""
+    X, V = data.features(), data.features(4)
+    X, y = clustertune.prepare(client, X, data.labels(X))
+    rows = Rows(X=X, y=y, qid=data.groups(), group_sizes=data.group_sizes())
+    evals = Rows(
+        X=V, y=data.labels(V), qid=data.groups(), group_sizes=data.group_sizes()
+    )
+    handed = Handed(training=rows, eval_sets=(evals,), estimator=lgb.DaskLGBMRanker)
+    model = fitted(client, lgb.DaskLGBMRanker, handed)
+    assert spread(model, X) > 0.1
+    (result,) = model.evals_result_.values()
+    assert "ndcg@1" in result
