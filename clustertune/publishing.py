@@ -61,8 +61,9 @@ def prepare_datasets(
 ) -> Report:
     """Do what ``prepare`` does, for published data sets; names point to what is new.
 
-    All names change in one moment, or none does, whatever becomes of this client. Data that was published lazily is published as loaded. Where pieces
-    were only moved, which keeps their keys, names stay as they are.
+    All names change in one moment, or none does, whatever becomes of this client. Data
+    that was published lazily is published as loaded. Where pieces were only moved,
+    which keeps their keys, names stay as they are.
 
     Reading a published data set unpickles it, which runs code of whoever published it:
     so do ``client.get_dataset`` and everybody who uses the data.
@@ -328,16 +329,18 @@ def _unlogged() -> Iterator[None]:
 def _refuse_gone(gone: Mapping[str, int]) -> None:
     lost = [name for name, count in gone.items() if count]
     if lost:
+        count = sum(gone.values())
+        verb = "is" if count == 1 else "are"
         raise IncompleteError(
-            f"{plural(sum(gone.values()), 'piece')} of the data set"
-            f"{'' if len(lost) == 1 else 's'} {names_text(lost)} {are(lost)} gone, as "
-            "after client.restart(); load the data again and publish it: "
+            f"{names_text(lost)}: {plural(count, 'piece')} {verb} gone, as after "
+            "client.restart(); load the data again and publish it: "
             "client.publish_dataset(X, name=..., override=True)"
         )
 
 
 def _refuse_other(name: str, data: Any) -> None:
-    if isinstance(data, da.Array | dd.DataFrame | dd.Series):
+    known = isinstance(data, da.Array | dd.DataFrame | dd.Series)
+    if known and not isinstance(data, dd.Index):
         return
     holds = type(data).__name__
     if isinstance(data, list | tuple | dict | set):
@@ -368,11 +371,11 @@ def _taken(names: Sequence[str]) -> str:
 
 def _planned(request: _Request, report: Report) -> Iterator[Done]:
     if any(step.status == "planned" for step in report.steps):
-        yield _step(request, request.roles.names, "planned", where="what is new")
+        yield _step(request, request.roles.names, "planned", "what is new")
 
 
 def _step(
-    request: _Request, names: Sequence[str], status: str, where: str = "", **what: Any
+    request: _Request, names: Sequence[str], status: str, target: str, **what: Any
 ) -> Done:
     kept = list(request.kept.values())
     old = (
@@ -380,8 +383,8 @@ def _step(
     )
     return Done(
         action="publish",
-        summary=f"have {names_text(names, most=8)} point to {where or 'the new pieces'}"
-        f"; the old ones {old}",
+        summary=f"have {names_text(names, most=8)} point to {target}; the old "
+        f"ones {old}",
         gain="whoever asks for these names gets what was prepared",
         status=status,
         predicted_bytes=0,
@@ -426,7 +429,7 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
     except ClustertuneError as error:
         raise _with_report(error, report) from None
     took = monotonic() - start
-    done = _step(request, list(new), "done", nbytes=0, seconds=took)
+    done = _step(request, list(new), "done", "the new pieces", nbytes=0, seconds=took)
     report = replace(report, steps=(*report.steps, done), seconds=report.seconds + took)
     Progress(request.progress).finish([done.summary])
     lease = Lease(client, lambda: ANSWER)
