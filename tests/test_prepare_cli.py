@@ -173,7 +173,7 @@ def test_names_point_to_new_pieces(client: Client, tmp_path: Path) -> None:
     until(lambda: in_memory(client) == new[0] | new[1])
     read = subprocess.run(
         [sys.executable, "-c", READ, client.scheduler.address],
-        env=os.environ | dict(blocking(tmp_path)),
+        env=os.environ | blocking(tmp_path),
         capture_output=True,
         check=True,
         timeout=60,
