@@ -30,6 +30,7 @@ from clustertune import (
     inputs,
     manifests,
     monitor,
+    publishing,
     saving,
     workloads,
 )
@@ -57,7 +58,7 @@ from clustertune.model import (
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.settings import of_checks
-from clustertune.wording import bytes_text, names_text, plural, printable, seconds_text
+from clustertune.wording import bytes_text, plural, printable, seconds_text
 
 Confirm = Callable[[Report], bool]
 T = TypeVar("T")
@@ -329,7 +330,10 @@ async def _work(
     wrong = adapters.unknown_size(operation.wanted, offers)
     if wrong:
         raise ValueError(wrong)
-    collections = (*operation.given, *await _published(client, operation.datasets))
+    collections = (
+        *operation.given,
+        *await publishing.fetch(client, operation.datasets),
+    )
     given = saving.gather(collections) if collections else inputs.NOTHING
     inputs.check_client(client, given)
     goal = Goal(workload=workloads.choose(None))
@@ -393,24 +397,6 @@ def _recreator(cluster: Any) -> adapters.Recreator:
             "losing data, clustertune.scale other numbers of them"
         )
     return found
-
-
-async def _published(client: Client, names: Sequence[str]) -> list[Any]:
-    """The collections that are published under these names.
-
-    Raises
-    ------
-    ValueError
-        There is no such data set.
-    """
-    there: Any = await client.list_datasets()
-    unknown = [name for name in names if name not in there]
-    if unknown:
-        known = names_text(sorted(map(str, there)), most=8) or "none"
-        raise ValueError(
-            f"there is no data set {names_text(unknown)}; published are {known}"
-        )
-    return [await client.get_dataset(name) for name in names]
 
 
 async def _plan(

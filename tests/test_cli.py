@@ -25,6 +25,7 @@ COMMANDS = (
     "demo",
     "doctor",
     "explain",
+    "prepare",
     "release",
     "report",
     "reset",

@@ -37,14 +37,14 @@ from clustertune.model import Holding
 from clustertune.report import Report
 from clustertune.wording import bytes_text, names_text, printable
 
-_worker = click.option(
+worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="A worker's name or "
     "address; may be given several times. All by default."
 )  # fmt: skip
-_dry_run = click.option(
+dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show what would be done, and change nothing."
 )
-_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 _unavailable = click.option(
@@ -70,7 +70,7 @@ _timeout = click.option(
 @file_option
 @cluster_option
 @format_option
-@_worker
+@worker_option
 @click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
 @click.option("--memory-limit", metavar="SIZE", help="Of each worker, like 4GiB.")
 @click.option(
@@ -80,8 +80,8 @@ _timeout = click.option(
 @_unavailable
 @_wait
 @_timeout
-@_dry_run
-@_yes
+@dry_run_option
+@yes_option
 def resize(
     address: str | None,
     scheduler_file: str | None,
@@ -107,7 +107,7 @@ def resize(
         arguments.nbytes("--memory-limit", memory_limit)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    options = {
+    options: dict[str, Any] = {
         "nthreads": nthreads,
         "memory_limit": memory_limit,
         "env": dict(v.split("=", 1) for v in variables) or None,
@@ -116,7 +116,7 @@ def resize(
         "timeout": seconds_of("--timeout", timeout),
     }
     target = (address, scheduler_file)
-    _change(target, operations.resize, workers, form, dry_run, yes, cluster, **options)
+    change(target, operations.resize, workers, form, dry_run, yes, cluster, **options)
 
 
 @click.command()
@@ -124,7 +124,7 @@ def resize(
 @file_option
 @cluster_option
 @format_option
-@_worker
+@worker_option
 @_unavailable
 @click.option(
     "--drop-data", is_flag=True, help="Restart all workers at once, and lose all "
@@ -133,8 +133,8 @@ def resize(
 @_others
 @_wait
 @_timeout
-@_dry_run
-@_yes
+@dry_run_option
+@yes_option
 def restart(
     address: str | None,
     scheduler_file: str | None,
@@ -160,7 +160,7 @@ def restart(
     options["drop_data"] = drop_data
     options["include_other_clients"] = include_other_clients
     target = (address, scheduler_file)
-    _change(target, operations.restart, workers, form, dry_run, yes, cluster, **options)
+    change(target, operations.restart, workers, form, dry_run, yes, cluster, **options)
 
 
 @click.command()
@@ -183,8 +183,8 @@ def restart(
     "--timeout", metavar="TIME", default="1 hour", show_default=True, help="For "
     "everything together."
 )  # fmt: skip
-@_dry_run
-@_yes
+@dry_run_option
+@yes_option
 def reset(form: str, timeout: str, dry_run: bool, yes: bool, **options: Any) -> None:
     """Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.
 
@@ -228,8 +228,8 @@ def _reset(yes: bool, dry_run: bool, options: dict[str, Any]) -> resetting.Recre
 @format_option
 @_wait
 @_timeout
-@_dry_run
-@_yes
+@dry_run_option
+@yes_option
 def scale(
     n_workers: int,
     address: str | None,
@@ -246,7 +246,7 @@ def scale(
     With an address only workers can be taken away; more are started where the cluster
     was made, or with --cluster.
     """
-    options = {"wait": seconds_of("--wait", wait)}
+    options: dict[str, Any] = {"wait": seconds_of("--wait", wait)}
     options["timeout"] = seconds_of("--timeout", timeout)
 
     def operation(client: Client, **others: Any) -> Any:
@@ -254,7 +254,7 @@ def scale(
         return operations.scale(client, n_workers, **others)
 
     target = (address, scheduler_file)
-    _change(target, operation, (), form, dry_run, yes, cluster, **options)
+    change(target, operation, (), form, dry_run, yes, cluster, **options)
 
 
 @click.command()
@@ -262,9 +262,9 @@ def scale(
 @file_option
 @cluster_option
 @format_option
-@_worker
-@_dry_run
-@_yes
+@worker_option
+@dry_run_option
+@yes_option
 def trim(
     address: str | None,
     scheduler_file: str | None,
@@ -276,7 +276,7 @@ def trim(
 ) -> None:
     """Have workers give memory back that they do not need; nothing is at risk."""
     target = (address, scheduler_file)
-    _change(target, operations.trim, workers, form, dry_run, yes, cluster)
+    change(target, operations.trim, workers, form, dry_run, yes, cluster)
 
 
 @click.command()
@@ -288,8 +288,8 @@ def trim(
     "they are listed; may be given several times."
 )  # fmt: skip
 @_others
-@_dry_run
-@_yes
+@dry_run_option
+@yes_option
 def release(
     address: str | None,
     scheduler_file: str | None,
@@ -315,7 +315,7 @@ def release(
         listed = run(address, scheduler_file, _holdings)
         click.echo(_render_holdings(listed, form))
         return
-    _change((address, scheduler_file), operation, (), form, dry_run, yes)
+    change((address, scheduler_file), operation, (), form, dry_run, yes)
 
 
 async def _holdings(client: Client) -> tuple[Holding, ...]:
@@ -346,7 +346,7 @@ def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
     )
 
 
-def _change(
+def change(
     target: tuple[str | None, str | None],
     operation: Callable[..., Any],
     workers: tuple[str, ...],
@@ -354,9 +354,14 @@ def _change(
     dry_run: bool,
     yes: bool,
     cluster: tuple[str, str] | None = None,
+    *,
+    in_part: bool = False,
     **options: Any,
 ) -> None:
-    """Show the plan, ask, carry it out, and end with the exit code of what came."""
+    """Show the plan, ask, carry it out, and end with the exit code of what came.
+
+    ``in_part`` says that what is not refused of a plan is done.
+    """
 
     def call(client: Client, dry: bool) -> Awaitable[Report]:
         names = list(workers) or None
@@ -367,8 +372,10 @@ def _change(
 
     if dry_run or not yes:
         plan = run(*target, lambda client: call(client, True), cluster)
-        refused = [s for s in plan.steps if s.status == "refused"]
-        if dry_run or refused:
+        refused = any(s.status == "refused" for s in plan.steps)
+        if in_part and any(s.status == "planned" for s in plan.steps):
+            refused = False
+        if dry_run or refused or not plan.steps:
             click.echo(rendered(plan, form))
             sys.exit(REFUSED if refused else 0)
         click.echo(str(plan), err=True)

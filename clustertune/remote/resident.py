@@ -12,7 +12,7 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from time import time
 from typing import Any
@@ -26,6 +26,7 @@ from clustertune.remote.holdings import holdings, release
 from clustertune.remote.holds import Holds
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
+from clustertune.remote.names import Names
 from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens, by_group
 from clustertune.remote.survey import survey
@@ -33,7 +34,7 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 7
+PROTOCOL = 8
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -81,6 +82,7 @@ class Resident(SchedulerPlugin):
         self.loosening: set[asyncio.Task[int]] = set()
         self.runs = runs.Runs()
         self.holds = Holds(scheduler, FROZEN)
+        self.names = Names(scheduler)
         self.watching: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
@@ -102,6 +104,7 @@ class Resident(SchedulerPlugin):
     def remove_client(self, scheduler: Any, client: str) -> None:
         """A plan whose client is gone lands what is in flight and stops; holds end."""
         self.holds.forget(client)
+        self.names.forget(client)
         if self.lease is not None and self.lease["client"] == client:
             self._end_lease()
 
@@ -409,6 +412,26 @@ class Resident(SchedulerPlugin):
         self.scheduler.log_event(NAME, event | work.state() | {"problem": problem})
         return problem
 
+    # --- published names --------------------------------------------------------------
+
+    def note_names(self, owner: str, names: Sequence[str]) -> dict[str, int]:
+        """Remember what published names point to; how many keys of each are gone."""
+        return self.names.note(owner, names)
+
+    async def point_names(
+        self, owner: str, new: Sequence[Any], kept: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Have names point to other data, all at once; answers with what hinders it.
+
+        ``new`` are names, packed keys and serialized data; ``kept`` new names for what
+        noted ones point to.
+        """
+        answer = await self.names.point(owner, new, kept)
+        if not answer:
+            event = {"action": "publish", "names": [name for name, *_ in new]}
+            self.scheduler.log_event(NAME, event | {"client": owner})
+        return answer
+
     # --- jobs -------------------------------------------------------------------------
 
     def progress(self, job: str, token: str) -> dict[str, Any]:
@@ -549,6 +572,8 @@ METHODS = frozenset(
         "holdings",
         "release_keys",
         "drop",
+        "note_names",
+        "point_names",
         "progress",
         "stop",
         "pin",

@@ -55,13 +55,14 @@ async def _published(scheduler: Any, datasets: Any) -> list[list[Any]]:
     found = []
     for name, entry in list(islice(datasets.items(), MOST)):
         keys = entry["keys"]
-        missing = sum(_is_gone(scheduler, key) for key in islice(keys, MOST_KEYS))
+        missing = sum(is_gone(scheduler, key) for key in islice(keys, MOST_KEYS))
         found.append([str(name), len(keys), missing])
         await asyncio.sleep(0)
     return found
 
 
-def _is_gone(scheduler: Any, key: Any) -> bool:
+def is_gone(scheduler: Any, key: Any) -> bool:
+    """Whether a key is neither in memory nor on its way there."""
     ts = scheduler.tasks.get(key)
     return ts is None or ts.state in ("released", "forgotten")
 
