@@ -31,6 +31,7 @@ COMMANDS = (
     "resize",
     "restart",
     "scale",
+    "size",
     "trim",
     "watch",
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import click
 
 from clustertune import __version__
-from clustertune.cli import changing, looking
+from clustertune.cli import changing, looking, sizing
 
 
 # Dask lists a command under the command's own name: `dask tune`
@@ -32,6 +32,7 @@ for command in (
     looking.check,
     looking.watch,
     looking.explain,
+    sizing.size,
     changing.resize,
     changing.restart,
     changing.reset,
