@@ -136,9 +136,9 @@ def _noted(
     if found.varied:
         has = "has" if len(found.varied) == 1 else "have"
         notes.append(
-            f"at least: {names_text(found.varied)} {has} no fixed width, and texts that "
-            "repeat are larger in memory than in files: load a part and measure; most "
-            "libraries train on numbers only, so drop or encode such columns"
+            f"at least: {names_text(found.varied)} {has} no fixed width, and texts "
+            "that repeat are larger in memory than in files: load a part and measure; "
+            "most libraries train on numbers only, so drop or encode such columns"
         )
     return Dataset(
         rows=found.rows,
