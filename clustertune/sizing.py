@@ -400,7 +400,7 @@ def _rounded(limit: float) -> int:
 
 def size_text(nbytes: int) -> str:
     """Bytes as Dask reads them, exactly: ``"12 GiB"``, ``"2764 MiB"``."""
-    if nbytes % 2**28 == 0:
+    if nbytes >= 2**30 and nbytes % 2**28 == 0:
         return f"{nbytes / 2**30:.15g} GiB"
     return f"{nbytes / 2**20:.15g} MiB"
 
