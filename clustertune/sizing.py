@@ -210,7 +210,7 @@ def size(
     CapacityError
         No number of such hosts would do.
     RefusedError
-        The library trains on one machine only.
+        No layout of the data helps the library; the text says what does.
     """
     if (parquet is None) == (rows is None and columns is None):
         given = "both were" if parquet is not None else "neither was"
@@ -313,7 +313,10 @@ def decide(
     library: one worker with all threads, or as many workers as there are CPUs.
     """
     if profile.refused:
-        raise RefusedError(f"no cluster helps {profile.title}: {profile.refused}")
+        raise RefusedError(
+            f"no size of a cluster follows from the data for {profile.title}: "
+            f"{profile.refused}"
+        )
     fit = _fit(data, profile, eval_fraction, memory_fraction)
     found = [(fit.hosts(shape), shape) for shape in shapes(profile, host)]
     chosen = [(max(n, n_hosts or 1), shape) for n, shape in found if n is not None]
