@@ -16,6 +16,8 @@ from clustertune.resetting import Recreated as Recreated
 from clustertune.resetting import reset as reset
 from clustertune.saving import load as load
 from clustertune.saving import save as save
+from clustertune.sizing import Sizing as Sizing
+from clustertune.sizing import size as size
 from clustertune.watcher import Monitor as Monitor
 
 __version__ = "0.1.0"

@@ -32,6 +32,7 @@ COMMANDS = (
     "resize",
     "restart",
     "scale",
+    "size",
     "trim",
     "watch",
 )
@@ -102,6 +103,12 @@ def test_version() -> None:
         (["demo", "--parquet", "x"], "--parquet and --label go together"),
         (["demo", "--label", "x"], "--parquet and --label go together"),
         (["demo", "--workers", "1"], "1 is not in the range"),
+        (["size"], "neither was given: give rows and columns, or parquet"),
+        (["size", "--rows", "3"], "columns=None go together"),
+        (["size", "--rows", "-3", "--columns", "2"], "-3 is not in the range"),
+        (["size", "--parquet", "x", "--rows", "3"], "both were given"),
+        (["size", "--parquet", "/no/such"], "has no Parquet file"),
+        (["size", "--rows", "3", "--columns", "2", "--workload", "x"], "known are"),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
@@ -481,3 +488,33 @@ def test_scale(nannies: LocalCluster) -> None:
     assert "lost 0" in " ".join(done.stdout.split())
     with Client(address, set_as_default=False) as client:
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+
+
+# --- sizes of clusters that are not there yet ---------------------------------------
+
+
+def test_size_in_every_form() -> None:
+    """What cluster to start, for people, scripts and notebooks; none is asked."""
+    data = ("size", "--rows", "1000000", "--columns", "50", "--workload", "xgboost")
+    host = ("--host-cpus", "4", "--host-memory", "8GiB", "--dtype", "float32")
+    text = run(*data, *host)
+    assert text.exit_code == 0
+    assert text.stdout.startswith("One machine without Dask would do. Else: 1 worker x")
+    assert "LocalCluster(n_workers=1, threads_per_worker=4" in text.stdout
+    found = json.loads(run(*data, *host, "-f", "json").stdout)
+    assert (found["host_cpus"], found["memory_limit"]) == (4, 7 * 2**30)
+    assert run(*data, *host, "-f", "html").stdout.startswith(
+        '<div class="clustertune">'
+    )
+
+
+def test_size_of_a_cluster_that_does_not_suffice() -> None:
+    """Exit codes tell scripts: 1 takes more hosts, 4 none of that kind would do."""
+    data = ("size", "--rows", "1000000000", "--columns", "50", "--host-cpus", "4")
+    assert run(*data, "--host-memory", "64GiB").exit_code == 0
+    few = run(*data, "--host-memory", "64GiB", "--hosts", "2")
+    assert few.exit_code == 1
+    assert few.stdout.startswith("Too large for 2 such hosts. It takes: ")
+    tiny = run(*data, "--host-memory", "600MiB")
+    assert tiny.exit_code == 4
+    assert "no number of hosts with 4 CPUs and 600.0 MiB would do" in one_line(tiny)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import click
 
 from clustertune import __version__
-from clustertune.cli import changing, looking, preparing
+from clustertune.cli import changing, looking, preparing, sizing
 
 
 # Dask lists a command under the command's own name: `dask tune`
@@ -33,6 +33,7 @@ for command in (
     looking.watch,
     looking.explain,
     preparing.prepare,
+    sizing.size,
     changing.resize,
     changing.restart,
     changing.reset,

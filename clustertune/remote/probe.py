@@ -29,9 +29,7 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
         "pause": manager.memory_pause_fraction or None,
         "affinity": sorted(_affinity()),
         "quotas": list(cpu_quotas()),
-        "host_memory": min(
-            [psutil.virtual_memory().total, *(m for _, m in memory_limits())]
-        ),
+        "host_memory": host_memory(),
     }
 
 
@@ -81,6 +79,18 @@ def memory_limits() -> Iterator[tuple[str, int]]:
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         if limit is not None:
             yield name, limit
+
+
+def usable_cpus() -> int:
+    """Whole CPUs that this process may use, by its affinity and every quota."""
+    quotas = [cpus for _, cpus in cpu_quotas()]
+    return max(1, int(min([len(_affinity()), *quotas])))
+
+
+def host_memory() -> int:
+    """Bytes that a process on this host could use at most."""
+    limits = [limit for _, limit in memory_limits()]
+    return min([psutil.virtual_memory().total, *limits])
 
 
 def available_memory() -> int:

@@ -1,0 +1,80 @@
+"""``size``: what cluster to start; no cluster is asked."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from clustertune import sizing
+from clustertune.cli.running import format_option, rendered, told
+from clustertune.wording import printable
+
+_count = click.IntRange(1)
+
+
+@click.command()
+@click.option("--rows", type=_count, help="Rows of the data.")
+@click.option("--columns", type=_count, help="Columns: features, labels, weights.")
+@click.option(
+    "--dtype", help="Type of its numbers, like float32; of Parquet data, the one that "
+    "they get when they are loaded."
+)  # fmt: skip
+@click.option(
+    "--parquet", metavar="PATH", help="Instead of rows and columns: a file, folder, "
+    "pattern or URL of Parquet data. Only footers are read."
+)  # fmt: skip
+@click.option("--workload", help="What will train, like xgboost.")
+@click.option(
+    "--eval-fraction", type=float, default=0.0, show_default=True, metavar="PART",
+    help="Rows of eval sets beside the data, as a part of its rows, like 0.2.",
+)  # fmt: skip
+@click.option(
+    "--host-cpus", type=_count, help="CPUs of one host; by default of this machine."
+)
+@click.option(
+    "--host-memory", metavar="SIZE", help="Memory of one host, like 64GiB; by default "
+    "of this machine."
+)  # fmt: skip
+@click.option(
+    "--memory-fraction", type=float, default=0.7, show_default=True, metavar="PART",
+    help="Part of a worker's memory limit that the fit may fill.",
+)  # fmt: skip
+@click.option(
+    "--hosts", type=_count, help="How many hosts there are; by default as many as "
+    "needed. Exit code 1 if it takes more."
+)  # fmt: skip
+@format_option
+def size(
+    rows: int | None,
+    columns: int | None,
+    dtype: str | None,
+    parquet: str | None,
+    workload: str | None,
+    eval_fraction: float,
+    host_cpus: int | None,
+    host_memory: str | None,
+    memory_fraction: float,
+    hosts: int | None,
+    form: str,
+) -> None:
+    """How large a cluster to start for a fit, and the line that starts it."""
+    with told():
+        try:
+            found = sizing.size(
+                rows=rows,
+                columns=columns,
+                dtype=dtype,
+                parquet=parquet,
+                workload=workload,
+                eval_fraction=eval_fraction,
+                host_cpus=host_cpus,
+                host_memory=host_memory,
+                memory_fraction=memory_fraction,
+                n_hosts=hosts,
+            )
+        except ValueError as error:
+            text = printable(str(error), longest=2000)
+            raise click.UsageError(text) from error
+    click.echo(rendered(found, form))
+    sys.exit(0 if found.enough else 1)

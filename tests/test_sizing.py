@@ -1,0 +1,424 @@
+"""What cluster to start is decided by the rules that it is judged by once it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import dask
+import pytest
+from dask.utils import parse_bytes
+from dask_jobqueue import SLURMCluster
+from distributed import Client, LocalCluster
+from distributed.cli import dask_worker
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clustertune
+from clustertune import dataset, errors, sizing
+from clustertune.model import Profile
+from clustertune.remote import probe
+from clustertune.sizing import Fit, Host, Sizing, decide, shapes, size
+
+WHOLE = Profile(
+    name="whole",
+    title="a library that takes a worker's threads",
+    memory_multiple={4: 1.8, 8: 1.4},
+    threads="worker",
+    source="made up",
+)
+POOLS = replace(WHOLE, name="pools", threads="pools")
+SERIAL = replace(WHOLE, name="serial", threads="")
+COPIES = replace(WHOLE, name="copies", eval_copies=True)
+STREAMS = replace(SERIAL, name="streams", persist=False, max_piece_bytes=2**27)
+PROFILES = (WHOLE, POOLS, SERIAL, COPIES, STREAMS)
+
+GIB = 2**30
+
+
+def sized(
+    rows: int,
+    profile: Profile = WHOLE,
+    host: Host | None = None,
+    *,
+    columns: int = 50,
+    dtype: str = "float32",
+    eval_fraction: float = 0.0,
+    n_hosts: int | None = None,
+) -> Sizing:
+    return decide(
+        dataset.dense(rows, columns, dtype),
+        profile,
+        host or Host(cpus=16, memory=64 * GIB),
+        eval_fraction=eval_fraction,
+        memory_fraction=0.7,
+        alone=0.8,
+        n_hosts=n_hosts,
+    )
+
+
+def rows_of(gib: float) -> int:
+    """Rows of 50 columns of float32 that have so many GiB."""
+    return int(gib * GIB / 200)
+
+
+# --- the rules hold -------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(1, 10**11),
+    profile=st.sampled_from(PROFILES),
+    host=st.builds(
+        Host, cpus=st.integers(1, 256), memory=st.integers(2 * GIB, 4096 * GIB)
+    ),
+    eval_fraction=st.sampled_from([0.0, 0.25, 1.0]),
+    n_hosts=st.none() | st.integers(1, 50),
+)
+def test_a_plan_keeps_the_rules(
+    rows: int,
+    profile: Profile,
+    host: Host,
+    eval_fraction: float,
+    n_hosts: int | None,
+) -> None:
+    """Memory of the fit, what Dask counts, CPUs and the host's own share."""
+    try:
+        found = sized(rows, profile, host, eval_fraction=eval_fraction, n_hosts=n_hosts)
+    except errors.CapacityError:
+        return  # no number of them would do: the next test says when
+    data = found.data.nbytes
+    least = data / found.workers
+    least += data * eval_fraction / (1 if profile.eval_copies else found.workers)
+    if profile is STREAMS:
+        least = min(least, 2 * found.threads * profile.max_piece_bytes)
+    assert found.worker_data >= math.floor(least)
+    assert found.worker_bytes >= 300 * 2**20 + math.floor(1.8 * least)
+    assert found.worker_bytes <= 0.7 * found.memory_limit + 1
+    if profile.persist:
+        assert 2 * found.worker_data <= 0.6 * found.memory_limit + 1
+    assert found.workers_per_host * found.threads == host.cpus
+    assert found.workers_per_host * found.memory_limit <= 0.9 * host.memory
+    assert found.hosts >= (n_hosts or 1)
+    assert found.enough == (n_hosts is None or found.hosts == n_hosts)
+
+
+@given(
+    rows=st.integers(1, 10**10),
+    more=st.integers(1, 10**10),
+    profile=st.sampled_from(PROFILES),
+    cpus=st.integers(1, 64),
+    gib=st.integers(8, 512),
+    eval_fraction=st.sampled_from([0.0, 0.25]),
+)
+def test_more_rows_never_need_less(
+    rows: int, more: int, profile: Profile, cpus: int, gib: int, eval_fraction: float
+) -> None:
+    """Neither fewer hosts, nor less memory; and what did not fit fits no more."""
+    host = Host(cpus=cpus, memory=gib * GIB)
+
+    def hosts(n: int) -> float:
+        try:
+            return sized(n, profile, host, eval_fraction=eval_fraction).hosts
+        except errors.CapacityError:
+            return math.inf
+
+    assert hosts(rows) <= hosts(rows + more)
+    assert hosts(rows) >= sized(rows, profile, Host(cpus=cpus, memory=1024 * GIB)).hosts
+
+
+@given(
+    shared=st.floats(1, 2**60),
+    limit=st.integers(GIB, 2**40),
+    workers=st.integers(1, 64),
+)
+def test_no_fewer_hosts_would_do(shared: float, limit: int, workers: int) -> None:
+    """The number of hosts is the least on which the fullest worker has room."""
+    shape = sizing.Shape(workers=workers, threads=1, limit=limit)
+    fit = Fit(
+        shared=shared,
+        copied=0,
+        base=300 * 2**20,
+        multiple=1.8,
+        held=2,
+        piece=None,
+        fraction=0.7,
+    )
+    n = fit.hosts(shape)
+    assert n is not None
+    assert fit.data(n * workers, 1) <= fit.most(limit)
+    if n > 1:
+        fewer = fit.data((n - 1) * workers, 1)
+        assert fewer > fit.most(limit) * (1 - 1e-6)
+
+
+# --- shapes ---------------------------------------------------------------------------
+
+
+def test_a_library_that_takes_all_threads_has_one_worker_a_host() -> None:
+    """Its processes would only divide the memory."""
+    found = sized(rows_of(100))
+    assert (found.workers_per_host, found.threads) == (1, 16)
+    assert found.hosts > 1
+    assert any("takes all threads of its worker" in r for r in found.reasons)
+
+
+@pytest.mark.parametrize("profile", [POOLS, SERIAL], ids=lambda p: p.name)
+def test_others_have_a_worker_for_each_cpu(profile: Profile) -> None:
+    """Python runs on one thread of a process at a time, and Dask's pools have one."""
+    found = sized(rows_of(1), profile)
+    assert (found.workers_per_host, found.threads) == (16, 1)
+
+
+def test_fewer_hosts_come_before_single_threads() -> None:
+    """Where processes take much of the memory themselves, there are fewer of them."""
+    host = Host(cpus=16, memory=16 * GIB)
+    found = sized(rows_of(3), SERIAL, host)
+    assert found.hosts == 1
+    assert found.threads > 1
+    assert any("more hosts would be needed" in r for r in found.reasons)
+    few, *_ = shapes(SERIAL, host)
+    assert few.threads == 1
+
+
+def test_small_hosts() -> None:
+    """Where not even a process has room, no number would do, and that is said."""
+    with pytest.raises(errors.CapacityError, match=r"no number of hosts .* 300.0 MiB"):
+        sized(10, host=Host(cpus=2, memory=900 * 2**20))
+    with pytest.raises(errors.CapacityError, match="more memory"):
+        sized(10, host=Host(cpus=2, memory=100 * 2**20))
+
+
+def test_eval_sets_of_which_each_worker_has_all() -> None:
+    """More workers do not make their part smaller."""
+    shared = sized(rows_of(60), eval_fraction=0.2)
+    copied = sized(rows_of(60), COPIES, eval_fraction=0.2)
+    assert copied.hosts > shared.hosts
+    assert copied.worker_data > 12 * GIB
+    with pytest.raises(errors.CapacityError, match=r"40.0 GiB of eval sets"):
+        sized(rows_of(200), COPIES, eval_fraction=0.2)
+
+
+def test_data_that_is_not_kept() -> None:
+    """Only the pieces that are worked on take memory."""
+    found = sized(rows_of(1000), STREAMS)
+    assert found.hosts == 1
+    assert found.worker_data == 2 * 2**27
+    assert any("piece by piece" in r for r in found.reasons)
+
+
+def test_columns_that_are_joined() -> None:
+    """A library that makes one array of all has them as wide as the widest."""
+    mixed = replace(dataset.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
+    hosts = [
+        decide(
+            mixed,
+            replace(WHOLE, one_number_type=joins),
+            Host(cpus=16, memory=64 * GIB),
+            eval_fraction=0,
+            memory_fraction=0.7,
+            alone=0.8,
+        ).hosts
+        for joins in (False, True)
+    ]
+    assert hosts[1] > hosts[0]
+
+
+def test_what_a_profile_says_is_said() -> None:
+    """Wide numbers, a frugal way, child processes, and that no cluster helps."""
+    wide = replace(WHOLE, feature_bytes=4, frugal=("other", "ask so"))
+    text = "\n".join(sized(100, wide, dtype="float64").reasons)
+    assert 'dtype="float32"' in text
+    assert "other: ask so" in text
+    assert 'dtype="float32"' not in "\n".join(sized(100, wide).reasons)
+    text = "\n".join(sized(100, replace(WHOLE, starts_processes=True)).reasons)
+    assert "distributed.worker.daemon" in text
+    with pytest.raises(errors.RefusedError, match="train it alone"):
+        sized(100, replace(WHOLE, refused="train it alone"))
+
+
+# --- one machine ----------------------------------------------------------------------
+
+
+def test_one_machine_is_said_first() -> None:
+    """Where the data and its copies fit, and nobody has more hosts."""
+    found = sized(rows_of(1))
+    assert found.one_machine
+    assert str(found).startswith("One machine without Dask would do")
+    assert found.reasons[0].startswith("one process without Dask would take 2.1 GiB")
+    assert "80% of the time with Dask" in found.reasons[0]
+
+
+def test_one_machine_would_not_do() -> None:
+    """It is too small, or the cluster that there is would be faster."""
+    large = sized(rows_of(100))
+    assert not large.one_machine
+    assert "too much for one machine" in large.reasons[-1]
+    many = sized(rows_of(1), n_hosts=4)
+    assert not many.one_machine
+    assert many.hosts == 4
+    assert "320% of the time of 4 hosts" in many.reasons[-1]
+
+
+def test_one_machine_may_do_where_dask_needs_two() -> None:
+    """What Dask counts twice, one process has once."""
+    found = sized(rows_of(20))
+    assert found.hosts == 2
+    assert found.one_machine
+
+
+def test_too_few_hosts() -> None:
+    """The plan is for as many as it takes, and says that these are more."""
+    found = sized(rows_of(100), n_hosts=2)
+    assert not found.enough
+    assert found.hosts > 2
+    assert str(found).startswith("Too large for 2 such hosts. It takes: ")
+    assert any("(2 were given)" in r for r in found.reasons)
+
+
+# --- what is shown --------------------------------------------------------------------
+
+
+def test_json() -> None:
+    """All fields, with a version, in plain types."""
+    found = json.loads(sized(rows_of(100)).to_json())
+    assert found["schema_version"] == 1
+    assert found["workers"] == found["hosts"] * found["workers_per_host"]
+    assert found["data"]["rows"] == rows_of(100)
+    assert set(found["lines"]) == {"SLURMCluster", "dask worker"}
+    assert found["enough"] is True
+
+
+def test_html_is_escaped() -> None:
+    """A name in a Parquet file can be anything."""
+    found = replace(sized(10), reasons=("<script>\x1b",))
+    assert "<script>" not in found._repr_html_()
+    assert "&lt;script&gt;" in found._repr_html_()
+    assert "\x1b" not in found._repr_html_() + str(found)
+    assert repr(found).startswith("<Sizing: 1 worker x 16 threads")
+
+
+@given(st.integers(1, 2**20))
+def test_sizes_are_read_back_as_they_were(mib: int) -> None:
+    """Dask reads the text as the very same number of bytes."""
+    limit = sizing._rounded(mib * 2**20)
+    assert parse_bytes(sizing.size_text(limit)) == limit
+    assert 0 <= mib * 2**20 - limit < mib * 2**20 / 10
+
+
+# --- lines to paste -------------------------------------------------------------------
+
+
+@pytest.fixture
+def small() -> Sizing:
+    """Something that this machine can start."""
+    return sized(1000, SERIAL, Host(cpus=2, memory=2 * GIB))
+
+
+@pytest.mark.slow
+def test_the_line_of_a_local_cluster(small: Sizing) -> None:
+    """It starts workers of that size."""
+    with dask.config.set({"distributed.dashboard.link": ""}):
+        # the line is ours: names are those of distributed
+        made = eval(small.lines["LocalCluster"], {"LocalCluster": _local})
+    with made as cluster, Client(cluster):
+        specs = list(cluster.scheduler.workers.values())
+        assert [w.nthreads for w in specs] == [small.threads] * small.workers
+        assert {w.memory_limit for w in specs} == {small.memory_limit}
+
+
+def _local(**options: Any) -> LocalCluster:
+    return LocalCluster(dashboard_address="127.0.0.1:0", **options)
+
+
+def test_the_line_of_slurm() -> None:
+    """dask_jobqueue asks for a job of that size, whose workers have these limits."""
+    found = sized(rows_of(100), SERIAL)
+    made: list[SLURMCluster] = []
+
+    def cluster(**options: Any) -> Any:
+        made.append(
+            SLURMCluster(scheduler_options={"dashboard_address": ":0"}, **options)
+        )
+        return made[0]
+
+    definition, _, scaling = found.lines["SLURMCluster"].partition("; ")
+    exec(definition, {"SLURMCluster": cluster})
+    with made[0]:
+        script = made[0].job_script()
+    assert scaling == f"cluster.scale(jobs={found.hosts})"
+    assert "#SBATCH --cpus-per-task=16" in script
+    (line,) = [x for x in script.splitlines() if "distributed.cli.dask_worker" in x]
+    words = shlex.split(line)
+    assert words[words.index("--nthreads") + 1] == str(found.threads)
+    assert words[words.index("--nworkers") + 1] == str(found.workers_per_host)
+    limit = parse_bytes(words[words.index("--memory-limit") + 1])
+    assert limit == pytest.approx(found.memory_limit, rel=0.01)
+
+
+def test_the_line_of_a_worker(small: Sizing) -> None:
+    """``dask worker`` takes every option of it."""
+    words = shlex.split(small.lines["dask worker"])
+    assert words[:2] == ["dask", "worker"]
+    context = dask_worker.main.make_context("dask worker", words[2:])
+    assert context.params["nthreads"] == small.threads
+    assert int(context.params["n_workers"]) == small.workers_per_host
+    assert parse_bytes(context.params["memory_limit"]) == small.memory_limit
+
+
+def test_no_local_cluster_of_several_hosts() -> None:
+    """What takes several hosts has no line for one."""
+    found = sized(rows_of(100))
+    assert "LocalCluster" not in found.lines
+    assert f"on each of {found.hosts} hosts" in str(found)
+
+
+# --- the public function --------------------------------------------------------------
+
+
+def test_a_host_is_this_machine_unless_said() -> None:
+    """Affinity, quotas and limits of this process count."""
+    found = clustertune.size(rows=10, columns=2, workload="xgboost")
+    assert found.host_cpus == probe.usable_cpus()
+    assert found.host_memory == probe.host_memory()
+    assert found.data.itemsize == 8
+    other = size(rows=10, columns=2, host_cpus=3, host_memory="8 GiB")
+    assert (other.host_cpus, other.host_memory) == (3, 8 * GIB)
+    assert other.workload == "generic"
+
+
+def test_one_machine_is_judged_by_the_setting_of_the_check() -> None:
+    """Who has measured something else, has it hold here, too."""
+    name = "clustertune.checks.one_machine.alone"
+    with dask.config.set({name: 1.5}):
+        assert not size(rows=10, columns=2).one_machine
+    assert size(rows=10, columns=2).one_machine
+
+
+def wrong() -> Iterator[tuple[dict[str, Any], str]]:
+    data = {"rows": 10, "columns": 2}
+    yield {}, "neither was given: give rows and columns, or parquet"
+    yield data | {"parquet": "x"}, "both were given"
+    yield {"rows": 10}, "columns=None go together"
+    yield {"columns": 10}, "rows=None and columns=10 go together"
+    yield {"rows": -1, "columns": 2}, "rows=-1 must be a whole number of at least 1"
+    yield {"rows": 10**18, "columns": 10**6}, "more than any cluster has"
+    yield data | {"dtype": "str"}, "dtype='str' must be float32"
+    yield data | {"workload": "nope"}, "workload='nope' is not known; known are"
+    yield data | {"estimator": object()}, "name the workload instead"
+    yield data | {"eval_fraction": -0.1}, "eval_fraction=-0.1 must be"
+    yield data | {"memory_fraction": 0}, "memory_fraction=0 must be"
+    yield data | {"host_cpus": 0}, "host_cpus=0 must be"
+    yield data | {"host_memory": "much"}, "host_memory='much' must be a size"
+    yield data | {"n_hosts": 0}, "n_hosts=0 must be"
+
+
+@pytest.mark.parametrize(("arguments", "text"), list(wrong()))
+def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
+    """Errors have what was given, what is allowed and what to do."""
+    with pytest.raises(ValueError, match=re.escape(text)):
+        size(**arguments)
