@@ -62,7 +62,7 @@ def test_threads_and_memory(two: Any) -> None:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="pools have one thread anyway")
-def test_variables(two: Any) -> None:
+def test_variables(spawned: None, two: Any) -> None:
     """Native pools take them; the user's own process has what it had."""
     _, client = two
     before = dict(os.environ)
