@@ -24,6 +24,9 @@ if "forkserver" in multiprocessing.get_all_start_methods():
         ["distributed", "dask.array", "dask.dataframe"]
     )
 
+# where gilknocker is installed, it raises a warning when the machine is busy
+dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
+
 pytest_plugins = ["distributed.utils_test"]
 
 
