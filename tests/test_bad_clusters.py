@@ -185,7 +185,7 @@ def settings(security: Security, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clustertune.cli.running.CONNECT", 1)
+    monkeypatch.setattr("clustertune.cli.running.CONNECT", 0.3)
 
 
 def test_the_right_certificate(secure: Any, tmp_path: Path) -> None:

@@ -138,9 +138,15 @@ def test_too_few_cpus_are_said(monkeypatch):
 
 
 def children():
-    """Processes that this one started, but for Python's own helper."""
+    """Processes that this one started, but for Python's own helpers."""
     found = psutil.Process().children(recursive=True)
-    return {p.pid for p in found if "resource_tracker" not in " ".join(p.cmdline())}
+    return {p.pid for p in found if not _helper(p)}
+
+
+def _helper(process):
+    """Whether it is one; workers that are forked from a helper look the same."""
+    names = re.search("resource_tracker|forkserver", " ".join(process.cmdline()))
+    return names is not None and process.ppid() == os.getpid()
 
 
 @pytest.fixture

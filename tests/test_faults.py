@@ -114,6 +114,7 @@ def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
     pids = client.run(os.getpid)
     target = first if victim == "source" else next(w for w in pids if w != first)
     os.kill(pids[target], signal.SIGKILL)
+    client.run_on_scheduler(quickly)  # the rest
     preparing.join(90)
     assert isinstance(preparing.result, clustertune.Prepared), preparing.result
     report = preparing.result.report
@@ -168,6 +169,7 @@ def test_a_paused_target_is_planned_around(uneven: Any) -> None:
     until(lambda: moving(client))
     victim = next(w for w in client.scheduler_info()["workers"] if w != first)
     client.run(pause, workers=[victim])
+    client.run_on_scheduler(quickly)  # the rest
     preparing.join(90)
     assert isinstance(preparing.result, clustertune.Prepared), preparing.result
     by_rows = {w.worker: w.rows for w in preparing.result.report.after[0].workers}

@@ -230,6 +230,7 @@ def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -
     client.run(fill, workers=[addresses[1]])
     until(lambda: "paused" in client.run_on_scheduler(statuses))
     assert client.run_on_scheduler(doing).startswith("moving away")
+    client.run_on_scheduler(quickly)  # the rest
     restarting.join(100)
     assert isinstance(restarting.result, clustertune.Report), restarting.result
     assert restarting.result.status == "done", str(restarting.result)

@@ -127,8 +127,10 @@ async def test_what_happens_is_said(
 
 HOLDER = """
 import sys, time
+import dask
 from distributed import Client
 import clustertune
+dask.config.set({"distributed.client.heartbeat": "200 ms"})
 client = Client(sys.argv[1])
 with clustertune.hold(client, label="theirs"):
     print("held", flush=True)
@@ -147,7 +149,7 @@ def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
         holds = local.scheduler.plugins["clustertune"].holds
         assert [h["label"] for h in holds.there()] == ["theirs"]
         assert holds.frozen == 15
-        holds.frozen = 7  # a heartbeat comes every 5 s
+        holds.frozen = 3  # a heartbeat comes every 200 ms here
         other.send_signal(fate)
         until(lambda: not holds.there())
         other.kill()

@@ -9,7 +9,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, Event, LocalCluster, wait
 
 import clustertune
 from clustertune.adapters import spec_cluster
@@ -62,7 +62,7 @@ def test_threads_and_memory(two: Any) -> None:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="pools have one thread anyway")
-def test_variables(two: Any) -> None:
+def test_variables(spawned: None, two: Any) -> None:
     """Native pools take them; the user's own process has what it had."""
     _, client = two
     before = dict(os.environ)
@@ -92,19 +92,19 @@ def test_a_restart_that_does_not_come_about(two: Any) -> None:
     """The nanny is told what was before: later it starts the worker as ever."""
     _, client = two
     first = next(iter(client.scheduler_info()["workers"]))
-    gate = client.submit(_sleep, workers=[first], pure=False)
+    gate = Event("gate", client=client)
+    busy = client.submit(at_gate, gate.name, workers=[first], pure=False)
     until(lambda: any(client.processing().values()))
     report = clustertune.resize(client, nthreads=3, wait="200 ms")
     assert report.status == "left"
-    client.cancel(gate)
+    gate.set()
+    wait(busy)
     client.restart_workers([first])
     assert {f[0] for f in client.run(facts).values()} == {1}
 
 
-def _sleep() -> None:
-    import time
-
-    time.sleep(8)
+def at_gate(name: str) -> None:
+    Event(name).wait(30)
 
 
 def test_started_by_hand(tmp_path: Any) -> None:

@@ -122,6 +122,7 @@ async def test_a_target_that_leaves(c, s, *workers):
         moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
         await until(lambda: policy.done > 0)
         await workers[1].close()
+        bound(patch, "MOST_KEYS", 100)  # the rest
         await moving
     assert policy.left
     await wait(data)
@@ -164,6 +165,7 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
         assert len(policy.flying) == 5
         bound(patch, "MOST_KEYS", 100)
         bound(patch, "MOST_BYTES", 3 * s.tasks[data[0].key].nbytes)
+        bound(patch, "AGAIN", 0.2)  # nobody has sent what was suggested here
         policy = Placing([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
         assert len(policy.flying) == 3

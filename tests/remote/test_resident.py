@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import array
-from time import sleep
 
 import dask
 import numpy as np
 import pytest
 from dask._task_spec import Task
-from distributed import Client, wait
+from distributed import Client, Event, wait
 from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
@@ -241,10 +240,15 @@ async def test_stuck_tasks_are_let_go(c, s, a, b):
     assert await lease.free_stuck("t", name) == 0
 
 
+def at_gate(name):
+    Event(name).wait(30)
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
     """What it has been given and has not begun runs elsewhere."""
-    blocker = c.submit(sleep, 5, workers=[a.address], key="blocker", pure=False)
+    gate = Event("gate", client=c)
+    blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
     await soon(lambda: a.state.executing)
     lease, name, futures = await bound(c, s, a.address)
     await soon(lambda: len(s.workers[a.address].processing) == 4)
@@ -253,8 +257,9 @@ async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
     assert await lease.free_stuck("t", name) == 3
     assert await c.gather(futures) == [0, 1, 2]
     assert all(f.key in b.data for f in futures)
+    await gate.set()
     a.status = Status.running
-    await c.cancel([blocker])
+    await blocker
 
 
 @gen_cluster(client=True, nthreads=TWO)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import dask
 import pytest
 from distributed.utils_test import gen_cluster
 
@@ -78,7 +79,8 @@ async def test_a_worker_that_hangs_hides_no_other(c, s, a, b, few, monkeypatch):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_worker_that_is_gone(c, s, a):
     """An address that no longer exists is answered by an error, not raised."""
-    answers = await ship.on_workers(
-        c, probe.worker_facts, ["tcp://127.0.0.1:1"], timeout=10
-    )
+    with dask.config.set({"distributed.comm.timeouts.connect": "300 ms"}):
+        answers = await ship.on_workers(
+            c, probe.worker_facts, ["tcp://127.0.0.1:1"], timeout=10
+        )
     assert isinstance(answers["tcp://127.0.0.1:1"], Exception)
