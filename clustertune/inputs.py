@@ -244,6 +244,12 @@ def _how_to_convert(label: str, value: Any) -> str:
     return "Data that fits one process is trained faster there, without Dask"
 
 
+def companions(inputs: Inputs) -> tuple[str, ...]:
+    """Names of what was given beside X and y."""
+    named = [x for x in inputs.training if x in COMPANIONS]
+    return (*named, *["eval_set"] * bool(inputs.eval_sets))
+
+
 def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     """Refuse what the workload, or what was asked for, cannot have of this data.
 
@@ -252,11 +258,16 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     ValueError
         The text says what is lacking, or cannot be.
     """
-    if "qid" not in inputs.training and (goal.order == "sort" or goal.workload.groups):
-        who = "sort=True" if goal.order == "sort" else goal.workload.title
+    if "qid" not in inputs.training and goal.order == "sort":
         raise ValueError(
-            f"{who} needs the query group of each row: give qid=, a Dask Array or "
+            "sort=True needs the query group of each row: give qid=, a Dask Array or "
             "Series of whole numbers with as many rows as X"
+        )
+    frame = isinstance(inputs.collection("X"), dd.DataFrame)
+    if frame and "dataframe" not in goal.workload.kinds and goal.to != "array":
+        raise ValueError(
+            f"{goal.workload.title} takes Arrays, and X is a DataFrame; to=\"array\" "
+            "makes it one in the same pass"
         )
     if goal.persist is False and goal.changes:
         raise ValueError(

@@ -280,6 +280,7 @@ LeaseHeldError
     given = inputs.gather(X, y, others, companions, eval_set)
     inputs.check_client(client, given)
     profile = workloads.choose(workload, estimator)
+    workloads.refuse(profile, inputs.companions(given))
     goal = Goal(
         workload=profile,
         chosen=workload is not None or estimator is not None,
@@ -356,7 +357,7 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
         verify=partial(_verify, replace(request, given=cluster.given)),
         put_bounds_back=cluster.staff.put_bounds_back,
-        workload=request.goal.workload.name,
+        workload=request.goal.workload,
         estimator=request.estimator,
         aside=cluster.aside,
         group_sizes=cluster.group_sizes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
 from distributed import Client
@@ -14,7 +15,7 @@ from clustertune.holding import Hold
 from clustertune.inputs import COMPANIONS, Inputs
 from clustertune.journal import Journal
 from clustertune.memory import fit_bytes
-from clustertune.model import Layout, Plan
+from clustertune.model import Layout, Plan, Profile
 from clustertune.reordering import ORDER
 from clustertune.report import Report
 from clustertune.workloads import Handed
@@ -28,7 +29,7 @@ class Again:
     prepare: Callable[[], Awaitable[Prepared]]
     verify: Callable[[Journal], Awaitable[Report]]
     put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
-    workload: str  # name
+    workload: Profile
     estimator: object = None
     aside: Mapping[str, Any] = field(default_factory=dict)  # rows left over, by label
     #: sizes of groups, by label of what names the groups
@@ -97,11 +98,11 @@ class Prepared(Block):
             estimator=self._again.estimator,
         )
 
-    @property
+    @cached_property
     def fit_kwargs(self) -> dict[str, Any]:
         return workloads.fit_kwargs(self._again.workload, self._handed)
 
-    @property
+    @cached_property  # a model that is shared is shared once
     def estimator_params(self) -> dict[str, Any]:
         return workloads.estimator_params(self._again.workload, self._handed)
 

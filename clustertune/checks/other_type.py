@@ -21,10 +21,9 @@ def find(view: View) -> Iterator[Finding]:
     for member in (m for layout in view.layouts for m in layout.members):
         wanted = member.conversion
         if wanted is not None:
-            needed = "" if view.goal.to or view.goal.dtype else "; the fit needs it"
             yield Finding(
                 severity=Severity.info,
-                message=f"{member.label} is not {wanted}{needed}",
+                message=f"{member.label} is not {wanted}",
                 subject=(member.label,),
                 evidence={
                     "kind": member.kind,

@@ -72,18 +72,6 @@ def available() -> Mapping[str, ModuleType]:
     return dict(sorted(every.items()))
 
 
-def fit_kwargs(workload: str, handed: Handed) -> dict[str, Any]:
-    """Arguments of ``fit`` beside X and y."""
-    own = getattr(available()[workload], "fit_kwargs", None)
-    return {} if own is None else own(handed)
-
-
-def estimator_params(workload: str, handed: Handed) -> dict[str, Any]:
-    """Parameters of the estimator that what was prepared needs, or allows."""
-    own = getattr(available()[workload], "estimator_params", None)
-    return {} if own is None else own(handed)
-
-
 def choose(workload: str | None, estimator: object = None) -> Profile:
     """The profile that the user named, else the estimator's, else ``generic``.
 

@@ -17,14 +17,18 @@ NAMES = sorted(p.stem for p in (PACKAGE / "checks").glob("[!_]*.py"))
 PURE = {"numpy", "__future__"} | {
     f"clustertune.{name}"
     for name in (
+        "boundaries",
         "chunking",
+        "coverage",
         "errors",
         "evenness",
+        "grouping",
         "layouts",
         "machines",
         "memory",
         "model",
         "placement",
+        "replicas",
         "sizes",
         "thresholds",
         "wording",
