@@ -64,7 +64,11 @@ def ratios(rounds: Sequence[Mapping[str, float]], over: str, under: str) -> Inte
 
 
 def run(
-    script: str, variants: Sequence[str], n_rounds: int, *arguments: str
+    script: str,
+    variants: Sequence[str],
+    n_rounds: int,
+    *arguments: str,
+    tries: int = MOST_TRIES,
 ) -> list[dict[str, float]]:
     """Run all variants in each round, each as a process of its own.
 
@@ -76,7 +80,7 @@ def run(
     while len(rounds) < n_rounds:
         turn = len(rounds) % len(variants)
         order = [*variants[turn:], *variants[:turn]]
-        for attempt in range(MOST_TRIES):
+        for attempt in range(tries):
             figures = _round(script, order, arguments)
             quiet = figures["foreign"] <= MOST_FOREIGN
             print(

@@ -1,0 +1,436 @@
+"""Fits of the training libraries: data got ready as users do it, and by ``prepare``.
+
+Run: ``python benchmarks/fit.py [--library xgboost,admm] [--layout even,half]
+[--rounds 8] [--json PATH]``; ``--scale 0.05`` takes a part of the rows, for a try.
+
+``naive`` is the recipe that users have: wait for the workers, cut X and y into as many
+even pieces as the library's users advise, persist, ``client.rebalance``, fit. It aligns
+X and y too, as both are cut at the same rows. ``ours`` is ``prepare(estimator=)`` and
+the fit with what it hands over. Both start from the same rows, which lie as the layout
+says (``layouts.py``), on two workers of one thread. Each variant has a cluster of its
+own, so that its memory is its own; workers have trained on a few rows before, and ours
+has prepared them, so that neither pays for imports. What the first ``prepare`` on a
+cluster takes, of few rows, is told beside it.
+
+Peak memory is of each worker's process: VmHWM, which the kernel keeps and the worker
+resets (5 in ``/proc/self/clear_refs``) when the preparation and the fit begin.
+
+A model is judged by one that was fitted in one process on the same rows; by how much
+they may differ is said in ``libraries.py``.
+
+Predictions of the reports are compared with what was measured: bytes with those in the
+workers' logs of transfers; the peak of each worker in the fit, if the report has a
+forecast; the seconds of steps with those of all rounds.
+
+Aims: on even data ours takes at most 1.02 times as long as the recipe, preparation and
+fit together; at most 0.7 times where all lay on half of the workers; models as good as
+in one process; predicted bytes exact, peaks within 15 %, seconds within the spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import subprocess
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import dask
+import measure
+from distributed import Client, LocalCluster, wait
+from layouts import LAYOUTS, Layout, Table, even, holders, load
+from libraries import LIBRARIES, NOTHING, Library
+from measure import interval, machine, ratios
+from tabulate import tabulate
+
+import clustertune
+
+WORKERS = 2
+MEMORY = "4GiB"  # of a worker: nothing spills
+DEADLINE = 900  # seconds of a variant; a fit that hangs ends with tracebacks
+FEW = 2000  # rows of the warm-up
+AIMS = {"even": 1.02, "half": 0.7}  # ours / naive, preparation and fit
+PEAK = 0.15  # by which a peak may differ from what was predicted
+
+Figures = dict[str, Any]
+
+
+# --- one variant ----------------------------------------------------------------------
+
+
+def naive(client: Client, library: Library, data: list[Any]) -> Any:
+    """As many even pieces as advised, persisted and rebalanced."""
+    client.wait_for_workers(WORKERS)
+    rows = -(-data[0].shape[0] // library.pieces)
+    cut = [c.rechunk({0: rows}) for c in data]
+    data[:] = client.persist(cut)
+    del cut
+    wait(data)
+    client.rebalance(data)
+    return NOTHING
+
+
+def ours(client: Client, library: Library, data: list[Any]) -> Any:
+    prepared = clustertune.prepare(
+        client,
+        *data,
+        estimator=library.estimator(),
+        progress=False,
+        **library.wanted,
+    )
+    data[:] = prepared
+    return prepared
+
+
+PREPARE: dict[str, Callable[[Client, Library, list[Any]], Any]] = {
+    "naive": naive,
+    "ours": ours,
+}
+
+
+def variant(name: str, library: Library, layout: Layout) -> Figures:
+    with (
+        TemporaryDirectory() as folder,
+        LocalCluster(
+            n_workers=WORKERS,
+            threads_per_worker=1,
+            dashboard_address=":0",
+            memory_limit=MEMORY,
+            local_directory=folder,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        figures = {"first": warm_up(name, client, library)}
+        data = load(client, library.table, layout, labels=library.labels)
+        with measured(client, figures, "prepare"):
+            handed = PREPARE[name](client, library, data)
+        if name == "ours":
+            figures |= predicted(handed.report)
+        figures["fullest"] = fullest(client, data[0])
+        X, y = (*data, None)[:2]
+        with measured(client, figures, "fit"):
+            fitted = library.fit(client, X, y, handed)
+        figures["total"] = figures["prepare"] + figures["fit"]
+        figures["quality"] = library.judge(fitted)
+        return figures
+
+
+def warm_up(name: str, client: Client, library: Library) -> float:
+    """Imports, connections, a fit of few rows; seconds of their preparation."""
+    table, advised = library.table, library.pieces
+    library.table = Table(FEW, table.columns, table.dtype)
+    library.pieces = 2 * WORKERS
+    try:
+        layout = even(library.pieces, WORKERS)
+        data = load(client, library.table, layout, labels=library.labels)
+        start = perf_counter()
+        handed = PREPARE[name](client, library, data)
+        seconds = perf_counter() - start
+        X, y = (*data, None)[:2]
+        library.fit(client, X, y, handed)
+        return seconds
+    finally:
+        library.table, library.pieces = table, advised
+
+
+@contextmanager
+def measured(client: Client, figures: Figures, what: str) -> Iterator[None]:
+    """Seconds, bytes that travelled, and the peak of each worker, by its name."""
+    client.run(_reset_peak)
+    before = client.run(_received)
+    start = perf_counter()
+    yield
+    figures[what] = perf_counter() - start
+    after, peaks = client.run(_received), client.run(_peak)
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    figures[f"{what}_moved"] = sum(after.values()) - sum(before.values())
+    figures[f"{what}_peaks"] = {str(workers[w]["name"]): n for w, n in peaks.items()}
+
+
+def _received(dask_worker: Any) -> int:
+    return sum(log["total"] for log in dask_worker.transfer_incoming_log)
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (x for x in lines if x.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def fullest(client: Client, X: Any) -> float:
+    """Rows on the worker that has most, as a fraction of all."""
+    held: dict[str, int] = defaultdict(int)
+    for where, rows in zip(holders(client, X), X.chunks[0], strict=True):
+        held[where[0]] += rows
+    return max(held.values()) / sum(held.values())
+
+
+def predicted(report: Any) -> Figures:
+    """What the report said beforehand, and how it says that it went."""
+    steps = [
+        {
+            "action": s.action,
+            "status": s.status,
+            "bytes": [s.predicted_bytes, s.nbytes],
+            "seconds": [s.predicted_seconds, s.seconds],
+        }
+        for s in report.steps
+    ]
+    forecast = getattr(report, "forecast", {})  # of each worker's peak, by its name
+    return {
+        "status": report.status,
+        "left": [f.message for f in report.left if f.severity],
+        "steps": steps,
+        "forecast": {str(worker): n for worker, n in forecast.items()},
+    }
+
+
+def alone(library: Library) -> Figures:
+    """One process without Dask; its data is in memory, as it is on the workers."""
+    fit = library.alone()
+    _reset_peak()
+    start = perf_counter()
+    fitted = fit()
+    seconds = perf_counter() - start
+    return {"fit": seconds, "peak": _peak(), "quality": library.judge(fitted)}
+
+
+# --- all of them ----------------------------------------------------------------------
+
+
+def run(given: argparse.Namespace) -> tuple[list[Figures], list[str]]:
+    """Rounds of each library and layout; and what has failed."""
+    records: list[Figures] = []
+    failed: list[str] = []
+    scale = f"--scale={given.scale}"
+
+    def rounds(n: int, variants: Sequence[str], *arguments: str) -> list[Figures]:
+        print(" ".join(arguments), flush=True)
+        options = {"tries": given.tries}
+        try:
+            return measure.run(sys.argv[0], variants, n, *arguments, scale, **options)
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{' '.join(arguments)}: {error}")
+            print(failed[-1], flush=True)
+            return []
+
+    for name in given.library:
+        reference = rounds(1, ["alone"], f"--library={name}")
+        for layout in given.layout if reference else ():
+            which = f"--library={name}", f"--layout={layout}"
+            if found := rounds(given.rounds, list(PREPARE), *which):
+                record = {"library": name, "layout": layout, "rounds": found}
+                records.append(record | {"alone": reference[0]})
+                if given.json:
+                    keep(records, given)
+    return records, failed
+
+
+def keep(records: Sequence[Figures], given: argparse.Namespace) -> None:
+    """As far as it has come: a long run that is stopped has not been in vain."""
+    versions = {"dask": dask.__version__, "clustertune": clustertune.__version__}
+    told = {"machine": machine(), "scale": given.scale, **versions, "records": records}
+    given.json.write_text(json.dumps(told, indent=1))
+
+
+def tables(records: Sequence[Figures]) -> None:
+    rows = []
+    for r in records:
+        rounds = r["rounds"]
+        seconds = [_median(rounds, f"{v}.total") for v in PREPARE]
+        gained = [str(ratios(rounds, f"ours.{x}", f"naive.{x}")) for x in _TIMES]
+        peaks = [
+            median(max(x[f"{v}.fit_peaks"].values()) for x in rounds) / 1e6
+            for v in PREPARE
+        ]
+        shares = [_median(rounds, f"{v}.fullest") for v in PREPARE]
+        rows.append(
+            [
+                r["library"],
+                r["layout"],
+                *(f"{x:.2f}" for x in seconds),
+                f"{_median(rounds, 'ours.prepare'):.2f}",
+                *gained,
+                "/".join(f"{x:.0f}" for x in peaks),
+                "/".join(f"{x:.0%}" for x in shares),
+                "/".join(f"{worst(r, v):.1e}" for v in PREPARE),
+            ]
+        )
+    head = "library", "layout", "recipe (s)", "ours (s)", "prepare (s)"
+    head += tuple(f"ours/recipe, {x}" for x in _TIMES)
+    head += "peaks (MB)", "fullest", "worse than alone"
+    print(tabulate(rows, headers=head, disable_numparse=True), end="\n\n")
+    first = [x["ours.first"] for r in records for x in r["rounds"]]
+    print(f"first prepare on a cluster (s): {interval(first)}")
+    for name in dict.fromkeys(r["library"] for r in records):
+        one = next(r["alone"] for r in records if r["library"] == name)["alone.fit"]
+        print(f"{name} in one process: {one:.2f} s")
+
+
+_TIMES = "total", "fit"
+
+
+def _median(rounds: Sequence[Mapping[str, float]], name: str) -> float:
+    return median(r[name] for r in rounds)
+
+
+def worst(record: Figures, name: str) -> float:
+    """By how much a model differed most from the one of one process, as a fraction."""
+    wanted = record["alone"]["alone.quality"]
+    return max(abs(r[f"{name}.quality"] / wanted - 1) for r in record["rounds"])
+
+
+def judge(records: Sequence[Figures]) -> None:
+    """Against the aims."""
+    for r in records:
+        title = f"{r['library']}, {r['layout']}"
+        if most := AIMS.get(r["layout"]):
+            found = ratios(r["rounds"], "ours.total", "naive.total")
+            aim(f"{title}: ours / recipe {found} <= {most}", found.high <= most)
+        most = LIBRARIES[r["library"]].tolerance
+        for v in PREPARE:
+            if (off := worst(r, v)) > most:
+                aim(f"{title}: {v} is {off:.1e} from one process, <= {most:g}", False)
+    compare_bytes(records)
+    compare_peaks(records)
+    compare_seconds(records)
+
+
+def compare_bytes(records: Sequence[Figures]) -> None:
+    """Against the transfers in the workers' logs, of all steps together."""
+    wrong, total = [], 0
+    for r in records:
+        for x in r["rounds"]:
+            steps, moved = done(x), x["ours.prepare_moved"]
+            told = [sum(s["bytes"][i] or 0 for s in steps) for i in (0, 1)]
+            total += 1
+            if told != [moved, moved]:
+                text = f"{told[0]} predicted, {told[1]} reported, {moved} in the logs"
+                wrong.append(f"{r['library']}, {r['layout']}: {text}")
+    for text in dict.fromkeys(wrong):
+        print(text)
+    aim(f"bytes: predicted exactly in {total - len(wrong)} of {total} runs", not wrong)
+
+
+def compare_peaks(records: Sequence[Figures]) -> None:
+    rows, every = [], []
+    for r in records:
+        off = [
+            x["ours.fit_peaks"][worker] / nbytes - 1
+            for x in r["rounds"]
+            for worker, nbytes in x["ours.forecast"].items()
+        ]
+        every += off
+        if off:
+            rows.append([r["library"], r["layout"], f"{min(off):+.0%}"])
+            rows[-1].append(f"{max(off):+.0%}")
+    if not every:
+        print("peaks: the reports have no forecast")
+        return
+    head = "library", "layout", "peak beyond forecast, least", "most"
+    print(tabulate(rows, headers=head, disable_numparse=True))
+    good = sum(abs(x) <= PEAK for x in every)
+    text = f"peaks: {good} of {len(every)} within {PEAK:.0%} of the forecast"
+    aim(text, good == len(every))
+
+
+def compare_seconds(records: Sequence[Figures]) -> None:
+    """Each prediction with all rounds of the same step, which take some time or other.
+
+    Predictions differ between rounds as little as speeds do that workers have measured.
+    """
+    rows, good = [], 0
+    for r in records:
+        taken: dict[str, list[Any]] = defaultdict(list)
+        for x in r["rounds"]:
+            for s in done(x):
+                taken[s["action"]].append(s["seconds"])
+        for action, pairs in taken.items():
+            known = [p for p, _ in pairs if p is not None]
+            told = median(known) if known else None
+            took = [t for _, t in pairs]
+            inside = told is not None and min(took) <= told <= max(took)
+            good += inside
+            if not inside:
+                said = "none" if told is None else f"{told:.2f}"
+                span = f"{min(took):.2f} to {max(took):.2f}"
+                rows.append([r["library"], r["layout"], action, said, span])
+    total = good + len(rows)
+    if rows:
+        head = "library", "layout", "step", "predicted (s)", "took (s)"
+        print(tabulate(rows, headers=head, disable_numparse=True))
+    aim(f"seconds: {good} of {total} predicted within the spread", not rows)
+
+
+def done(figures: Figures) -> list[Figures]:
+    return [s for s in figures["ours.steps"] if s["status"] in ("done", "partly")]
+
+
+def aim(text: str, good: bool) -> None:
+    print(f"{text}: {'met' if good else 'NOT met'}")
+
+
+# --- the command line -----------------------------------------------------------------
+
+
+def main() -> None:
+    given = arguments()
+    if given.variant:
+        faulthandler.dump_traceback_later(DEADLINE, exit=True)
+        warnings.simplefilter("ignore")  # of libraries, about each other
+        dask.config.set({"distributed.logging.distributed": "critical"})
+        library = LIBRARIES[given.library[0]](given.scale)
+        if given.variant == "alone":
+            figures = alone(library)
+        else:
+            layout = LAYOUTS[given.layout[0]](library.pieces, WORKERS)
+            figures = variant(given.variant, library, layout)
+        print(json.dumps(figures))
+        return
+    print(f"{machine()}, dask {dask.__version__}")
+    records, failed = run(given)
+    if records:
+        tables(records)
+        judge(records)
+    if failed:
+        sys.exit("failed: " + "; ".join(failed))
+
+
+def arguments() -> argparse.Namespace:
+    def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+        def parse(text: str) -> list[str]:
+            wrong = set(text.split(",")) - set(known)
+            if wrong:
+                wanted = f"{', '.join(sorted(wrong))}: known are {', '.join(known)}"
+                raise argparse.ArgumentTypeError(wanted)
+            return text.split(",")
+
+        return parse
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    every = list(LIBRARIES), list(LAYOUTS)
+    parser.add_argument("--library", type=names(every[0]), default=every[0])
+    parser.add_argument("--layout", type=names(every[1]), default=every[1])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--tries", type=int, default=measure.MOST_TRIES)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--variant", choices=["alone", *PREPARE])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
