@@ -77,7 +77,11 @@ class XGBoost(Library):
     """Bins are of a sketch that workers merge, so a few rows fall into others."""
 
     tolerance = 0.01
-    options = {"n_estimators": 60, "max_depth": 6, "tree_method": "hist"}  # noqa: RUF012
+    options: Mapping[str, Any] = {
+        "n_estimators": 60,
+        "max_depth": 6,
+        "tree_method": "hist",
+    }
 
     def estimator(self) -> Any:
         from xgboost.dask import DaskXGBClassifier
@@ -103,7 +107,7 @@ class LightGBM(Library):
     """Every feature is binned by the rows of one worker."""
 
     tolerance = 0.01
-    options = {"n_estimators": 60, "num_leaves": 63, "verbose": -1}  # noqa: RUF012
+    options: Mapping[str, Any] = {"n_estimators": 60, "num_leaves": 63, "verbose": -1}
 
     def estimator(self) -> Any:
         from lightgbm import DaskLGBMClassifier
@@ -239,8 +243,12 @@ class Predict(Library):
 
     def alone(self) -> Any:
         X, y = self.all_rows()
-        self.model.set_params(n_jobs=2)
-        return lambda: ((self.model.predict(X) - y) ** 2).mean()
+        model = self.model.set_params(n_jobs=2)
+
+        def fit() -> Any:
+            return ((model.predict(X) - y) ** 2).mean()
+
+        return fit
 
     def judge(self, fitted: Any) -> float:
         return float(fitted)
