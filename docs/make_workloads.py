@@ -79,9 +79,9 @@ ours = "ours.clustertune_workload"
 
 `matches` gets an instance or a class. `profile_for(estimator)` may return another
 profile of that name, where parameters change what is needed;
-`estimator_params(handed)` has parameters that the estimator is to get. All are optional:
-a workload without `matches` is taken by name. Those of clustertune come first, so yours
-cannot take their estimators.
+`estimator_params(handed)` has parameters that the estimator is to get. All are
+optional: a workload without `matches` is taken by name. Those of clustertune come
+first, so yours cannot take their estimators.
 The fields of a profile are described in `clustertune/profiles.py`.
 '''
 
