@@ -17,7 +17,7 @@ from dask.utils import stringify
 from clustertune.remote.keys import unpack
 from clustertune.remote.survey import is_gone
 
-YIELD = 2000  # keys between two yields to the event loop
+YIELD = 1000  # keys between two yields to the event loop
 
 
 class Names:
