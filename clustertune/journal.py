@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from clustertune import report
+from clustertune import forecast, report
 from clustertune.model import Finding, Outcome, Plan, View
 from clustertune.report import Done, Report
 
@@ -43,6 +43,7 @@ class Journal:
             after=_summaries(views[-1]) if views else (),
             steps=tuple(self._steps(status)),
             needs=self.plans[-1].needs if self.plans else (),
+            forecast=forecast.peaks(views[-1]) if views else {},
         )
 
     def _steps(self, status: str) -> Iterator[Done]:

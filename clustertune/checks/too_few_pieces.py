@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from clustertune.errors import AlignmentError
 from clustertune.evenness import attainable
-from clustertune.machines import expected_workers
+from clustertune.forecast import expected_workers
 from clustertune.model import Finding, Layout, Member, Severity, View
 from clustertune.wording import plural, times_text, variable
 

@@ -14,13 +14,15 @@ PROFILE = Profile(
     name="xgboost",
     title="XGBoost (hist)",
     memory_multiple={4: 1.8, 8: 1.4},
+    base_bytes=300 * 2**20,
     max_pieces_per_thread=256,
     feature_bytes=4,
     random_order=False,
     categories=True,
     threads="worker",
     packages=("xgboost", "xgboost-cpu"),
-    source="measured with xgboost 3.2, 50 dense columns, 256 bins",
+    source="measured with xgboost 3.2, 50 dense columns, 256 bins; a worker with "
+    "pandas 3.1 and scikit-learn 1.9 after a fit of 1,000 rows: 297 MiB",
 )
 
 

@@ -20,6 +20,7 @@ PURE = {"numpy", "__future__"} | {
         "chunking",
         "errors",
         "evenness",
+        "forecast",
         "layouts",
         "machines",
         "memory",
