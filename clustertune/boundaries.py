@@ -6,14 +6,13 @@ every thread has some, none is too large, and rows can lie evenly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
-from clustertune import chunking, layouts
+from clustertune import chunking, granularity, layouts
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.model import Finding, Int64s, Layout, Member, View
 
@@ -41,14 +40,13 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
         return chunking.even(total, min(total, view.goal.rechunk))
     if _suits(layout, old, view, about):
         return old
-    most = _most_rows(layout, view)
+    n_pieces = min(total, _wanted(layout, view))
+    most = -(-total // n_pieces)
     closest = chunking.near(old, most)
     if layout is not view.layouts[0]:
         return closest  # is scored only, and need not lie evenly
     finer = chunking.near(old, max(1, most // 2))
-    return _most_even(
-        layout, [closest, finer, chunking.even(total, -(-total // most))], view
-    )
+    return _most_even(layout, [closest, finer, chunking.even(total, n_pieces)], view)
 
 
 def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
@@ -73,7 +71,8 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     old = np.diff(common[common > 0], prepend=0)
     if _suits(layout, old, view, about):
         return old
-    new = chunking.joined(old, _most_rows(layout, view))
+    total = int(old.sum())
+    new = chunking.joined(old, -(-total // _wanted(layout, view)))
     weights = layouts.weights(view)
     crowded = any(too_many_pieces.find(replace(view, layouts=(_bare(layout, old),))))
     # too few, or too uneven, they become no better by being joined
@@ -81,17 +80,10 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     return new if crowded or better else old
 
 
-def _most_rows(layout: Layout, view: View) -> int:
-    """Rows of a piece: so that each thread has some, and none is too large."""
-    profile = view.goal.workload
-    total = int(rows_of(layout.members[0]).sum())
-    threads = sum(w.nthreads for w in view.eligible_workers)
-    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
-    largest = min([profile.max_piece_bytes, *(n // 10 for n in limits)])
-    n_pieces = max(
-        threads * profile.pieces_per_thread, math.ceil(layout.nbytes / max(1, largest))
-    )
-    return max(1, -(-total // n_pieces))
+def _wanted(layout: Layout, view: View) -> int:
+    """How many pieces: so that each thread has some, and none is too large."""
+    n_threads = sum(w.nthreads for w in view.eligible_workers)
+    return granularity.wanted(layout.nbytes, view, n_threads)
 
 
 def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -> bool:

@@ -192,6 +192,10 @@ class LiveCluster:
             snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
+    async def overhead(self, view: View) -> float | None:
+        """Seconds that a task takes beside its work; measured once for all looks."""
+        return await monitor.overhead(self.client, view.now)
+
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
             find = partial(_find, given.collection, self.client)

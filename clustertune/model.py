@@ -458,6 +458,9 @@ class Cluster(Protocol):
     async def look(self, notify: Notify) -> View:
         """See the cluster and the data as they are now."""
 
+    async def overhead(self, view: View) -> float | None:
+        """Seconds that a task takes beside its work; None: it cannot be told now."""
+
     async def persist(self, load: Load, notify: Notify) -> None:
         """Load everything given that is not in memory yet, jointly."""
 
