@@ -1,7 +1,8 @@
 """Which rows the new pieces of a layout get, where they are cut or joined (pure).
 
-Those of X where they suit the workers. Else near the old boundaries, or even, so that
-every thread has some, none is too large, and rows can lie evenly.
+Those of X where they suit the workers. Else as many as :mod:`clustertune.granularity`
+says, near the old boundaries, so that rows can lie evenly; or up to twice as many, near
+them too, which costs a few tasks and spares copies; or even ones.
 """
 
 from __future__ import annotations

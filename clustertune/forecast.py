@@ -1,9 +1,10 @@
 """How much memory a fit takes on every worker, and what would make it enough (pure).
 
 A worker's process has, in the fit: what it has without Dask's data, and at least what
-one has that has imported the library; Dask's keys that were not given; and a multiple
-of its share of the given data. Where the library copies eval sets to all workers, each
-has all of them. That may be ``memory_fraction`` of its limit.
+one has that has imported the library; Dask's keys that were not given, but for those
+that the caller's names let go by then; and a multiple of its share of the given data.
+Where the library copies eval sets to all workers, each has all of them. The sum may be
+``memory_fraction`` of the worker's limit.
 """
 
 from __future__ import annotations
@@ -144,14 +145,20 @@ def peaks(view: View) -> dict[str | int, int]:
         taken += multiple * held_bytes((layout,), n_workers)
     trains = training > 0
     base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
-    total = base + other_bytes(view) + taken + copied * trains
+    total = base + _kept_bytes(view) + taken + copied * trains
     return {w.id: round(n) for w, n in zip(view.now.workers, total, strict=True)}
 
 
 def _fixed(view: View, change: Change) -> Float64s:
     """Bytes of every worker's process in the fit that are no given data."""
     base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
-    return base if change.release else base + other_bytes(view)
+    return base if change.release else base + _kept_bytes(view)
+
+
+def _kept_bytes(view: View) -> Float64s:
+    """Bytes on every worker of keys that were not given, and are there in the fit."""
+    replaced = [view.replaced.get(w.id, 0) for w in view.now.workers]
+    return np.maximum(0.0, other_bytes(view) - np.array(replaced, dtype=np.float64))
 
 
 def _profile(view: View, change: Change) -> Profile:
@@ -273,7 +280,8 @@ def _more_workers(view: View) -> Iterator[Change]:
         for change in together:
             n_workers = workers_needed(view, change)
             if isinstance(n_workers, int):
-                yield replace(change, n_workers=n_workers)
+                if n_workers > expected_workers(view):
+                    yield replace(change, n_workers=n_workers)
                 return
 
 
@@ -312,7 +320,7 @@ def _known(view: View, change: Change) -> list[Need]:
 
 def _other(view: View) -> float:
     """Bytes of keys that were not given, on workers that may train."""
-    return float(other_bytes(view)[weights(view) > 0].sum())
+    return float(_kept_bytes(view)[weights(view) > 0].sum())
 
 
 def _text(change: Change, view: View) -> str:

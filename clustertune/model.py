@@ -185,6 +185,9 @@ class View:
     goal: Goal
     layouts: tuple[Layout, ...] = ()  # the training data first, then eval sets
     runs: tuple[Run, ...] | None = None  # past ones, oldest first; None: not asked
+    #: bytes on workers, by id, of given pieces of which this call has made others: in
+    #: memory until the caller's names let them go
+    replaced: Mapping[str | int, int] = field(default_factory=dict)
 
     @property
     def now(self) -> Snapshot:

@@ -98,6 +98,7 @@ async def _look_and_plan(
     settings: Mapping[str, Mapping[str, Any]] | None,
 ) -> Plan:
     view = await cluster.look(notify)
+    view = replace(view, replaced=journal.replaced(view))
     found = checks.run(view, settings)
     journal.views.append(view)
     journal.findings.append(found)

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import checks, granularity
+from clustertune import checks, granularity, monitor, overhead
 from clustertune.actions import rechunk
 from clustertune.model import Profile, View
-from clustertune.testing import layout, snapshot, view, worker
+from clustertune.testing import MemoryCluster, layout, snapshot, view, worker
+from tests.test_loop import run
 
 MIB = 2**20
 
@@ -105,3 +107,56 @@ def test_rows_lie_evenly_over_unlike_workers(threads: list[int], rows: int) -> N
     assert len(step.args.rows) == sum(threads)
     assert np.bincount(step.args.targets).tolist() == threads
     assert "a task costs 1 ms here" in step.gain
+
+
+class Timed(MemoryCluster):
+    """Counts how often it was asked what a task costs."""
+
+    timed = 0
+
+    async def overhead(self, view: View) -> float | None:
+        self.timed += 1
+        return await super().overhead(view)
+
+
+def test_it_is_measured_where_pieces_are_cut() -> None:
+    """Once for a cut; what was found is said again with what came of it."""
+    start = replace(seen(None, [1, 3]), layouts=(layout([100_000], [0]),))
+    cluster = Timed(start, overhead=1e-3)
+    journal = run(cluster)
+    assert cluster.timed == 1
+    assert [c for c in cluster.calls if c.startswith("recut")] == ["recut 4"]
+    (few,) = (f for f in journal.findings[0] if f.check == "too_few_pieces")
+    assert "X.rechunk({0: 25000})" in few.remedy
+    assert "(a task costs 1 ms here)" in journal.outcomes[0].step.gain
+
+
+@pytest.mark.parametrize("homes", [[0, 1] * 4, [0] * 8])
+def test_it_is_not_measured_for_anything_else(homes: list[int]) -> None:
+    """Neither where nothing is wrong, nor where whole pieces move."""
+    cluster = Timed(replace(seen(None, [1, 1]), layouts=(layout([10] * 8, homes),)))
+    run(cluster)
+    assert cluster.timed == 0
+
+
+# --- live -----------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_task_is_timed(c: Any, s: Any, a: Any, b: Any) -> None:
+    """In seconds, without a trace in the scheduler; once for the same workers, and not
+    while they have work."""
+    await monitor.open_door(c, await monitor.identify(c))
+    now, _ = await monitor.look(c, [])
+    working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
+    assert await monitor.overhead(c, working) is None
+    first = await monitor.overhead(c, now)
+    assert first is not None
+    assert 0 < first < overhead.PATIENCE
+    assert await monitor.overhead(c, working) == first
+    await monitor.overhead(c, replace(now, workers=now.workers[:1]))
+    assert monitor.known(c).overhead[1] == {now.workers[0].address}
+    assert await monitor.overhead(c, replace(now, workers=())) is None
+    assert not c.futures
+    await async_poll_for(lambda: not s.tasks, timeout=10)
+    assert {len(a.data), len(b.data)} == {0}
