@@ -237,6 +237,10 @@ class LiveCluster:
             for x in (contents.with_contents(x, known) for x in layouts)
         )
 
+    async def overhead(self, view: View) -> float | None:
+        """Seconds that a task takes beside its work; measured once for all looks."""
+        return await monitor.overhead(self.client, view.now)
+
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
             find = partial(_find, given.collection, self.client)

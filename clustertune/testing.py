@@ -85,6 +85,8 @@ class MemoryCluster:
         How many workers it can be scaled to.
     fault
         Called with the cluster before each key is moved; may remove or pause workers.
+    overhead
+        Seconds that a task takes beside its work; None: it cannot be told.
 
     Attributes
     ----------
@@ -105,6 +107,7 @@ class MemoryCluster:
         arrives: Callable[[int, int], Int64s] = lambda n, w: np.arange(n) % w,
         most: int = 16,
         fault: Callable[[MemoryCluster], None] | None = None,
+        overhead: float | None = None,
     ):
         self.workers = {w.address: w for w in start.now.workers}
         self.layouts = start.layouts
@@ -112,6 +115,7 @@ class MemoryCluster:
         self.arrives = arrives
         self.most = most
         self.fault = fault
+        self.task_overhead = overhead
         self.adaptive = start.now.adaptive
         self.moved = 0
         self.calls: list[str] = []
@@ -160,6 +164,9 @@ class MemoryCluster:
             time=0.0, scheduler="memory://", workers=workers, adaptive=self.adaptive
         )
         return View(snapshots=(now,), goal=self.goal, layouts=layouts)
+
+    async def overhead(self, view: View) -> float | None:
+        return self.task_overhead
 
     async def persist(self, load: Load, notify: Notify) -> None:
         self.calls.append("persist")

@@ -19,7 +19,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import arranging, boundaries, chunking, coverage, layouts
+from clustertune import (
+    arranging,
+    boundaries,
+    chunking,
+    coverage,
+    granularity,
+    layouts,
+)
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.memory import room
 from clustertune.model import (
@@ -179,7 +186,7 @@ def _step(
         action="rechunk",
         summary=_summary(changed, rows) + _aside(recut),
         price=_price(recut, changed, view),
-        gain=_gain(layout, rows, about),
+        gain=_gain(layout, rows, about, view),
         args=recut,
     )
 
@@ -430,7 +437,7 @@ def _price(recut: Recut, changed: list[Member], view: View) -> Price:
     return Price(nbytes=int(into.sum()), seconds=seconds, peak=int(made.max(initial=0)))
 
 
-def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
+def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
     checks = {f.check for f in about}
     gains = []
     if "differing_boundaries" in checks:
@@ -445,7 +452,9 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
         gains.append("every group is whole, on one worker")
     old = layout.members[0].n_pieces
     if old != len(rows):
-        gains.append(f"{plural(len(rows), 'piece')} instead of {old:,}")
+        why = granularity.said(view) if view.goal.rechunk is True else ""
+        text = f"{plural(len(rows), 'piece')} instead of {old:,}"
+        gains.append(f"{text} ({why})" if why else text)
     return "; ".join(gains)
 
 
