@@ -347,11 +347,11 @@ def _text(change: Change, view: View) -> str:
 
 
 def _hosts_have(size: float, view: View) -> bool:
-    """Whether all workers of this limit, or a larger one, fit their hosts' memory."""
+    """Whether nannies can give workers this limit, and hosts have the memory."""
     wanted: Counter[str] = Counter()
     there: dict[str, int] = {}
     for w in view.now.workers:
-        if isinstance(w.facts, Unknown) or not w.memory_limit:
+        if isinstance(w.facts, Unknown) or not w.memory_limit or w.nanny is None:
             return False
         wanted[w.host] += math.ceil(max(size, w.memory_limit))
         there[w.host] = max(there.get(w.host, 0), w.facts.host_memory)

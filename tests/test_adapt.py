@@ -178,7 +178,7 @@ def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
 
 def test_prepare_to_fit(local_cluster: Any) -> None:
     """XGBoost needs 1.4 times the bytes of float64: workers come until it fits."""
-    _, client = local_cluster(1, memory_limit="400MB")
+    _, client = local_cluster(1, memory_limit="700MB")
     X = da.random.random((1_000_000, 20), chunks=(50_000, 20))  # 160 MB
     prepared = clustertune.prepare(client, X, n_workers="fit", workload="xgboost")
     assert there(client) > 1

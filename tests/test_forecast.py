@@ -193,9 +193,10 @@ def test_a_combination_is_the_least() -> None:
     assert more.change == Change(release=True, n_workers=3)
 
 
-def test_hosts_without_that_memory_cannot_give_it() -> None:
-    """Then it is said what limit, and not how."""
-    full = small(0, host_memory=1200)
+@pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
+def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
+    """Without the memory on the host, or a nanny, it is said what limit, not how."""
+    full = small(0, **lack)
     text = forecast.ways(view([full], [lazy(600)], workload=TRIPLE))[-1].text
     assert text.startswith("a memory limit of 2.7 KiB for each that lacks memory: ")
 
