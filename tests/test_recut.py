@@ -302,10 +302,7 @@ async def test_without_room_it_is_an_error(c, s, a, b):
     before = set(s.tasks)
     with pytest.raises(CapacityError):
         await clustertune.prepare(c, X, y)
-<<<<<<< HEAD
     # rows of pieces that were spilled are counted by tasks, which go a little later
-=======
->>>>>>> forecast
     await soon(lambda: set(s.tasks) == before)
 
 
