@@ -152,7 +152,8 @@ def _step(
     for alone in (False, True):
         covering = boundaries.covering(layout, rows, view, alone=alone)
         rows, present = (rows, None) if covering is None else covering
-        changed = [m for m in layout.members if _changes(m, rows)]
+        aside = boundaries.remainder(layout, view)
+        changed = [m for m in layout.members if aside or _changes(m, rows)]
         if not changed:
             if present is not None and lacking:
                 continue  # these pieces cannot be shared out as they are
@@ -170,7 +171,7 @@ def _step(
         targets=target,
         cuts=cuts,
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
-        aside=boundaries.remainder(layout, view),
+        aside=aside,
         shortage=shortage,
     )
     return Step(
