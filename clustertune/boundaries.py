@@ -92,7 +92,8 @@ def remainder(layout: Layout, view: View) -> int:
     """Rows of the training data that are set aside, so that all have as many."""
     if layout is not view.layouts[0] or not view.goal.workload.exact_rows:
         return 0
-    return int(rows_of(layout.members[0]).sum()) % max(1, len(view.eligible_workers))
+    total, n_workers = int(rows_of(layout.members[0]).sum()), len(view.eligible_workers)
+    return total % n_workers if n_workers <= total else 0  # too few are an error
 
 
 def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
@@ -119,8 +120,9 @@ def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
             return rows
     old = rows_of(layout.members[0])
     best = int(np.argmin(spread))
-    # what cannot be better stays as it is
+    # what cannot be better stays as it is, if each worker can have some
     stays = chunking.fullest(old, weights) <= spread[best] + _ROUNDING
+    stays &= np.count_nonzero(old) >= np.count_nonzero(weights)
     return old if stays and layout.aligned else tries[best]
 
 

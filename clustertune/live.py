@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 from distributed import Client, Future
 
@@ -426,8 +427,9 @@ class LiveCluster:
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
             if recut.aside:
-                self.aside = cutting.set_aside(recut, given, graph, futures)
-                self._rows_aside = recut.aside
+                more = cutting.set_aside(recut, given, graph, futures)
+                self.aside = {k: _joined(x, self.aside.get(k)) for k, x in more.items()}
+                self._rows_aside += recut.aside
             try:
                 await self._settle(
                     list(futures.values()),
@@ -579,6 +581,14 @@ class LiveCluster:
     async def keep(self, report: str) -> None:
         """Leave the report with the scheduler, for whoever asks later."""
         await self._lease.quietly("keep", report=report)
+
+
+def _joined(first: Any, then: Any) -> Any:
+    """Two collections of the same kind, one after the other; the second may be None."""
+    if then is None:
+        return first
+    array = isinstance(first, da.Array)
+    return da.concatenate([first, then]) if array else dd.concat([first, then])
 
 
 def _name_of(key: Key) -> str:

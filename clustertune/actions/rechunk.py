@@ -155,20 +155,19 @@ def _step(
     about: list[Finding],
     taken: npt.NDArray[np.float64],
 ) -> Step | None:
+    lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):
         covering = boundaries.covering(layout, rows, view, alone=alone)
-        cut, present = (rows, None) if covering is None else covering
-        changed = [m for m in layout.members if _changes(m, cut)]
-        drafts = [_draft(m, cut, view) for m in changed]
+        rows, present = (rows, None) if covering is None else covering
+        aside = boundaries.remainder(layout, view)
+        changed = [m for m in layout.members if aside or _changes(m, rows)]
         if not changed:
+            if present is not None and lacking:
+                continue  # these pieces cannot be shared out as they are
             return None
-        target, shortage = _targets(layout, view, cut, drafts, taken)
-        rows, may = cut, layouts.weights(view) > 0
-        if present is None:
-            break
-        found = coverage.spread(target, present, cut, may)
-        if found is not None:
-            target = found
+        drafts = [_draft(m, rows, view) for m in changed]
+        target, shortage, found = _targets(layout, view, rows, drafts, taken, present)
+        if found:
             break
     cuts = tuple(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
@@ -179,7 +178,7 @@ def _step(
         targets=target,
         cuts=cuts,
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
-        aside=boundaries.remainder(layout, view),
+        aside=aside,
         shortage=shortage,
     )
     return Step(
@@ -253,8 +252,12 @@ def _targets(
     rows: Int64s,
     drafts: list[Cut],
     taken: npt.NDArray[np.float64],
-) -> tuple[Int64s, str]:
-    """Workers of the new pieces, and why they do not fit, if they do not."""
+    present: coverage.Bools | None,
+) -> tuple[Int64s, str, bool]:
+    """Workers of the new pieces, and why they do not fit, if they do not.
+
+    And whether all workers have all classes, where ``present`` tells those of pieces.
+    """
     members = {m.label: m for m in layout.members}
     held: list[tuple[Int64s, Int64s, Int64s]] = []
     nbytes = np.zeros(len(rows), dtype=np.int64)
@@ -289,20 +292,31 @@ def _targets(
     if view.goal.workload.exact_rows and layout is view.layouts[0]:
         held_now = arranging.Held(*coordinates)
         target = arranging.in_runs(len(rows), held_now, layouts.weights(view) > 0)
-        full = np.bincount(target, nbytes, minlength=len(budget)) > budget
-        return target, _too_much(layout, view, nbytes, budget) if full.any() else ""
-    found = placed(budget)
-    if found is not None:
+    else:
+        found = placed(budget) or placed(None)
+        assert found is not None
         target = found.target.astype(np.int64)
         cut_members = [m for m in layout.members if m.label in cut_labels]
         if any(_is_freed(m, release) for m in cut_members):
             target = _by_neighbours(target, rows, nbytes, coordinates)
-        return target, ""
-    freeing = _budget(layout, view, cut_labels, taken, release=True)
-    hint = "" if release or placed(freeing) is None else _FREEING
-    found = placed(None)
-    assert found is not None
-    return found.target.astype(np.int64), _too_much(layout, view, nbytes, budget) + hint
+    covering = None
+    if present is not None:
+        covering = coverage.spread(
+            target,
+            present,
+            rows,
+            layouts.weights(view),
+            nbytes=nbytes,
+            budget=budget,
+            tolerance=view.goal.tolerance,
+        )
+        target = target if covering is None else covering
+    shortage = ""
+    if (np.bincount(target, nbytes, minlength=len(budget)) > budget).any():
+        freeing = _budget(layout, view, cut_labels, taken, release=True)
+        hint = "" if release or placed(freeing) is None else _FREEING
+        shortage = _too_much(layout, view, nbytes, budget) + hint
+    return target, shortage, present is None or covering is not None
 
 
 def _by_neighbours(
