@@ -54,6 +54,8 @@ def of_need(
         return content.runs
     if role == "y" and training and profile.needs_all_classes:
         return partial(content.classes, most=max(ROWS, n_workers))
+    if role == "y" and training and profile.random_order:
+        return content.moments
     if role == "X" and member.kind == "dataframe":
         listed = profile.categories and "category" in member.types
         if listed or (profile.one_number_type and len(member.types) > 1):

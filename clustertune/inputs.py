@@ -266,7 +266,7 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     frame = isinstance(inputs.collection("X"), dd.DataFrame)
     if frame and "dataframe" not in goal.workload.kinds and goal.to != "array":
         raise ValueError(
-            f"{goal.workload.title} takes Arrays, and X is a DataFrame; to=\"array\" "
+            f'{goal.workload.title} takes Arrays, and X is a DataFrame; to="array" '
             "makes it one in the same pass"
         )
     if goal.persist is False and goal.changes:
