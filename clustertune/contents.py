@@ -55,7 +55,7 @@ def of_need(
     if role == "y" and training and profile.needs_all_classes:
         return partial(content.classes, most=max(ROWS, n_workers))
     if role == "y" and training and profile.random_order:
-        return partial(content.classes, most=0)
+        return content.moments
     if role == "X" and member.kind == "dataframe":
         listed = profile.categories and "category" in member.types
         if listed or (profile.one_number_type and len(member.types) > 1):
