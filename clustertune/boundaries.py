@@ -121,8 +121,8 @@ def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
     old = rows_of(layout.members[0])
     best = int(np.argmin(spread))
     # what cannot be better stays as it is, if each worker can have some
-    stays = chunking.fullest(old, weights) <= spread[best] + _ROUNDING
-    stays &= np.count_nonzero(old) >= np.count_nonzero(weights)
+    enough = bool(np.count_nonzero(old) >= np.count_nonzero(weights))
+    stays = enough and chunking.fullest(old, weights) <= spread[best] + _ROUNDING
     return old if stays and layout.aligned else tries[best]
 
 
