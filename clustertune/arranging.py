@@ -34,7 +34,7 @@ def in_runs(n_pieces: int, held: Held, may: Bools) -> Int64s:
         Which workers take part.
     """
     workers = np.flatnonzero(may)
-    each = n_pieces // len(workers)
+    each = max(1, n_pieces // len(workers))
     run = np.minimum(np.arange(n_pieces) // each, len(workers) - 1)
     saved = np.zeros((len(workers), len(may)))
     np.add.at(saved, (run[held.piece], held.worker), held.nbytes)

@@ -1,19 +1,19 @@
 """Which rows the new pieces of a layout get, where they are cut or joined (pure).
 
-Those of X where they suit the workers. Else near the old boundaries, or even, so that
-every thread has some, none is too large, and rows can lie evenly.
+Those of X where they suit the workers. Else as many as :mod:`clustertune.granularity`
+says, near the old boundaries, so that rows can lie evenly; or up to twice as many, near
+them too, which costs a few tasks and spares copies; or even ones.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
-from clustertune import chunking, coverage, grouping, layouts
+from clustertune import chunking, coverage, granularity, grouping, layouts
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.grouping import Groups
 from clustertune.model import Finding, Int64s, Layout, Member, View
@@ -49,7 +49,7 @@ def fresh(layout: Layout, view: View) -> Int64s:
     """Rows of even pieces for rows that all travel, whatever the old pieces are."""
     total = int(rows_of(layout.members[0]).sum())
     wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
-    n_pieces = -(-total // _most_rows(layout, view)) if wanted is None else wanted
+    n_pieces = _wanted(layout, view) if wanted is None else wanted
     return chunking.even(total, min(max(1, total), n_pieces))
 
 
@@ -61,14 +61,13 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
         return chunking.even(total, min(total, wanted))
     if _suits(layout, old, view, about):
         return old
-    most = _most_rows(layout, view)
+    n_pieces = min(total, _wanted(layout, view))
+    most = -(-total // n_pieces)
     closest = chunking.near(old, most)
     if layout is not view.layouts[0]:
         return closest  # is scored only, and need not lie evenly
     finer = chunking.near(old, max(1, most // 2))
-    return _most_even(
-        layout, [closest, finer, chunking.even(total, -(-total // most))], view
-    )
+    return _most_even(layout, [closest, finer, chunking.even(total, n_pieces)], view)
 
 
 def covering(
@@ -93,7 +92,8 @@ def remainder(layout: Layout, view: View) -> int:
     """Rows of the training data that are set aside, so that all have as many."""
     if layout is not view.layouts[0] or not view.goal.workload.exact_rows:
         return 0
-    return int(rows_of(layout.members[0]).sum()) % max(1, len(view.eligible_workers))
+    total, n_workers = int(rows_of(layout.members[0]).sum()), len(view.eligible_workers)
+    return total % n_workers if n_workers <= total else 0  # too few are an error
 
 
 def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
@@ -105,7 +105,7 @@ def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     if total < n_workers or stays:
         return old
     each = total // n_workers
-    parts = max(1, -(-each // _most_rows(layout, view)))
+    parts = max(1, _wanted(layout, view) // n_workers)
     rows = np.tile(chunking.even(each, min(each, parts)), n_workers)
     return np.append(rows, left) if left else rows
 
@@ -120,8 +120,9 @@ def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
             return rows
     old = rows_of(layout.members[0])
     best = int(np.argmin(spread))
-    # what cannot be better stays as it is
-    stays = chunking.fullest(old, weights) <= spread[best] + _ROUNDING
+    # what cannot be better stays as it is, if each worker can have some
+    enough = bool(np.count_nonzero(old) >= np.count_nonzero(weights))
+    stays = enough and chunking.fullest(old, weights) <= spread[best] + _ROUNDING
     return old if stays and layout.aligned else tries[best]
 
 
@@ -137,10 +138,10 @@ def _at_groups(
     whole = np.isin(ends, np.concatenate([groups.edges, [0, total]])).all()
     if _suits(layout, closest, view, about):
         return old if whole else closest
-    most = _most_rows(layout, view)
+    n_pieces = _wanted(layout, view)
     tries = [closest]
     for parts in (1, 2, 4, 8):
-        cuts = np.cumsum(chunking.even(total, -(-total * parts // most)))[:-1]
+        cuts = np.cumsum(chunking.even(total, min(total, n_pieces * parts)))[:-1]
         tries.append(chunking.at_edges(groups.edges, total, cuts))
     # too few pieces, which may lie evenly, are no better than before
     fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
@@ -164,7 +165,8 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     old = np.diff(common[common > 0], prepend=0)
     if _suits(layout, old, view, about):
         return old
-    new = chunking.joined(old, _most_rows(layout, view))
+    total = int(old.sum())
+    new = chunking.joined(old, -(-total // _wanted(layout, view)))
     weights = layouts.weights(view)
     crowded = any(too_many_pieces.find(replace(view, layouts=(_bare(layout, old),))))
     # too few, or too uneven, they become no better by being joined
@@ -172,17 +174,10 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     return new if crowded or better else old
 
 
-def _most_rows(layout: Layout, view: View) -> int:
-    """Rows of a piece: so that each thread has some, and none is too large."""
-    profile = view.goal.workload
-    total = int(rows_of(layout.members[0]).sum())
-    threads = sum(w.nthreads for w in view.eligible_workers)
-    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
-    largest = min([profile.max_piece_bytes, *(n // 10 for n in limits)])
-    n_pieces = max(
-        threads * profile.pieces_per_thread, math.ceil(layout.nbytes / max(1, largest))
-    )
-    return max(1, -(-total // n_pieces))
+def _wanted(layout: Layout, view: View) -> int:
+    """How many pieces: so that each thread has some, and none is too large."""
+    n_threads = sum(w.nthreads for w in view.eligible_workers)
+    return granularity.wanted(layout.nbytes, view, n_threads)
 
 
 def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -> bool:

@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustertune.model import Int64s, Layout
+from clustertune import layouts
+from clustertune.model import Float64s, Int64s, Layout, View
 
 Bools = npt.NDArray[np.bool_]
+Float32s = npt.NDArray[np.float32]
 
-NEAR = 64  # pieces of similar size that are tried in an exchange
+NEAR = 64  # pieces, and workers, among which an exchange is looked for
+LESS = 1 - 1e-9  # what a ratio must come down to, to be less
+TINY = 1e-9  # instead of a share of 0, to divide by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,75 +110,230 @@ def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int
     return np.diff(np.concatenate(([0], inner, [total]))).astype(np.int64)
 
 
+def shared(
+    layout: Layout,
+    classes: Classes,
+    view: View,
+    *,
+    start: Int64s | None = None,
+    budget: Float64s | None = None,
+) -> Int64s | None:
+    """Targets with which whole pieces cover all classes; None: they have to be cut.
+
+    By default from where they are; those on workers that may not train go to the first.
+    """
+    claim = layouts.weights(view)
+    if start is None:
+        home = layouts.homes(layout, len(claim))
+        stays = (home >= 0) & (claim[home] > 0)
+        start = np.where(stays, home, (claim > 0).argmax())
+    return spread(
+        start,
+        classes.counts > 0,
+        layout.rows,
+        claim,
+        nbytes=layouts.piece_bytes(layout),
+        budget=budget,
+        tolerance=view.goal.tolerance,
+    )
+
+
 def spread(
-    target: Int64s, present: Bools, rows: Int64s, eligible: Bools
+    target: Int64s,
+    present: Bools,
+    rows: Int64s,
+    claim: Float64s,
+    *,
+    nbytes: Int64s | None = None,
+    budget: Float64s | None = None,
+    tolerance: float = 0.0,
 ) -> Int64s | None:
     """Targets of pieces with which every worker has every class; None: none found.
 
-    Pieces are exchanged with others of about as many rows, or go alone, until nothing
-    is missing: at each step what leaves least missing, then what moves least rows from
-    one worker to another.
+    A piece is exchanged for another one, or goes alone, until nothing is missing: at
+    each step what keeps to the budgets, of that what leaves rows even, of that what
+    brings most, of that what moves least rows. Then rows are evened out, as far as no
+    class goes missing.
 
     Parameters
     ----------
     target : (pieces,)
-        Workers to begin with.
+        Workers to begin with, all of which have a claim.
     present : (pieces, classes)
         Which piece has rows of which class.
     rows : (pieces,)
         Rows of each.
-    eligible : (workers,)
-        Which of them need all classes.
+    claim : (workers,)
+        Rows are even in proportion to it. Who has none needs no class.
+    nbytes : (pieces,), optional
+        Bytes of each.
+    budget : (workers,), optional
+        Bytes that each has room for; exceeded only where nothing else is found.
+    tolerance
+        By how much a worker may exceed its share of rows, as a fraction.
     """
-    target = target.copy()
-    held = np.zeros((len(eligible), present.shape[1]), dtype=np.int64)
-    np.add.at(held, target, present)
-    while True:
-        lacking = (held == 0) & eligible[:, None]
-        if not lacking.any():
-            return target
+    sharing = _Sharing(target, present, rows, claim, nbytes, budget, 1 + tolerance)
+    while (lacking := sharing.lacking()).any():
+        # the rarest first: it can come from the fewest pieces
         rare = np.where(lacking.any(axis=0), present.sum(axis=0), len(target) + 1)
         number = int(rare.argmin())
         worker = int(np.flatnonzero(lacking[:, number])[0])
-        found = _best(target, present, rows, held, worker, number)
-        if found is None:
+        if not sharing.bring(number, worker):
             return None
-        give, take = found
-        source = int(target[give])
-        held[source] -= present[give]
-        held[worker] += present[give]
-        target[give] = worker
+    while sharing.relieve():
+        pass
+    return sharing.target
+
+
+class _Sharing:
+    """Which worker has which pieces, and so which classes, rows and bytes."""
+
+    def __init__(
+        self,
+        target: Int64s,
+        present: Bools,
+        rows: Int64s,
+        claim: Float64s,
+        nbytes: Int64s | None,
+        budget: Float64s | None,
+        limit: float,
+    ):
+        n_workers = len(claim)
+        self.target = target.copy()
+        self.present = present
+        self.rows = rows
+        self.nbytes = np.zeros_like(rows) if nbytes is None else nbytes
+        self.budget = np.full(n_workers, np.inf) if budget is None else budget
+        self.limit = limit
+        self.needs = claim > 0
+        self.share = np.maximum(rows.sum() * claim / claim.sum(), TINY)
+        self.held = np.zeros((n_workers, present.shape[1]), dtype=np.int64)  # pieces
+        np.add.at(self.held, target, present)
+        self.load = np.bincount(target, rows, n_workers)
+        self.used = np.bincount(target, self.nbytes, n_workers)
+
+    def lacking(self) -> Bools:
+        """(workers, classes): what is missing."""
+        lacking: Bools = (self.held == 0) & self.needs[:, None]
+        return lacking
+
+    def bring(self, number: int, worker: int) -> bool:
+        """Bring a class to a worker; whether there is a way with which less is missing.
+
+        Of a class in as many pieces with no other class as there are workers, one is
+        always to be had: some worker has two of them.
+        """
+        others = np.flatnonzero(self.present[:, number] & (self.target != worker))
+        way = _Ways(self, worker, others)
+        best = way.best(np.where(way.missing < 0, 0, np.inf))
+        if best is not None:
+            self._exchange(worker, *best)
+        return best is not None
+
+    def relieve(self) -> bool:
+        """Make the fullest worker less full; whether there is a way to do so."""
+        ratio = np.where(self.needs, self.load / self.share, np.inf)
+        fullest = int(np.where(self.needs, ratio, 0.0).argmax())
+        if ratio[fullest] <= self.limit:
+            return False
+        for worker in np.argsort(ratio, kind="stable")[:NEAR].tolist():
+            if worker == fullest or not self.needs[worker]:
+                break
+            way = _Ways(self, worker, np.flatnonzero(self.target == fullest))
+            worse = (way.missing > 0) | (way.over > 0)
+            worse |= way.strain > ratio[fullest] * LESS
+            best = way.best(np.where(worse, np.inf, way.strain))
+            if best is not None:
+                self._exchange(worker, *best)
+                return True
+        return False
+
+    def _exchange(self, worker: int, give: int, take: int) -> None:
+        """One piece comes to the worker, and one goes back to where that was, or -1."""
+        source = int(self.target[give])
+        self._move(give, worker)
         if take >= 0:
-            held[worker] -= present[take]
-            held[source] += present[take]
-            target[take] = source
+            self._move(take, source)
+
+    def _move(self, piece: int, worker: int) -> None:
+        source = self.target[piece]
+        for sums, amounts in (
+            (self.held, self.present),
+            (self.load, self.rows),
+            (self.used, self.nbytes),
+        ):
+            sums[source] -= amounts[piece]
+            sums[worker] += amounts[piece]
+        self.target[piece] = worker
 
 
-def _best(
-    target: Int64s,
-    present: Bools,
-    rows: Int64s,
-    held: Int64s,
-    worker: int,
-    number: int,
-) -> tuple[int, int] | None:
-    """A piece that brings the class to the worker, and one that goes back, or -1."""
-    best: tuple[int, int] | None = None
-    least = (0, 0)  # what it must be better than: as much is missing as before
-    own = np.flatnonzero(target == worker)
-    for give in np.flatnonzero(present[:, number] & (target != worker)).tolist():
-        source = int(target[give])
-        near = own[np.argsort(np.abs(rows[own] - rows[give]), kind="stable")[:NEAR]]
-        for take in [*near.tolist(), -1]:
-            back = present[take] if take >= 0 else np.zeros_like(present[give])
-            after = [
-                held[worker] + present[give] - back,
-                held[source] - present[give] + back,
-            ]
-            before = [held[worker], held[source]]
-            change = sum(int((x == 0).sum()) for x in after)
-            change -= sum(int((x == 0).sum()) for x in before)
-            shift = abs(int(rows[give]) - (int(rows[take]) if take >= 0 else 0))
-            if change < 0 and (best is None or (change, shift) < least):
-                best, least = (give, take), (change, shift)
-    return best
+class _Ways:
+    """Ways to bring one of some pieces to a worker, in exchange for one of its own.
+
+    Each is told by an entry for a piece that comes, and one that goes back; the last
+    stands for none. ``missing`` is by how much more (worker, class) are missing then,
+    ``over`` by how many bytes budgets are exceeded further, ``strain`` the rows of the
+    fuller of both over its share.
+    """
+
+    def __init__(self, now: _Sharing, worker: int, others: Int64s):
+        self._now, self._worker = now, worker
+        self.give = self._few(others)
+        self.take = self._few(np.flatnonzero(now.target == worker))
+        self._source = now.target[self.give]
+        self.missing = self._missing()
+        rows, amount = self._shift(now.rows), self._shift(now.nbytes)
+        self._rows = np.abs(rows)
+        pair = (worker, rows, amount), (self._source[:, None], -rows, -amount)
+        self.strain = np.maximum(
+            *((now.load[w] + n) / now.share[w] for w, n, _ in pair)
+        )
+        self.over = sum(
+            np.maximum(0, now.used[w] + n - now.budget[w])
+            - np.maximum(0, now.used[w] - now.budget[w])
+            for w, _, n in pair
+        )
+
+    def _few(self, pieces: Int64s) -> Int64s:
+        """Those of which least is missed where they are."""
+        now = self._now
+        missed = (now.held[now.target[pieces]] == 1) & now.present[pieces]
+        order = np.argsort(missed.sum(axis=1), kind="stable")
+        return pieces[order[:NEAR]]
+
+    def _shift(self, amounts: Int64s) -> Int64s:
+        """(give, take) what comes to the worker, less what goes back."""
+        back = np.append(amounts[self.take], 0)
+        shift: Int64s = amounts[self.give][:, None] - back
+        return shift
+
+    def _missing(self) -> Float32s:
+        now, own = self._now, self._now.held[self._worker]
+        there = now.held[self._source]
+        comes = now.present[self.give]
+        goes = np.vstack([now.present[self.take], np.zeros_like(own, dtype=bool)])
+        less = _common(comes, own[None] == 0) + _common(there == 0, goes)
+        more = _common(~comes, (own == 1) & goes) + _common(comes & (there == 1), ~goes)
+        return more - less
+
+    def best(self, cost: npt.NDArray[np.float64]) -> tuple[int, int] | None:
+        """The way of least cost, and of these as :func:`spread` says; None: none."""
+        now = self._now
+        order = (
+            self._rows,
+            self.missing,
+            np.maximum(self.strain, now.limit),
+            np.maximum(self.over, 0),
+            cost,
+        )
+        first = int(np.lexsort([x.ravel() for x in order])[0]) if cost.size else 0
+        if not cost.size or not np.isfinite(cost.flat[first]):
+            return None
+        give, take = divmod(first, len(self.take) + 1)
+        back = int(self.take[take]) if take < len(self.take) else -1
+        return int(self.give[give]), back
+
+
+def _common(a: Bools, b: Bools) -> Float32s:
+    """(a, b) how many classes are in both."""
+    return a.astype(np.float32) @ b.astype(np.float32).T

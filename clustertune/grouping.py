@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clustertune import replicas
 from clustertune.model import Int64s, Layout, Member
 
 
@@ -42,9 +43,12 @@ def member_of(layout: Layout) -> Member | None:
 
 
 def of(layout: Layout) -> Groups | None:
-    """The groups of a layout; None: it has none, or they were not looked at."""
+    """The groups of a layout; None: it has none, or they were not looked at.
+
+    Nor has a layout of copies: each piece with rows has all of them, in their order.
+    """
     member = member_of(layout)
-    if member is None:
+    if member is None or replicas.is_copied(layout):
         return None
     assert member.contents is not None
     pieces = [p for p in member.contents.pieces if len(p["counts"])]

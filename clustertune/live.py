@@ -23,12 +23,12 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 from distributed import Client, Future
 
 from clustertune import (
     contents,
-    conversion,
     cutting,
     graphs,
     grouping,
@@ -48,8 +48,6 @@ from clustertune.layouts import homes
 from clustertune.lease import Lease
 from clustertune.model import (
     Bounds,
-    Contents,
-    Conversion,
     Drop,
     Goal,
     Key,
@@ -63,7 +61,6 @@ from clustertune.model import (
     Reorder,
     Restart,
     Result,
-    Snapshot,
     Trim,
     View,
 )
@@ -136,8 +133,7 @@ class LiveCluster:
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
         self._left: list[releasing.Release] = []  # of the cut that is going on
-        self._contents: dict[str, tuple[tuple[Key, ...], Contents]] = {}  # by label
-        self._categories: dict[str, dict[Any, Any]] = {}  # by label, those to become
+        self._values = contents.Values()
         self.aside: dict[str, Any] = {}  # rows that are no part of the data, by label
         self._rows_aside = 0
         self.group_sizes: dict[str, Any] = {}  # by label of what names the groups
@@ -198,7 +194,12 @@ class LiveCluster:
             snapshot, seen = await monitor.look(self.client, members)
         layouts = self._layouts(seen)
         if self.asked.values:
-            layouts = await self._with_contents(layouts, snapshot)
+            layouts = await self._values.look(
+                self.client,
+                self.given,
+                await self.futures(),
+                View(snapshots=(snapshot,), goal=self.goal, layouts=layouts),
+            )
         runs = None
         if self.asked.burdens:
             snapshot = await monitor.with_burdens(self.client, snapshot)
@@ -208,34 +209,9 @@ class LiveCluster:
             snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
-    async def _with_contents(
-        self, layouts: tuple[Layout, ...], snapshot: Snapshot
-    ) -> tuple[Layout, ...]:
-        """The layouts with what the workload must know; new pieces are read once."""
-        workers = [w.address for w in snapshot.workers]
-        members = [(m, x is layouts[0]) for x in layouts for m in x.members if m.loaded]
-        looks = {}
-        for m, training in members:
-            look = contents.of_need(m, self.goal, len(workers), training=training)
-            if look and self._contents.get(m.label, ((), None))[0] != m.keys:
-                looks[m.label] = look
-        futures = await self.futures()
-        read = await contents.read(self.client, self.given, futures, looks, workers)
-        keys_of = {m.label: m.keys for m, _ in members}
-        self._contents |= {k: (keys_of[k], found) for k, found in read.items()}
-        known = {
-            label: found
-            for label, (own, found) in self._contents.items()
-            if keys_of.get(label) == own
-        }
-        self._categories = contents.categories(known)
-        now = {x.label: self._conversion(x) for x in self.given}
-        return tuple(
-            replace(
-                x, members=tuple(replace(m, conversion=now[m.label]) for m in x.members)
-            )
-            for x in (contents.with_contents(x, known) for x in layouts)
-        )
+    async def overhead(self, view: View) -> float | None:
+        """Seconds that a task takes beside its work; measured once for all looks."""
+        return await monitor.overhead(self.client, view.now)
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
@@ -249,7 +225,7 @@ class LiveCluster:
             found.keys,
             found.futures is not None,
             found.rows,
-            self._conversion(x),
+            self._values.conversion(x, self.goal),
         )
         return replace(
             member,
@@ -258,17 +234,6 @@ class LiveCluster:
             derived=found.derived,
             embedded=found.embedded,
         )
-
-    def _conversion(self, x: inputs.Given) -> Conversion | None:
-        """What was asked for, and what the workload needs besides."""
-        found = self._contents.get(x.label)
-        needed = None if found is None else contents.number_type(x, found[1], self.goal)
-        goal = replace(self.goal, dtype=self.goal.dtype or needed)
-        made = conversion.asked(x.label, x.collection, goal)
-        lists = self._categories.get(x.label)
-        if not lists:
-            return made
-        return conversion.with_categories(x.collection, lists, made)
 
     def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
         rest = iter(members)
@@ -342,7 +307,7 @@ class LiveCluster:
                 x.label,
                 x.collection,
                 _targets(load, x.label),
-                self._conversion(x),
+                self._values.conversion(x, self.goal),
                 found.rows,
             )
             for x in self.given
@@ -422,8 +387,9 @@ class LiveCluster:
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
             if recut.aside:
-                self.aside = cutting.set_aside(recut, given, graph, futures)
-                self._rows_aside = recut.aside
+                more = cutting.set_aside(recut, given, graph, futures)
+                self.aside = {k: _joined(x, self.aside.get(k)) for k, x in more.items()}
+                self._rows_aside += recut.aside
             try:
                 await self._settle(
                     list(futures.values()),
@@ -575,6 +541,14 @@ class LiveCluster:
     async def keep(self, report: str) -> None:
         """Leave the report with the scheduler, for whoever asks later."""
         await self._lease.quietly("keep", report=report)
+
+
+def _joined(first: Any, then: Any) -> Any:
+    """Two collections of the same kind, one after the other; the second may be None."""
+    if then is None:
+        return first
+    array = isinstance(first, da.Array)
+    return da.concatenate([first, then]) if array else dd.concat([first, then])
 
 
 def _name_of(key: Key) -> str:

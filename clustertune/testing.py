@@ -7,11 +7,13 @@ between. :func:`verify` tells whether nothing was lost on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from clustertune.builders import details as details
 from clustertune.builders import layout as layout
@@ -22,9 +24,11 @@ from clustertune.builders import snapshot as snapshot
 from clustertune.builders import survey as survey
 from clustertune.builders import view as view
 from clustertune.builders import worker as worker
+from clustertune.contents import of_need
 from clustertune.errors import ScaleError
 from clustertune.model import (
     Bounds,
+    Contents,
     Cut,
     Drop,
     Goal,
@@ -45,6 +49,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.reordering import ORDER
 from clustertune.replicas import COPIED
 from clustertune.sizes import held_bytes
 from clustertune.verification import problems
@@ -85,6 +90,11 @@ class MemoryCluster:
         How many workers it can be scaled to.
     fault
         Called with the cluster before each key is moved; may remove or pause workers.
+    overhead
+        Seconds that a task takes beside its work; None: it cannot be told.
+    values
+        By label of member the value of each row, for what a workload must know of them;
+        nothing is known of other members.
 
     Attributes
     ----------
@@ -105,6 +115,8 @@ class MemoryCluster:
         arrives: Callable[[int, int], Int64s] = lambda n, w: np.arange(n) % w,
         most: int = 16,
         fault: Callable[[MemoryCluster], None] | None = None,
+        overhead: float | None = None,
+        values: Mapping[str, npt.NDArray[Any]] | None = None,
     ):
         self.workers = {w.address: w for w in start.now.workers}
         self.layouts = start.layouts
@@ -112,6 +124,8 @@ class MemoryCluster:
         self.arrives = arrives
         self.most = most
         self.fault = fault
+        self.task_overhead = overhead
+        self.values = values or {}
         self.adaptive = start.now.adaptive
         self.moved = 0
         self.calls: list[str] = []
@@ -152,7 +166,13 @@ class MemoryCluster:
     async def look(self, notify: Notify) -> View:
         addresses = list(self.workers)
         layouts = tuple(
-            replace(x, members=tuple(self._member(m, addresses) for m in x.members))
+            replace(
+                x,
+                members=tuple(
+                    self._member(m, addresses, training=x is self.layouts[0])
+                    for m in x.members
+                ),
+            )
             for x in self.layouts
         )
         workers = tuple(self._worker(w, layouts) for w in self.workers.values())
@@ -160,6 +180,9 @@ class MemoryCluster:
             time=0.0, scheduler="memory://", workers=workers, adaptive=self.adaptive
         )
         return View(snapshots=(now,), goal=self.goal, layouts=layouts)
+
+    async def overhead(self, view: View) -> float | None:
+        return self.task_overhead
 
     async def persist(self, load: Load, notify: Notify) -> None:
         self.calls.append("persist")
@@ -214,22 +237,27 @@ class MemoryCluster:
 
     async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
         self.calls.append(f"reorder {len(reorder.rows)}")
+        if self.fault is not None:
+            for _ in reorder.rows:
+                self.fault(self)
         before, running = self.moved, {a for a, w in self.workers.items() if w.running}
         refuge = next(iter(self.workers))
         wanted = [reorder.workers[i] for i in reorder.targets.tolist()]
         homes = [{a if a in running else refuge} for a in wanted]
-        sources = {s.label for s in reorder.sources}
-        self.layouts = tuple(
-            replace(
-                x,
-                members=tuple(
-                    self._reordered(m, reorder, homes) if m.label in sources else m
-                    for m in x.members
-                ),
-            )
-            for x in self.layouts
+        number = next(
+            i for i, x in enumerate(self.layouts) if x.label == reorder.layout
         )
-        if not reorder.by:
+        sources = {s.label for s in reorder.sources}
+        orders = self._orders(reorder)
+        members = [m for m in self.layouts[number].members if m.label in sources]
+        if not number and ORDER not in sources:
+            members.append(self._numbered(members[0]))
+        changed = replace(
+            self.layouts[number],
+            members=tuple(self._reordered(m, reorder, orders, homes) for m in members),
+        )
+        self.layouts = (*self.layouts[:number], changed, *self.layouts[number + 1 :])
+        if not reorder.by and not number:
             self.goal = replace(self.goal, order="")
         return Result(nbytes=self.moved - before)
 
@@ -347,7 +375,7 @@ class MemoryCluster:
             if self.homes[m.label][key].isdisjoint(homes[piece]):
                 self.moved += part
         if recut.aside:
-            self.aside[m.label] = new.pop()
+            self.aside[m.label] = new.pop() + self.aside.get(m.label, [])
             homes, nbytes = homes[:-1], nbytes[:-1]
         self.contents[m.label] = new
         self.homes[m.label] = homes
@@ -364,37 +392,80 @@ class MemoryCluster:
             contents=None,
         )
 
-    def _reordered(self, m: Member, reorder: Reorder, homes: list[set[str]]) -> Member:
-        """The member in its new order: here each piece is in order as it is."""
+    def _orders(self, reorder: Reorder) -> tuple[list[Int64s], list[Int64s]]:
+        """Of the rows of each old piece, and of each new one once it has them."""
+        if reorder.whole is not None:
+            return [], []
+        if not reorder.by:
+            both = enumerate((reorder.old.tolist(), reorder.rows.tolist()))
+            drawn = [
+                [
+                    np.random.default_rng([reorder.seed, k, i]).permutation(n)
+                    for i, n in enumerate(sizes)
+                ]
+                for k, sizes in both
+            ]
+            return drawn[0], drawn[1]
+        values = self.values[reorder.by]
+        pieces = [values[rows] for rows in self.contents[reorder.by]]
+        first = [np.argsort(x, kind="stable") for x in pieces]
+        taken = _taken(reorder, [x[o] for x, o in zip(pieces, first, strict=True)])
+        second = [np.argsort(np.concatenate(x), kind="stable") for x in taken]
+        return first, second
+
+    def _numbered(self, m: Member) -> Member:
+        """The numbers of rows, as a member that is not there yet."""
+        self.contents[ORDER] = self.contents[m.label]
+        self.homes[ORDER] = self.homes[m.label]
+        assert m.rows is not None
+        return replace(
+            m, label=ORDER, kind="array", columns=1, nbytes=8 * m.rows, types={}
+        )
+
+    def _reordered(
+        self,
+        m: Member,
+        reorder: Reorder,
+        orders: tuple[list[Int64s], list[Int64s]],
+        homes: list[set[str]],
+    ) -> Member:
+        """The member in its new order; follows every part, as a cut does."""
         assert m.nbytes is not None
-        old, new = self.contents[m.label], []
+        old = [np.array(rows, dtype=np.int64) for rows in self.contents[m.label]]
         if reorder.whole is not None:
             new = [old[i] for i in reorder.whole.tolist()]
         else:
-            for j, home in enumerate(homes):
-                edges = reorder.starts[:, j : j + 2].tolist()
-                parts = [rows[a:b] for rows, (a, b) in zip(old, edges, strict=True)]
-                new.append([row for part in parts for row in part])
-                size = int(m.nbytes.sum()) // max(1, sum(map(len, old)))
-                away = zip(parts, self.homes[m.label], strict=True)
-                self.moved += sum(
-                    len(part) * size for part, held in away if held.isdisjoint(home)
-                )
-        total = max(1, sum(map(len, new)))
+            first, second = orders
+            taken = _taken(reorder, [x[o] for x, o in zip(old, first, strict=True)])
+            joined = map(np.concatenate, taken)
+            new = [rows[o] for rows, o in zip(joined, second, strict=True)]
+            size = int(m.nbytes.sum()) // max(1, sum(map(len, old)))
+            for parts, home in zip(taken, homes, strict=True):
+                held = zip(parts, self.homes[m.label], strict=True)
+                away = sum(len(x) for x, places in held if places.isdisjoint(home))
+                self.moved += size * away
+        width = int(m.nbytes.sum()) // max(1, sum(map(len, new)))
         rows = np.array([len(x) for x in new], dtype=np.int64)
-        self.contents[m.label], self.homes[m.label] = new, [set(h) for h in homes]
+        self.contents[m.label] = [x.tolist() for x in new]
+        self.homes[m.label] = [set(h) for h in homes]
         self.recuts += 1
         return replace(
             m,
             keys=tuple((f"{m.label}-{self.recuts}", i) for i in range(len(new))),
             rows=rows,
-            nbytes=rows * (int(m.nbytes.sum()) // total),
+            nbytes=rows * width,
             ours=True,
+            contents=None,
         )
 
-    def _member(self, m: Member, addresses: Sequence[str]) -> Member:
+    def _member(self, m: Member, addresses: Sequence[str], *, training: bool) -> Member:
         if not m.loaded:
             return m
+        look = of_need(m, self.goal, len(addresses), training=training)
+        if look is not None and m.label in self.values:
+            values = self.values[m.label]
+            pieces = tuple(look(values[rows]) for rows in self.contents[m.label])
+            m = replace(m, contents=Contents(pieces=pieces))
         index = {a: i for i, a in enumerate(addresses)}
         pairs = [
             (piece, index[a])
@@ -417,6 +488,14 @@ class MemoryCluster:
         managed = held + self._foreign.get(w.address, 0)
         process = w.unmanaged + managed
         return replace(w, managed=managed, counted=managed, process=process)
+
+
+def _taken(reorder: Reorder, pieces: Sequence[Int64s]) -> list[list[Int64s]]:
+    """For each new piece what it gets of every old one."""
+    return [
+        [x[a:b] for x, (a, b) in zip(pieces, reorder.starts[:, j : j + 2], strict=True)]
+        for j in range(len(reorder.rows))
+    ]
 
 
 def _contents(m: Member) -> list[list[Row]]:

@@ -102,22 +102,26 @@ def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Place
         )
     except CapacityError as error:
         raise CapacityError(_too_much(layout, view, budget)) from error
-    covering = _covering(layout, view, found.target)
-    if covering is None:
-        return found
-    return placed(layout.rows, held, weights, nbytes=nbytes, target=covering)
-
-
-def _covering(
-    layout: Layout, view: View, target: npt.NDArray[np.intp]
-) -> npt.NDArray[np.intp] | None:
-    """Targets with which every worker has all classes, where it needs them."""
     classes = coverage.of(layout) if view.goal.workload.needs_all_classes else None
     if classes is None:
-        return None
-    may = layouts.weights(view) > 0
-    found = coverage.spread(target, classes.counts > 0, layout.rows, may)
-    return None if found is None else found.astype(np.intp)
+        return found
+
+    def price(one: Placement) -> tuple[bool, float, int]:
+        used = np.bincount(one.target, nbytes, minlength=len(budget))
+        return bool((used > budget).any()), max(one.imbalance, 1 + tolerance), one.moved
+
+    covering = [
+        placed(layout.rows, held, weights, nbytes=nbytes, target=target.astype(np.intp))
+        for start in (None, found.target.astype(np.int64))
+        if (
+            target := coverage.shared(layout, classes, view, start=start, budget=budget)
+        )
+        is not None
+    ]
+    best = min(covering, key=price, default=found)
+    if price(best)[0]:
+        raise CapacityError(_too_much(layout, view, budget))
+    return best
 
 
 def _too_much(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> str:

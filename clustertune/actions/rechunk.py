@@ -19,7 +19,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import arranging, boundaries, chunking, coverage, layouts
+from clustertune import (
+    arranging,
+    boundaries,
+    chunking,
+    coverage,
+    granularity,
+    layouts,
+)
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.memory import room
 from clustertune.model import (
@@ -148,20 +155,19 @@ def _step(
     about: list[Finding],
     taken: npt.NDArray[np.float64],
 ) -> Step | None:
+    lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):
         covering = boundaries.covering(layout, rows, view, alone=alone)
-        cut, present = (rows, None) if covering is None else covering
-        changed = [m for m in layout.members if _changes(m, cut)]
-        drafts = [_draft(m, cut, view) for m in changed]
+        rows, present = (rows, None) if covering is None else covering
+        aside = boundaries.remainder(layout, view)
+        changed = [m for m in layout.members if aside or _changes(m, rows)]
         if not changed:
+            if present is not None and lacking:
+                continue  # these pieces cannot be shared out as they are
             return None
-        target, shortage = _targets(layout, view, cut, drafts, taken)
-        rows, may = cut, layouts.weights(view) > 0
-        if present is None:
-            break
-        found = coverage.spread(target, present, cut, may)
-        if found is not None:
-            target = found
+        drafts = [_draft(m, rows, view) for m in changed]
+        target, shortage, found = _targets(layout, view, rows, drafts, taken, present)
+        if found:
             break
     cuts = tuple(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
@@ -172,14 +178,14 @@ def _step(
         targets=target,
         cuts=cuts,
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
-        aside=boundaries.remainder(layout, view),
+        aside=aside,
         shortage=shortage,
     )
     return Step(
         action="rechunk",
         summary=_summary(changed, rows) + _aside(recut),
         price=_price(recut, changed, view),
-        gain=_gain(layout, rows, about),
+        gain=_gain(layout, rows, about, view),
         args=recut,
     )
 
@@ -246,8 +252,12 @@ def _targets(
     rows: Int64s,
     drafts: list[Cut],
     taken: npt.NDArray[np.float64],
-) -> tuple[Int64s, str]:
-    """Workers of the new pieces, and why they do not fit, if they do not."""
+    present: coverage.Bools | None,
+) -> tuple[Int64s, str, bool]:
+    """Workers of the new pieces, and why they do not fit, if they do not.
+
+    And whether all workers have all classes, where ``present`` tells those of pieces.
+    """
     members = {m.label: m for m in layout.members}
     held: list[tuple[Int64s, Int64s, Int64s]] = []
     nbytes = np.zeros(len(rows), dtype=np.int64)
@@ -282,20 +292,31 @@ def _targets(
     if view.goal.workload.exact_rows and layout is view.layouts[0]:
         held_now = arranging.Held(*coordinates)
         target = arranging.in_runs(len(rows), held_now, layouts.weights(view) > 0)
-        full = np.bincount(target, nbytes, minlength=len(budget)) > budget
-        return target, _too_much(layout, view, nbytes, budget) if full.any() else ""
-    found = placed(budget)
-    if found is not None:
+    else:
+        found = placed(budget) or placed(None)
+        assert found is not None
         target = found.target.astype(np.int64)
         cut_members = [m for m in layout.members if m.label in cut_labels]
         if any(_is_freed(m, release) for m in cut_members):
             target = _by_neighbours(target, rows, nbytes, coordinates)
-        return target, ""
-    freeing = _budget(layout, view, cut_labels, taken, release=True)
-    hint = "" if release or placed(freeing) is None else _FREEING
-    found = placed(None)
-    assert found is not None
-    return found.target.astype(np.int64), _too_much(layout, view, nbytes, budget) + hint
+    covering = None
+    if present is not None:
+        covering = coverage.spread(
+            target,
+            present,
+            rows,
+            layouts.weights(view),
+            nbytes=nbytes,
+            budget=budget,
+            tolerance=view.goal.tolerance,
+        )
+        target = target if covering is None else covering
+    shortage = ""
+    if (np.bincount(target, nbytes, minlength=len(budget)) > budget).any():
+        freeing = _budget(layout, view, cut_labels, taken, release=True)
+        hint = "" if release or placed(freeing) is None else _FREEING
+        shortage = _too_much(layout, view, nbytes, budget) + hint
+    return target, shortage, present is None or covering is not None
 
 
 def _by_neighbours(
@@ -430,7 +451,7 @@ def _price(recut: Recut, changed: list[Member], view: View) -> Price:
     return Price(nbytes=int(into.sum()), seconds=seconds, peak=int(made.max(initial=0)))
 
 
-def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
+def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
     checks = {f.check for f in about}
     gains = []
     if "differing_boundaries" in checks:
@@ -445,7 +466,9 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
         gains.append("every group is whole, on one worker")
     old = layout.members[0].n_pieces
     if old != len(rows):
-        gains.append(f"{plural(len(rows), 'piece')} instead of {old:,}")
+        why = granularity.said(view) if view.goal.rechunk is True else ""
+        text = f"{plural(len(rows), 'piece')} instead of {old:,}"
+        gains.append(f"{text} ({why})" if why else text)
     return "; ".join(gains)
 
 

@@ -79,6 +79,7 @@ def _finding(
     ids = tuple(workers[i].id for i in np.flatnonzero(lacking.any(axis=1)).tolist())
     example = str(classes.names[int(np.flatnonzero(lacking[worst])[0])])
     names = len(classes.names)
+    whole = severe and coverage.shared(layout, classes, view) is not None
     return Finding(
         severity=Severity.critical if severe else Severity.info,
         message=f"of {plural(names, 'class', 'classes')} in {classes.label}, "
@@ -86,14 +87,5 @@ def _finding(
         f"{int(lacking[worst].sum()):,}, for example {printable(example, longest=40)}",
         subject=tuple(m.label for m in layout.members) if severe else ids,
         evidence={"classes": names, "workers": len(ids)},
-        fixed_by=_remedied_by(layout, classes, view) if severe else "",
+        fixed_by=("rebalance" if whole else view.goal.cutting) if severe else "",
     )
-
-
-def _remedied_by(layout: Layout, classes: Classes, view: View) -> str:
-    """Whether whole pieces can be shared out, or have to be cut."""
-    may = weights(view) > 0
-    home = homes(layout, len(may))
-    start = np.where((home >= 0) & may[home], home, int(may.argmax()))
-    can = coverage.spread(start, classes.counts > 0, layout.rows, may) is not None
-    return "rebalance" if can else view.goal.cutting

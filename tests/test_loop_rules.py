@@ -1,0 +1,280 @@
+"""The main loop with all that a workload may need: every rule holds in the end.
+
+On a cluster in memory whose rows have values, whatever the labels, groups, pieces and
+workers, also where a worker is lost or pauses in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustertune import layouts
+from clustertune.errors import (
+    AlignmentError,
+    ClassCoverageError,
+    GroupOrderError,
+)
+from clustertune.journal import Journal
+from clustertune.model import Layout, View
+from clustertune.preparation import tune
+from clustertune.testing import MemoryCluster, member, verify, view, worker
+
+MEMBERS = ("X", "y", "qid")
+
+
+def cut(data: st.DataObject, n_rows: int, label: str) -> list[int]:
+    """Rows of pieces, some of them empty."""
+    edges = data.draw(st.lists(st.integers(0, n_rows), max_size=7), label=label)
+    return np.diff([0, *sorted(edges), n_rows]).tolist()
+
+
+def drawn(
+    data: st.DataObject, labels: tuple[str, ...], n_rows: int, n_workers: int
+) -> Layout:
+    """Members that are cut alike or not, and lie together or not."""
+    alike = data.draw(st.booleans(), label="alike")
+    members, rows, homes = [], [], []
+    for label in labels:
+        if not (alike and rows):
+            rows = cut(data, n_rows, label)
+            size = len(rows)
+            places = st.lists(
+                st.integers(0, n_workers - 1), min_size=size, max_size=size
+            )
+            homes = data.draw(places, label="homes")
+        members.append(member(label, rows, homes))
+    name = labels[0].rpartition(".")[0] or "training data"
+    return Layout(label=name, members=tuple(members))
+
+
+class Once:
+    """A fault that happens once, after so many keys."""
+
+    def __init__(self, after: int, what: str):
+        self.keys = count()
+        self.after = after
+        self.what = what
+
+    def __call__(self, cluster: MemoryCluster) -> None:
+        running = [a for a, w in cluster.workers.items() if w.running]
+        if next(self.keys) == self.after and len(running) > 1:
+            getattr(cluster, self.what)(running[-1])
+
+
+def run(cluster: MemoryCluster) -> Journal:
+    journal = Journal()
+    clock = count(0, 1).__next__
+    asyncio.run(tune(cluster, journal, notify=lambda *_: None, clock=clock))
+    return journal
+
+
+def start(
+    data: st.DataObject, members: tuple[str, ...], n_rows: int, **needs: Any
+) -> View:
+    """A cluster with data, for a workload that needs this."""
+    threads = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    workers = [worker(i, nthreads=n) for i, n in enumerate(threads)]
+    sets = [drawn(data, members, n_rows, len(workers))]
+    if needs.get("eval_copies"):
+        labels = tuple(f"eval_set[0].{m}" for m in members)
+        sets.append(drawn(data, labels, data.draw(st.integers(1, 9)), len(workers)))
+    seen = view(workers, sets)
+    workload = replace(seen.goal.workload, **needs)
+    return replace(seen, goal=replace(seen.goal, workload=workload))
+
+
+def faults(data: st.DataObject) -> Once:
+    what = data.draw(st.sampled_from(["kill", "pause"]), label="fault")
+    return Once(data.draw(st.integers(0, 60), label="after"), what)
+
+
+def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
+    """Every row is there once, beside its own label, on one worker."""
+    verify(journal.views[0], journal.views[-1])
+    for number, x in enumerate(cluster.layouts):
+        first, *others = (cluster.contents[m.label] for m in x.members)
+        assert all(other == first for other in others)
+        homes = [cluster.homes[m.label] for m in x.members]
+        for places, *beside in zip(*homes, strict=True):
+            assert len(places) == 1
+            assert all(other == places for other in beside)
+        if number == 0:
+            aside = cluster.aside.get(x.members[0].label, [])
+            rows = sorted(row for piece in first for row in piece)
+            assert sorted(rows + aside) == list(range(len(rows) + len(aside)))
+
+
+def by_worker(cluster: MemoryCluster, label: str = "X") -> dict[str, list[int]]:
+    """Rows on each worker that may train, in the order of pieces."""
+    found: dict[str, list[int]] = {
+        a: [] for a, w in cluster.workers.items() if w.running
+    }
+    pieces = zip(cluster.contents[label], cluster.homes[label], strict=True)
+    for rows, (place,) in pieces:
+        found[place] += rows
+    return found
+
+
+# --- classes --------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_every_worker_has_every_class(data: st.DataObject) -> None:
+    """Or there are too few rows of one, which is said."""
+    n_rows = data.draw(st.integers(1, 60), label="rows")
+    some = st.integers(0, data.draw(st.integers(0, 5), label="classes"))
+    labels = data.draw(st.lists(some, min_size=n_rows, max_size=n_rows))
+    if data.draw(st.booleans(), label="sorted"):
+        labels.sort()
+    seen = start(
+        data,
+        ("X", "y"),
+        n_rows,
+        needs_all_classes=True,
+        eval_copies=data.draw(st.booleans(), label="eval"),
+    )
+    y = np.array(labels)
+    cluster = MemoryCluster(seen, fault=faults(data), values={"y": y})
+    try:
+        journal = run(cluster)
+    except ClassCoverageError:
+        running = sum(w.running for w in cluster.workers.values())
+        assert np.unique(y, return_counts=True)[1].min() < running
+        return
+    except AlignmentError:
+        assert n_rows < sum(w.running for w in cluster.workers.values())
+        return
+    assert_paired(cluster, journal)
+    if len(set(labels)) > 1:
+        for rows in by_worker(cluster).values():
+            assert set(y[rows].tolist()) == set(labels)
+    assert not journal.plans[-1].steps
+    if len(cluster.layouts) > 1:
+        assert_copied(cluster)
+
+
+def assert_copied(cluster: MemoryCluster) -> None:
+    """Each worker has all rows of the eval set in the first piece of training data."""
+    label = cluster.layouts[1].members[0].label
+    every = by_worker(cluster, label)
+    full = sorted(max(every.values(), key=len))
+    places = [p for (p,) in cluster.homes[label]]
+    for place, rows in by_worker(cluster).items():
+        assert sorted(every[place]) == (full if rows else [])
+        if rows:
+            first = next(
+                i
+                for i, (p, piece) in enumerate(
+                    zip(places, cluster.contents["X"], strict=True)
+                )
+                if p == place and piece
+            )
+            assert len(cluster.contents[label][first]) == len(full)
+    assert cluster.homes[label] == cluster.homes["X"]
+
+
+# --- groups ---------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
+    """Each on one worker, its rows as they were; sorted where that was asked for."""
+    n_rows = data.draw(st.integers(1, 60), label="rows")
+    some = st.integers(0, data.draw(st.integers(0, 20), label="groups"))
+    groups = data.draw(st.lists(some, min_size=n_rows, max_size=n_rows))
+    if data.draw(st.booleans(), label="sorted"):
+        groups.sort()
+    needs = data.draw(st.sampled_from(["together", "sorted"]), label="needs")
+    order = data.draw(st.sampled_from(["", "sort"]), label="order")
+    qid = np.array(groups)
+    if data.draw(st.booleans(), label="texts"):
+        qid = np.char.add("group ", qid.astype(str))
+    seen = start(data, MEMBERS, n_rows, groups=needs)
+    seen = replace(seen, goal=replace(seen.goal, order=order))
+    cluster = MemoryCluster(seen, fault=faults(data), values={"qid": qid})
+    try:
+        journal = run(cluster)
+    except GroupOrderError:
+        assert not order
+        runs = 1 + int((qid[1:] != qid[:-1]).sum())
+        ascending = (qid[1:] >= qid[:-1]).all()
+        assert runs > len(set(groups)) or (needs == "sorted" and not ascending)
+        return
+    except AlignmentError:
+        assert len(set(groups)) < sum(w.running for w in cluster.workers.values())
+        return
+    assert_paired(cluster, journal)
+    assert not journal.plans[-1].steps
+    rows = [row for piece in cluster.contents["X"] for row in piece]
+    wanted = np.argsort(qid, kind="stable") if order else np.arange(n_rows)
+    np.testing.assert_array_equal(rows, wanted)
+    for piece, after in zip(cluster.contents["X"], [*cluster.contents["X"][1:], []]):
+        if piece and after:
+            assert qid[piece[-1]] != qid[after[0]]
+    places: dict[Any, set[str]] = {}
+    for place, own in by_worker(cluster).items():
+        for group in qid[own].tolist():
+            places.setdefault(group, set()).add(place)
+    assert all(len(x) == 1 for x in places.values())
+
+
+# --- rows -----------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_every_worker_has_exactly_as_many_rows(data: st.DataObject) -> None:
+    """In their order; what is left over is set aside."""
+    n_rows = data.draw(st.integers(1, 80), label="rows")
+    seen = start(data, ("X", "y"), n_rows, exact_rows=True)
+    seen = replace(seen, goal=replace(seen.goal, tolerance=0.0))
+    cluster = MemoryCluster(seen, fault=faults(data))
+    try:
+        journal = run(cluster)
+    except AlignmentError:
+        assert n_rows < sum(w.running for w in cluster.workers.values())
+        return
+    assert_paired(cluster, journal)
+    assert not journal.plans[-1].steps
+    each = by_worker(cluster)
+    aside = cluster.aside.get("X", [])
+    assert {len(rows) for rows in each.values()} == {(n_rows - len(aside)) // len(each)}
+    rows = [row for piece in cluster.contents["X"] for row in piece]
+    assert rows + aside == list(range(n_rows))
+    if cluster.fault is None or len(each) == len(seen.now.workers):
+        assert len(aside) == n_rows % len(each)
+    else:  # of both times
+        assert len(aside) < len(seen.now.workers) + len(each)
+
+
+# --- order ----------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_rows_are_shuffled(data: st.DataObject) -> None:
+    """Once, all of them, whatever happens then."""
+    n_rows = data.draw(st.integers(1, 60), label="rows")
+    order = data.draw(st.sampled_from(["rows", "pieces"]), label="order")
+    seen = start(data, ("X", "y"), n_rows)
+    seen = replace(seen, goal=replace(seen.goal, order=order, seed=1))
+    cluster = MemoryCluster(seen, fault=faults(data))
+    try:
+        journal = run(cluster)
+    except AlignmentError:
+        assert n_rows < sum(w.running for w in cluster.workers.values())
+        return
+    assert_paired(cluster, journal)
+    assert not journal.plans[-1].steps
+    assert sum(c.startswith("reorder") for c in cluster.calls) <= 1
+    assert cluster.contents["row_order"] == cluster.contents["X"]
+    assert layouts.imbalance(journal.views[-1].layouts[0], journal.views[-1]) >= 1
