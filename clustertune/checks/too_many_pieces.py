@@ -5,7 +5,8 @@ to 32 pieces a worker LightGBM took as long as with one; with 256 of 0.16 MB on 
 of one thread the fit took 40 % longer, and XGBoost spent 0.6 s more on a fit of 1.5 s
 before it began. Many pieces are harmless while they are large, and small pieces while
 they are few, so both limits must be exceeded. Eight times the limit (``excess``) is
-critical for training data: the scheduler then has more to do than the workers.
+critical for training data: the scheduler then has more to do than the workers. Not so
+where that number was asked for (``rechunk=80``), or is kept as the model depends on it.
 
 Remedy: ``X, y = clustertune.prepare(client, X, y)`` joins them. By hand, before
 loading, arrays with ``X = X.rechunk({0: rows})``, frames with
@@ -47,10 +48,19 @@ def find(view: View, *, small: int = 2**20, excess: float = 8.0) -> Iterator[Fin
         if isinstance(size, Unknown):
             yield _finding(layout, Severity.unknown, n_pieces, threads, size, "")
         elif size / n_pieces < small:
-            worse = number == 0 and n_pieces > excess * limit * threads
+            wanted = number == 0 and _is_wanted(n_pieces, layout, view)
+            worse = number == 0 and n_pieces > excess * limit * threads and not wanted
             severity = Severity.critical if worse else Severity.warning
-            cutting = view.goal.cutting
+            cutting = "" if wanted else view.goal.cutting
             yield _finding(layout, severity, n_pieces, threads, size, cutting)
+
+
+def _is_wanted(n_pieces: int, layout: Layout, view: View) -> bool:
+    """Whether so many were asked for, or made the model before: they are not joined."""
+    if not isinstance(view.goal.rechunk, bool):
+        return n_pieces == view.goal.rechunk
+    n_rows = int(layout.rows.sum()) if layout.aligned else None
+    return view.goal.workload.keeps_pieces and view.goal.kept == (n_rows, n_pieces)
 
 
 def _finding(

@@ -1,5 +1,7 @@
 """The check ``too_many_pieces``."""
 
+from dataclasses import replace
+
 import pytest
 
 from clustertune.checks.too_many_pieces import ERROR, find
@@ -67,6 +69,21 @@ def test_eval_sets_are_never_critical():
     """An eval set in far too many pieces is slow, but no reason to stop."""
     (finding,) = found(pieces(2), pieces(1000, label="eval_set[0]"))
     assert finding.severity is Severity.warning
+
+
+def test_a_number_that_is_wanted_is_never_critical():
+    """Asked for, or kept as the model depends on it: nothing would join them."""
+    kept = replace(TEN, keeps_pieces=True)
+    for goal in ({"rechunk": 161}, {"workload": kept, "kept": (1610, 161)}):
+        seen = view((), [pieces(161)], **{"workload": TEN} | goal)
+        (finding,) = find(seen)
+        assert finding.severity is Severity.warning
+        assert not finding.fixed_by
+    for goal in ({"rechunk": 80}, {"workload": TEN, "kept": (1610, 161)}):
+        seen = view((), [pieces(161)], **{"workload": TEN} | goal)
+        (finding,) = find(seen)
+        assert finding.severity is Severity.critical
+        assert finding.fixed_by == "rechunk"
 
 
 def test_settings_say_what_is_small_and_what_is_excess():
