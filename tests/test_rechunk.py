@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clustertune import checks
 from clustertune.actions import rechunk
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.model import Conversion, Layout, Step, View
+from clustertune.model import Conversion, Layout, Profile, Step, View
 from clustertune.planner import make_plan
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 from tests.test_loop import now, run
@@ -91,6 +91,22 @@ def test_a_number_of_pieces() -> None:
     """As many even pieces as were asked for."""
     (step,) = proposed(view(two(), [layout([10] * 8, [0, 1] * 4)], rechunk=5))
     assert step.args.rows.tolist() == [16] * 5
+
+
+@pytest.mark.parametrize(("rows", "aside"), [(240, 0), (241, 1)])
+def test_as_many_rows_for_each_worker_where_most_of_them_lie(
+    rows: int, aside: int
+) -> None:
+    """Not one run of pieces after the other: a sixth travels, not half."""
+    profile = Profile(name="t", title="T", memory_multiple={8: 2}, exact_rows=True)
+    data = layout([80, 80, rows - 160], [0, 1, 0])
+    seen = view(two(), [data], workload=profile, tolerance=0.0)
+    (step,) = proposed(seen)
+    made = step.args.rows[: len(step.args.rows) - aside]
+    targets = step.args.targets[: len(made)]
+    assert step.args.aside == aside
+    assert np.bincount(targets, made).tolist() == [120, 120]
+    assert step.price.nbytes <= 41 * 88
 
 
 def test_blocks_of_columns_are_joined() -> None:

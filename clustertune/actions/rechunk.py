@@ -273,11 +273,14 @@ def _targets(
         held.append((*member.holders, member.nbytes[member.holders[0]]))
     coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
     cut_labels = [c.label for c in drafts]
+    trained = rows.copy()
+    if boundaries.remainder(layout, view):
+        trained[-1] = 0  # is set aside, wherever it lies
 
     def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
         try:
             return place(
-                rows,
+                trained,
                 (coordinates[0], coordinates[1], coordinates[2]),
                 layouts.weights(view),
                 nbytes=nbytes,
@@ -289,13 +292,14 @@ def _targets(
 
     release = view.goal.release_inputs
     budget = _budget(layout, view, cut_labels, taken, release=release)
-    if view.goal.workload.exact_rows and layout is view.layouts[0]:
-        held_now = arranging.Held(*coordinates)
-        target = arranging.in_runs(len(rows), held_now, layouts.weights(view) > 0)
-    else:
-        found = placed(budget) or placed(None)
-        assert found is not None
-        target = found.target.astype(np.int64)
+    found = placed(budget) or placed(None)
+    assert found is not None
+    target = found.target.astype(np.int64)
+    exact = view.goal.workload.exact_rows and layout is view.layouts[0]
+    may = layouts.weights(view) > 0
+    if exact and len(set(np.bincount(target, trained, len(may))[may])) > 1:
+        target = arranging.in_runs(len(rows), arranging.Held(*coordinates), may)
+    elif not exact:
         cut_members = [m for m in layout.members if m.label in cut_labels]
         if any(_is_freed(m, release) for m in cut_members):
             target = _by_neighbours(target, rows, nbytes, coordinates)
