@@ -38,8 +38,9 @@ class Library(ABC):
 
     def __init__(self, scale: float):
         rows, columns = self.size
-        parts = max(1, round(rows * scale / self.pieces))
-        self.table = Table(parts * self.pieces, columns, self.dtype)
+        unit = 2 * self.pieces  # so that halves of even pieces are whole rows
+        parts = max(1, round(rows * scale / unit))
+        self.table = Table(parts * unit, columns, self.dtype)
 
     @abstractmethod
     def estimator(self) -> Any:

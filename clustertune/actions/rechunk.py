@@ -273,9 +273,7 @@ def _targets(
         held.append((*member.holders, member.nbytes[member.holders[0]]))
     coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
     cut_labels = [c.label for c in drafts]
-    trained = rows.copy()
-    if boundaries.remainder(layout, view):
-        trained[-1] = 0  # is set aside, wherever it lies
+    trained = _trained(layout, rows, view)
 
     def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
         try:
@@ -295,14 +293,13 @@ def _targets(
     found = placed(budget) or placed(None)
     assert found is not None
     target = found.target.astype(np.int64)
+    cut_members = [m for m in layout.members if m.label in cut_labels]
+    if any(_is_freed(m, release) for m in cut_members):
+        target = _by_neighbours(target, rows, nbytes, coordinates)
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
     may = layouts.weights(view) > 0
-    if exact and len(set(np.bincount(target, trained, len(may))[may])) > 1:
+    if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
         target = arranging.in_runs(len(rows), arranging.Held(*coordinates), may)
-    elif not exact:
-        cut_members = [m for m in layout.members if m.label in cut_labels]
-        if any(_is_freed(m, release) for m in cut_members):
-            target = _by_neighbours(target, rows, nbytes, coordinates)
     covering = None
     if present is not None:
         covering = coverage.spread(
@@ -321,6 +318,14 @@ def _targets(
         hint = "" if release or placed(freeing) is None else _FREEING
         shortage = _too_much(layout, view, nbytes, budget) + hint
     return target, shortage, present is None or covering is not None
+
+
+def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
+    """Rows of the new pieces that workers are to share; none of those set aside."""
+    shared = rows.copy()
+    if boundaries.remainder(layout, view):
+        shared[-1] = 0
+    return shared
 
 
 def _by_neighbours(
