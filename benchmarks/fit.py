@@ -333,7 +333,10 @@ def compare_bytes(records: Sequence[Figures]) -> None:
             told = [sum(s["bytes"][i] or 0 for s in steps) for i in (0, 1)]
             total += 1
             if told != [moved, moved]:
-                text = f"{told[0]} predicted, {told[1]} reported, {moved} in the logs"
+                text = (
+                    f"{told[0]:,} B predicted, {told[1]:,} reported, {moved:,} in the"
+                )
+                text += f" logs ({moved / max(1, told[0]) - 1:+.2%})"
                 wrong.append(f"{r['library']}, {r['layout']}: {text}")
     for text in dict.fromkeys(wrong):
         print(text)
