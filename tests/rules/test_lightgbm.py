@@ -1,4 +1,4 @@
-"""LightGBM: what goes wrong with data as it lies, and does not with what is prepared."""
+"""LightGBM: what goes wrong with data as it lies, and not with what is prepared."""
 
 from __future__ import annotations
 
