@@ -111,7 +111,9 @@ def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     return np.append(rows, left) if left else rows
 
 
-def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
+def _most_even(
+    layout: Layout, tries: list[Int64s], view: View, *, may_stay: bool = True
+) -> Int64s:
     """The first rows that can lie evenly enough, else those that can best."""
     weights = layouts.weights(view)
     spread = []
@@ -122,9 +124,9 @@ def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
     old = rows_of(layout.members[0])
     best = int(np.argmin(spread))
     # what cannot be better stays as it is, if each worker can have some
-    stays = chunking.fullest(old, weights) <= spread[best] + _ROUNDING
-    stays &= np.count_nonzero(old) >= np.count_nonzero(weights)
-    return old if stays and layout.aligned else tries[best]
+    enough = np.count_nonzero(old) >= np.count_nonzero(weights)
+    stays = enough and chunking.fullest(old, weights) <= spread[best] + _ROUNDING
+    return old if may_stay and stays and layout.aligned else tries[best]
 
 
 def _at_groups(
@@ -147,7 +149,7 @@ def _at_groups(
     # too few pieces, which may lie evenly, are no better than before
     fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
     enough = [rows for rows in tries if len(rows) >= fewest]
-    return _most_even(layout, enough or tries[-1:], view)
+    return _most_even(layout, enough or tries[-1:], view, may_stay=bool(whole))
 
 
 def wanted_pieces(view: View, n_rows: int) -> int | None:

@@ -80,6 +80,18 @@ RELEASE = 0.01  # seconds between two looks which old pieces can go
 LANDING = 10.0  # seconds that a cancelled move is given to land what is in flight
 
 
+class _Read(NamedTuple):
+    """What the values of a collection are like."""
+
+    keys: tuple[Key, ...]
+    n_workers: int  # for as many its classes are known
+    contents: Contents
+
+    def is_of(self, member: Member, n_workers: int) -> bool:
+        enough = n_workers <= max(self.n_workers, contents.ROWS)
+        return self.keys == member.keys and enough
+
+
 class _Found(NamedTuple):
     """What is found out once about a collection: some of it takes a while."""
 
@@ -137,7 +149,7 @@ class LiveCluster:
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
         self._left: list[releasing.Release] = []  # of the cut that is going on
-        self._contents: dict[str, tuple[tuple[Key, ...], Contents]] = {}  # by label
+        self._read: dict[str, _Read] = {}  # by label
         self._categories: dict[str, dict[Any, Any]] = {}  # by label, those to become
         self.aside: dict[str, Any] = {}  # rows that are no part of the data, by label
         self._rows_aside = 0
@@ -218,16 +230,19 @@ class LiveCluster:
         looks = {}
         for m, training in members:
             look = contents.of_need(m, self.goal, len(workers), training=training)
-            if look and self._contents.get(m.label, ((), None))[0] != m.keys:
+            before = self._read.get(m.label)
+            if look and not (before and before.is_of(m, len(workers))):
                 looks[m.label] = look
         futures = await self.futures()
         read = await contents.read(self.client, self.given, futures, looks, workers)
         keys_of = {m.label: m.keys for m, _ in members}
-        self._contents |= {k: (keys_of[k], found) for k, found in read.items()}
+        self._read |= {
+            k: _Read(keys_of[k], len(workers), found) for k, found in read.items()
+        }
         known = {
-            label: found
-            for label, (own, found) in self._contents.items()
-            if keys_of.get(label) == own
+            label: x.contents
+            for label, x in self._read.items()
+            if keys_of.get(label) == x.keys
         }
         self._categories = contents.categories(known)
         now = {x.label: self._conversion(x) for x in self.given}
@@ -262,8 +277,10 @@ class LiveCluster:
 
     def _conversion(self, x: inputs.Given) -> Conversion | None:
         """What was asked for, and what the workload needs besides."""
-        found = self._contents.get(x.label)
-        needed = None if found is None else contents.number_type(x, found[1], self.goal)
+        found = self._read.get(x.label)
+        needed = None
+        if found is not None:
+            needed = contents.number_type(x, found.contents, self.goal)
         goal = replace(self.goal, dtype=self.goal.dtype or needed)
         made = conversion.asked(x.label, x.collection, goal)
         lists = self._categories.get(x.label)
