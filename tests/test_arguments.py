@@ -172,5 +172,5 @@ def test_a_seed(value: Any) -> None:
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None, True, np.random.default_rng(0)])
 def test_no_seed(value: object) -> None:
     """The same call could not be done again with it."""
-    with pytest.raises(ValueError, match="random_state=.* must be a whole number, 0"):
+    with pytest.raises(ValueError, match=r"random_state=.* must be a whole number, 0"):
         arguments.seed("random_state", value)

@@ -200,7 +200,7 @@ def test_numbers_of_groups_stay_whole():
         converted(q, found, pd.Series(pd.array([1, None], dtype="Int64")))
 
 
-# --- what a workload needs -------------------------------------------------------------
+# --- what a workload needs ------------------------------------------------------------
 
 
 def categories(*values, **how):

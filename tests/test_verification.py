@@ -196,7 +196,7 @@ def test_copies_of_an_eval_set_are_its_rows_again() -> None:
         "yv has other keys than before",
     )
     short = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, copied(7, 6)))
-    assert short == ("Xv had 7 rows and has 13", "yv had 7 rows and has 13")
+    assert short == ("Xv had 14 rows and has 13", "yv had 14 rows and has 13")
 
 
 def test_a_member_that_this_call_has_made_was_not_there() -> None:
