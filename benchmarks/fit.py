@@ -1,7 +1,8 @@
 """Fits of the training libraries: data got ready as users do it, and by ``prepare``.
 
 Run: ``python benchmarks/fit.py [--library xgboost,admm] [--layout even,half]
-[--rounds 8] [--json PATH]``; ``--scale 0.05`` takes a part of the rows, for a try. ``ddp`` needs PyTorch, which no extra of ours installs.
+[--rounds 8] [--json PATH]``; ``--scale 0.05`` takes a part of the rows, for a try.
+``ddp`` needs PyTorch, which no extra of ours installs.
 
 ``naive`` is the recipe that users have: wait for the workers, cut X and y into as many
 even pieces as the library's users advise, persist, ``client.rebalance``, fit. It aligns

@@ -111,9 +111,10 @@ def seed(name: str, value: object) -> int:
     ValueError
         It is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name}={value!r} must be a whole number, 0 or more")
-    return value
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if whole and int(value) >= 0:  # type: ignore[call-overload]
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    raise ValueError(f"{name}={value!r} must be a whole number, 0 or more")
 
 
 def kind(name: str, value: object) -> str | None:

@@ -18,7 +18,9 @@ from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.grouping import Groups
 from clustertune.model import Finding, Int64s, Layout, Member, View
 
-PIECES = frozenset(("large_pieces", "too_few_pieces", "too_many_pieces"))  # checks
+PIECES = frozenset(  # checks
+    ("large_pieces", "missing_evals", "too_few_pieces", "too_many_pieces")
+)
 _ROUNDING = 1e-9
 
 
@@ -110,7 +112,9 @@ def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     return np.append(rows, left) if left else rows
 
 
-def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
+def _most_even(
+    layout: Layout, tries: list[Int64s], view: View, *, may_stay: bool = True
+) -> Int64s:
     """The first rows that can lie evenly enough, else those that can best."""
     weights = layouts.weights(view)
     spread = []
@@ -123,7 +127,7 @@ def _most_even(layout: Layout, tries: list[Int64s], view: View) -> Int64s:
     # what cannot be better stays as it is, if each worker can have some
     enough = bool(np.count_nonzero(old) >= np.count_nonzero(weights))
     stays = enough and chunking.fullest(old, weights) <= spread[best] + _ROUNDING
-    return old if stays and layout.aligned else tries[best]
+    return old if stays and may_stay and layout.aligned else tries[best]
 
 
 def _at_groups(
@@ -146,7 +150,8 @@ def _at_groups(
     # too few pieces, which may lie evenly, are no better than before
     fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
     enough = [rows for rows in tries if len(rows) >= fewest]
-    return _most_even(layout, enough or tries[-1:], view)
+    # old pieces that cut through groups may lie more evenly than any whole ones
+    return _most_even(layout, enough or tries[-1:], view, may_stay=bool(whole))
 
 
 def wanted_pieces(view: View, n_rows: int) -> int | None:

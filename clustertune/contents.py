@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import dask.dataframe as dd
@@ -164,6 +164,18 @@ def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
     return replace(layout, members=members)
 
 
+class _Looked(NamedTuple):
+    """What the values of a collection are like."""
+
+    keys: tuple[Key, ...]
+    n_workers: int  # for as many its classes are known
+    contents: Contents
+
+    def is_of(self, member: Member, n_workers: int) -> bool:
+        enough = n_workers <= max(self.n_workers, ROWS)
+        return self.keys == member.keys and enough
+
+
 class Values:
     """What is known of the values of the given data, and what it becomes for them.
 
@@ -171,7 +183,7 @@ class Values:
     """
 
     def __init__(self) -> None:
-        self._looked: dict[str, tuple[tuple[Key, ...], Contents]] = {}  # by label
+        self._looked: dict[str, _Looked] = {}  # by label
         self._categories: dict[str, dict[Any, Any]] = {}  # by label: types of columns
 
     async def look(
@@ -198,13 +210,18 @@ class Values:
         looks = {}
         for m, training in members:
             wanted = of_need(m, view.goal, len(workers), training=training)
-            if wanted and self._looked.get(m.label, ((), None))[0] != m.keys:
+            before = self._looked.get(m.label)
+            if wanted and not (before and before.is_of(m, len(workers))):
                 looks[m.label] = wanted
         found = await read(client, given, futures, looks, workers)
         keys = {m.label: m.keys for m, _ in members}
-        self._looked |= {label: (keys[label], own) for label, own in found.items()}
-        known = {k: own for k, (of, own) in self._looked.items() if keys.get(k) == of}
-        self._categories = _categories(known)
+        self._looked |= {
+            k: _Looked(keys[k], len(workers), own) for k, own in found.items()
+        }
+        known = {
+            k: x.contents for k, x in self._looked.items() if keys.get(k) == x.keys
+        }
+        self._categories = categories(known)
         becomes = {x.label: self.conversion(x, view.goal) for x in given}
         return tuple(
             replace(
@@ -219,7 +236,7 @@ class Values:
     def conversion(self, x: Given, goal: Goal) -> Conversion | None:
         """What a collection has to become: as asked for, and as the workload needs."""
         found = self._looked.get(x.label)
-        needed = None if found is None else _number_type(x, found[1], goal)
+        needed = None if found is None else number_type(x, found.contents, goal)
         goal = replace(goal, dtype=goal.dtype or needed)
         made = conversion.asked(x.label, x.collection, goal)
         lists = self._categories.get(x.label)
@@ -228,7 +245,7 @@ class Values:
         return conversion.with_categories(x.collection, lists, made)
 
 
-def _categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
+def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
     """By label of features the types that columns of categories are to have.
 
     One for all pieces of the training data and of eval sets.
@@ -251,7 +268,7 @@ def _categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
     }
 
 
-def _number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
+def number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
     """The type to which all numbers of a frame are cast, without changing one."""
     if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
         return None

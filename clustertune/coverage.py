@@ -19,7 +19,7 @@ from clustertune.model import Float64s, Int64s, Layout, View
 Bools = npt.NDArray[np.bool_]
 Float32s = npt.NDArray[np.float32]
 
-NEAR = 64  # pieces, and workers, among which an exchange is looked for
+NEAR = 32  # pieces, and workers, among which an exchange is looked for
 LESS = 1 - 1e-9  # what a ratio must come down to, to be less
 TINY = 1e-9  # instead of a share of 0, to divide by
 
@@ -173,12 +173,12 @@ def spread(
         By how much a worker may exceed its share of rows, as a fraction.
     """
     sharing = _Sharing(target, present, rows, claim, nbytes, budget, 1 + tolerance)
-    while (lacking := sharing.lacking()).any():
-        # the rarest first: it can come from the fewest pieces
-        rare = np.where(lacking.any(axis=0), present.sum(axis=0), len(target) + 1)
-        number = int(rare.argmin())
-        worker = int(np.flatnonzero(lacking[:, number])[0])
-        if not sharing.bring(number, worker):
+    # the rarest first: it can come from the fewest pieces
+    rare = np.argsort(present.sum(axis=0), kind="stable")
+    while (lacking := sharing.lacking()[:, rare]).any():
+        first = int(lacking.any(axis=0).argmax())
+        worker = int(lacking[:, first].argmax())
+        if not sharing.bring(int(rare[first]), worker):
             return None
     while sharing.relieve():
         pass
@@ -318,18 +318,17 @@ class _Ways:
 
     def best(self, cost: npt.NDArray[np.float64]) -> tuple[int, int] | None:
         """The way of least cost, and of these as :func:`spread` says; None: none."""
-        now = self._now
-        order = (
-            self._rows,
-            self.missing,
-            np.maximum(self.strain, now.limit),
-            np.maximum(self.over, 0),
-            cost,
-        )
-        first = int(np.lexsort([x.ravel() for x in order])[0]) if cost.size else 0
-        if not cost.size or not np.isfinite(cost.flat[first]):
+        ways = np.flatnonzero(np.isfinite(cost))
+        if not len(ways):
             return None
-        give, take = divmod(first, len(self.take) + 1)
+        strain, over = (
+            np.maximum(self.strain, self._now.limit),
+            np.maximum(self.over, 0),
+        )
+        for price in (cost, over, strain, self.missing, self._rows):
+            own = price.flat[ways]
+            ways = ways[own == own.min()]
+        give, take = divmod(int(ways[0]), len(self.take) + 1)
         back = int(self.take[take]) if take < len(self.take) else -1
         return int(self.give[give]), back
 

@@ -24,6 +24,9 @@ from clustertune.model import Key, Reorder, Source
 
 ORDER = "row_order"  # label of the collection of row numbers
 SENDING, JOINING = 2, 1  # priorities
+# which pieces an order is drawn for: 0 would be no part of the seed, as NumPy reads it,
+# and the order the one with which it is decided how many rows go where
+OLD, NEW = 1, 2
 PARTS = 3  # length of a key that travels: its name, the old and the new piece
 
 
@@ -97,7 +100,7 @@ def _send(
     worker = reorder.workers[_owner(reorder.sources, i)]
     order: Key = (f"{name}-order", i)
     n = int(reorder.old[i])
-    task = _order(reorder, TaskRef(keys[by]), n, (reorder.seed, 0, i))
+    task = _order(reorder, TaskRef(keys[by]), n, (reorder.seed, OLD, i))
     _add(graph, order, task, worker, SENDING)
     edges = reorder.starts[i].tolist()
     for j, (first, last) in enumerate(pairwise(edges)):
@@ -138,7 +141,11 @@ def _receive(
     n = int(reorder.rows[j])
     joined = kinds[by].join(parts(by)) if reorder.by else None
     _add(
-        graph, order, _order(reorder, joined, n, (reorder.seed, 1, j)), worker, JOINING
+        graph,
+        order,
+        _order(reorder, joined, n, (reorder.seed, NEW, j)),
+        worker,
+        JOINING,
     )
     numbers = [] if _is_numbered(reorder) else [_Kind(ORDER, array=True, tail=())]
     for number, kind in enumerate([*kinds, *numbers]):

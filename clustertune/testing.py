@@ -49,7 +49,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.reordering import ORDER
+from clustertune.reordering import NEW, OLD, ORDER
 from clustertune.replicas import COPIED
 from clustertune.sizes import held_bytes
 from clustertune.verification import problems
@@ -397,7 +397,7 @@ class MemoryCluster:
         if reorder.whole is not None:
             return [], []
         if not reorder.by:
-            both = enumerate((reorder.old.tolist(), reorder.rows.tolist()))
+            both = ((OLD, reorder.old.tolist()), (NEW, reorder.rows.tolist()))
             drawn = [
                 [
                     np.random.default_rng([reorder.seed, k, i]).permutation(n)

@@ -97,10 +97,14 @@ def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
         return
     if now.rows is None:
         yield f"rows of {now.label} were known before and cannot be counted now"
-    elif was.keys == now.keys and not np.array_equal(was.rows, now.rows):
+        return
+    if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
         yield f"pieces of {now.label} have other rows than before"
-    elif (was.rows.sum() + was.aside) * times != now.rows.sum() + now.aside:
-        yield f"{now.label} had {was.rows.sum():,} rows and has {now.rows.sum():,}"
+        return
+    had = int((was.rows.sum() + was.aside) * times)
+    has = int(now.rows.sum() + now.aside)
+    if had != has:
+        yield f"{now.label} had {had:,} rows and has {has:,}"
 
 
 def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:

@@ -127,6 +127,7 @@ def _needs(p: Profile) -> str:
         "rows of a group together, groups in order": p.groups == "sorted",
         "every class on every worker (classifiers)": p.needs_all_classes,
         "all rows of eval sets on every worker": p.eval_copies,
+        "rows of eval sets with categories on every worker": p.eval_everywhere,
         "rows in random order": p.random_order is True,
         "the same categories everywhere": p.categories,
         "arrays": p.kinds == ("array",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,3 +115,62 @@ def test_kinds_and_number_types():
     for value in ("float16", "bool", "complex64", "category", object, "x", 3):
         with pytest.raises(ValueError, match="must be float32, float64, a type of"):
             arguments.number_type("dtype", value)
+
+
+@pytest.mark.parametrize("value", [None, True, False])
+def test_true_false_or_none(value: object) -> None:
+    """None leaves it to what is prepared."""
+    assert arguments.maybe("persist", value) is value
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0, np.True_])
+def test_neither_true_nor_false_nor_none(value: object) -> None:
+    """Nothing is taken for one of them."""
+    with pytest.raises(ValueError, match=r"persist=.* must be True or False"):
+        arguments.maybe("persist", value)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "sort", "expected"),
+    [
+        (False, False, ""),
+        (False, True, "sort"),
+        ("rows", False, "rows"),
+        ("pieces", False, "pieces"),
+    ],
+)
+def test_an_order(shuffle: object, sort: object, expected: str) -> None:
+    """One of them, or none."""
+    assert arguments.order(shuffle, sort) == expected
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "sort", "text"),
+    [
+        (True, False, r'shuffle=True must be False, "rows"'),
+        ("row", False, r"shuffle='row' must be False"),
+        (None, False, r"shuffle=None must be False"),
+        (0, False, r"shuffle=0 must be False"),
+        (False, "qid", r"sort='qid' must be True or False"),
+        ("rows", True, r"sort=True and shuffle='rows': rows can be in one order only"),
+    ],
+)
+def test_no_order(shuffle: object, sort: object, text: str) -> None:
+    """What is none, and two at once, are refused."""
+    with pytest.raises(ValueError, match=text):
+        arguments.order(shuffle, sort)
+
+
+@pytest.mark.parametrize("value", [0, 7, np.int64(2**40)])
+def test_a_seed(value: Any) -> None:
+    """Any whole number from 0 on."""
+    found = arguments.seed("random_state", value)
+    assert found == value
+    assert type(found) is int
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "1", None, True, np.random.default_rng(0)])
+def test_no_seed(value: object) -> None:
+    """The same call could not be done again with it."""
+    with pytest.raises(ValueError, match=r"random_state=.* must be a whole number, 0"):
+        arguments.seed("random_state", value)

@@ -8,7 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from clustertune.conversion import asked, converter, meta
+from clustertune.conversion import (
+    asked,
+    converter,
+    exact_float,
+    meta,
+    union,
+    with_categories,
+)
 from clustertune.model import Goal
 from clustertune.workloads import generic
 
@@ -191,3 +198,63 @@ def test_numbers_of_groups_stay_whole():
     assert converted(q, found, large["q"]).tolist() == [2**60 + 1, 2**60 + 3]
     with pytest.raises((TypeError, ValueError)):
         converted(q, found, pd.Series(pd.array([1, None], dtype="Int64")))
+
+
+# --- what a workload needs ------------------------------------------------------------
+
+
+def categories(*values, **how):
+    return pd.CategoricalDtype([*values], **how)
+
+
+def test_one_list_of_categories():
+    """In the order in which they are met; the same list stays the same."""
+    assert union([categories("a", "b"), categories("a", "b")]) == categories("a", "b")
+    merged = union([categories("b"), categories("a", "b"), categories("c", "a")])
+    assert merged.categories.tolist() == ["b", "a", "c"]
+    assert not merged.ordered
+
+
+def test_categories_that_have_an_order():
+    """No one knows where others belong in it."""
+    first = categories("low", "high", ordered=True)
+    assert union([first, first]) == first
+    assert union([first, categories("middle", ordered=True)]) is None
+
+
+@pytest.mark.parametrize(
+    ("types", "largest", "expected"),
+    [
+        (["float32", "int64"], 2**24, "float32"),
+        (["float32", "int64"], 2**24 + 1, None),
+        (["float32", "float64", "int64"], 2**53, "float64"),
+        (["float64", "int64"], 2**53 + 1, None),
+        (["float32", "bool", "category", "object"], 0, "float32"),
+        (["float32", "category"], 0, None),
+        (["int64", "uint8"], 9, None),
+        (["float16", "int8"], 9, None),
+        (["float32", "Int64"], 9, None),
+    ],
+)
+def test_one_type_of_numbers(types, largest, expected):
+    """That of floats, where it holds every number; no column changes for nothing."""
+    assert exact_float(types, largest) == expected
+
+
+def test_categories_are_changed_alone():
+    """Or beside numbers, in one pass."""
+    frame = dd.from_pandas(FRAME[["f", "g", "c"]], npartitions=2)
+    types = {"c": categories("c", "b", "a", "z")}
+    alone = with_categories(frame, types, None)
+    assert str(alone) == "with one list of categories for each column"
+    made = converted(frame, alone, FRAME[["f", "g", "c"]])
+    assert made["c"].cat.categories.tolist() == ["c", "b", "a", "z"]
+    assert made["c"].tolist() == FRAME["c"].tolist()
+    assert made.dtypes[["f", "g"]].tolist() == ["float64", "float32"]
+    assert meta(frame, alone)["c"].dtype == types["c"]
+    beside = asked("X", frame, goal(dtype="float32"))
+    both = with_categories(frame, types, beside)
+    assert str(both).endswith(" and one list of categories for each column")
+    made = converted(frame, both, FRAME[["f", "g", "c"]])
+    assert made.dtypes[["f", "g"]].tolist() == ["float32", "float32"]
+    assert made["c"].cat.categories.tolist() == ["c", "b", "a", "z"]

@@ -13,7 +13,7 @@ from scipy.optimize import Bounds, LinearConstraint, brentq, milp
 
 from clustertune import placement
 from clustertune.errors import CapacityError
-from clustertune.placement import place
+from clustertune.placement import place, placed
 
 
 def on(workers, nbytes):
@@ -509,3 +509,33 @@ def test_the_least_is_no_more_than_the_best(counts, weights, unit):
 def test_the_least_of_like_pieces_is_the_best():
     """Ten pieces on four workers: three on the fullest."""
     assert placement._least(np.full(10, 7), np.full(4, 17.5)) == 3 / 2.5
+
+
+# --- a place that others have chosen --------------------------------------------------
+
+
+def test_what_a_place_takes():
+    """Bytes that travel, rows and evenness; workers of no weight are left out."""
+    workers, rows = [0, 0, 2, 1], [5, 5, 5, 5]
+    nbytes = 10 * np.array(rows)
+    target = np.array([0, 2, 2, 0])
+    found = placed(rows, on(workers, nbytes), [1, 0, 3], nbytes=nbytes, target=target)
+    assert found.target.tolist() == [0, 2, 2, 0]
+    assert found.moved == 100
+    assert found.rows.tolist() == [10, 0, 10]
+    assert found.imbalance == 2.0
+
+
+@given(st.data())
+def test_the_best_place_is_priced_alike(data):
+    """What is found and what is priced agree."""
+    n_workers = data.draw(st.integers(1, 4))
+    size = data.draw(st.integers(1, 8))
+    rows = data.draw(st.lists(st.integers(1, 9), min_size=size, max_size=size))
+    some = st.lists(st.integers(0, n_workers - 1), min_size=size, max_size=size)
+    held, nbytes = on(data.draw(some), 10 * np.array(rows)), 10 * np.array(rows)
+    weights = [1] * n_workers
+    best = place(rows, held, weights, nbytes=nbytes)
+    found = placed(rows, held, weights, nbytes=nbytes, target=best.target)
+    assert (found.moved, found.imbalance) == (best.moved, best.imbalance)
+    assert found.rows.tolist() == best.rows.tolist()

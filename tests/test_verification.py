@@ -9,7 +9,7 @@ import numpy as np
 
 from clustertune.model import Layout, View
 from clustertune.testing import layout, snapshot, view, worker
-from clustertune.verification import problems
+from clustertune.verification import moves, problems
 
 ROWS = [10, 10, 10, 10]
 ALL_ON_ONE = layout(ROWS, [0, 0, 0, 0])
@@ -24,6 +24,11 @@ def changed(data: Layout, label: str, **fields: Any) -> Layout:
     members = tuple(
         replace(m, **fields) if m.label == label else m for m in data.members
     )
+    return replace(data, members=members)
+
+
+def replace_all(data: Layout, **overrides: Any) -> Layout:
+    members = tuple(replace(m, **overrides) for m in data.members)
     return replace(data, members=members)
 
 
@@ -161,3 +166,57 @@ def test_a_memory_manager_that_was_left_off() -> None:
     was, now = replace(was, layouts=tuple(given)), replace(now, layouts=tuple(given))
     assert problems(was, was) == ()
     assert problems(was, now) == ("Dask's memory manager does not run, unlike before",)
+
+
+# --- rows set aside, copies, moves ----------------------------------------------------
+
+
+def test_rows_that_are_set_aside_are_not_lost() -> None:
+    """They count, once."""
+    cut = layout([18, 18], [0, 1], keys=(("n", 0), ("n", 1)), ours=True, aside=4)
+    assert problems(seen(ALL_ON_ONE), seen(cut)) == ()
+    found = problems(seen(cut), seen(replace_all(cut, aside=3)))
+    assert found[0] == "X had 40 rows and has 39"
+
+
+def test_copies_of_an_eval_set_are_its_rows_again() -> None:
+    """As often as it is copied; a copy that is short is found."""
+    valid = layout([4, 3], [0, 0], ("Xv", "yv"), label="eval_set[0]")
+
+    def copied(*rows: int) -> Layout:
+        members = [
+            replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(len(rows))))
+            for m in layout([*rows], [0, 1], ("Xv", "yv"), ours=True).members
+        ]
+        return replace(valid, members=tuple(members))
+
+    assert problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, copied(7, 7))) == ()
+    assert problems(seen(ALL_ON_ONE, copied(7, 7)), seen(ALL_ON_ONE, valid)) == (
+        "Xv has other keys than before",
+        "yv has other keys than before",
+    )
+    short = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, copied(7, 6)))
+    assert short == ("Xv had 14 rows and has 13", "yv had 14 rows and has 13")
+
+
+def test_a_member_that_this_call_has_made_was_not_there() -> None:
+    """The numbers of rows, after they were put in another order."""
+    more = layout(ROWS, [0, 0, 0, 0], ("X", "y", "row_order"))
+    assert problems(seen(ALL_ON_ONE), seen(more)) == ()
+
+
+def test_pieces_that_moved() -> None:
+    """They are counted, and one is named, with the workers by their ids."""
+    assert moves(seen(ALL_ON_ONE), seen(ALL_ON_ONE)) == ()
+    moved = layout(ROWS, [0, 1, 0, 1])
+    (text,) = moves(seen(ALL_ON_ONE), seen(moved))
+    assert text == (
+        "2 pieces of the training data moved, for example number 1 from worker 0 to "
+        "worker 1"
+    )
+
+
+def test_moves_of_what_cannot_be_compared() -> None:
+    """Other pieces, or none in memory: other checks speak of these."""
+    for other in (layout([20, 20], [1, 1]), layout(ROWS, None)):
+        assert moves(seen(ALL_ON_ONE), seen(other)) == ()

@@ -13,7 +13,7 @@ as long as somebody holds them, and workers must have room for both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -261,10 +261,13 @@ def _targets(
     members = {m.label: m for m in layout.members}
     held: list[tuple[Int64s, Int64s, Int64s]] = []
     nbytes = np.zeros(len(rows), dtype=np.int64)
+    largest: dict[str, int] = {}  # bytes of a new piece, by label of what is cut
     for cut in drafts:
         member = members.pop(cut.label)
         amount = _part_bytes(cut, member)
         np.add.at(nbytes, cut.new, amount)
+        made = np.bincount(cut.new, amount, minlength=len(rows))
+        largest[cut.label] = int(made.max())
         held.append(_where(cut, member, amount))
     for member in members.values():  # these stay as they are, and move later
         assert member.holders is not None
@@ -272,7 +275,6 @@ def _targets(
         nbytes += member.nbytes
         held.append((*member.holders, member.nbytes[member.holders[0]]))
     coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
-    cut_labels = [c.label for c in drafts]
     trained = _trained(layout, rows, view)
 
     def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
@@ -289,11 +291,11 @@ def _targets(
             return None
 
     release = view.goal.release_inputs
-    budget = _budget(layout, view, cut_labels, taken, release=release)
+    budget = _budget(layout, view, largest, taken, release=release)
     found = placed(budget) or placed(None)
     assert found is not None
     target = found.target.astype(np.int64)
-    cut_members = [m for m in layout.members if m.label in cut_labels]
+    cut_members = [m for m in layout.members if m.label in largest]
     if any(_is_freed(m, release) for m in cut_members):
         target = _by_neighbours(target, rows, nbytes, coordinates)
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
@@ -314,7 +316,7 @@ def _targets(
         target = target if covering is None else covering
     shortage = ""
     if (np.bincount(target, nbytes, minlength=len(budget)) > budget).any():
-        freeing = _budget(layout, view, cut_labels, taken, release=True)
+        freeing = _budget(layout, view, largest, taken, release=True)
         hint = "" if release or placed(freeing) is None else _FREEING
         shortage = _too_much(layout, view, nbytes, budget) + hint
     return target, shortage, present is None or covering is not None
@@ -388,7 +390,7 @@ def _is_freed(member: Member, release: bool) -> bool:
 def _budget(
     layout: Layout,
     view: View,
-    cut_labels: list[str],
+    largest: Mapping[str, int],
     taken: npt.NDArray[np.float64],
     *,
     release: bool,
@@ -397,18 +399,18 @@ def _budget(
 
     The old pieces stay as long as the caller holds them, which is all the while, unless
     they are released. Then, and if this call has made them, they are freed one by one:
-    of them, one is there beside its parts.
+    of them, one is there beside its parts, or all that one new piece is joined of.
     """
     n_workers = len(view.now.workers)
     left = room(view) - taken
     for other in view.layouts:
         for member in other.members:
-            if other is layout and member.label not in cut_labels:
+            if other is layout and member.label not in largest:
                 continue  # is a part of the new pieces
             only = Layout(label=other.label, members=(member,))
             held = held_bytes((only,), n_workers)
             if other is layout and _is_freed(member, release):
-                held = _largest(member, n_workers)
+                held = np.maximum(_largest(member, n_workers), largest[member.label])
             left = left - held
     return np.maximum(0.0, left)
 

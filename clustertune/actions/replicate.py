@@ -60,8 +60,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             raise CapacityError(
                 f"{layout.label} ({bytes_text(nbytes)}) has to be on every worker for "
                 f"{view.goal.workload.title}, and does not fit below the lines at "
-                f"which {plural(len(lacking), 'worker')} spill; give fewer rows of it, "
-                "or workers with more memory"
+                f"which {plural(len(lacking), 'worker')} would spill; give fewer rows "
+                "of it, or workers with more memory"
             )
         left[home[first]] -= nbytes
         yield _step(layout, view, first, home)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 MOST_CLASSES = 1000  # different labels, above which y is no class
+EXACT = 2**53  # up to which floats hold all whole numbers
 
 
 def features(piece: Any) -> dict[str, Any]:
@@ -39,8 +40,9 @@ def runs(piece: Any) -> dict[str, Any]:
     import numpy as np
 
     values = np.asarray(piece).ravel()
-    if values.dtype.kind == "O":
-        values = values.astype(str)
+    if values.dtype.kind == "O":  # numbers that may lack a value, or texts
+        values = np.array(values.tolist())
+        values = values.astype(str) if values.dtype.kind == "O" else values
     if not len(values):
         none = {"values": values, "counts": np.zeros(0, dtype="i8")}
         return {"ends": None, "sorted": True, "scattered": False, **none}
@@ -67,17 +69,23 @@ def classes(piece: Any, most: int) -> dict[str, Any]:
     """
     import numpy as np
 
-    found = _classes(piece)
+    labels = np.asarray(piece)
+    if labels.ndim > 1 and labels.shape[1] == 1:  # a frame of one column
+        labels = labels.ravel()
+    if labels.dtype.kind == "f" and (np.abs(labels) < EXACT).all():
+        whole = labels.astype("i8")  # 0.0 and 1.0 are classes too
+        labels = whole if (whole == labels).all() else labels
+    found = _classes(labels)
     rows = {}
     if found is not None and most:
-        values, order = np.unique(np.asarray(piece), return_inverse=True)
+        values, order = np.unique(labels, return_inverse=True)
         order = order.reshape(-1)
         by_class = np.argsort(order, kind="stable")
         ends = np.cumsum(np.bincount(order, minlength=len(values)))
         for (name, n), end in zip(found, ends.tolist(), strict=True):
             take = np.unique(np.linspace(0, n - 1, min(n, most)).astype("i8"))
             rows[name] = by_class[end - n : end][take]
-    return {"classes": found, "positions": rows, "moments": _moments(piece)}
+    return {"classes": found, "positions": rows, "moments": _moments(labels)}
 
 
 def moments(piece: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ PROFILE = Profile(
     feature_bytes=4,
     random_order=False,
     categories=True,
+    eval_everywhere=True,
     packages=("xgboost", "xgboost-cpu"),
     threads="worker",
     takes=("sample_weight", "base_margin", "eval_set"),

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
-from clustertune.checks.split_groups import find
+from dataclasses import replace
+
+import numpy as np
+
+from clustertune.checks.split_groups import ERROR, find
+from clustertune.errors import GroupSplitError
 from clustertune.model import Contents, Severity
+from clustertune.remote import content
 from clustertune.testing import layout, view
 
 
@@ -32,3 +38,38 @@ def test_groups_that_are_cut():
     assert finding.message == "qid has 1 group in two pieces"
     (finding,) = found((1, 2, True), (3, 5, True))
     assert finding.message == "qid has groups that come back in 2 pieces"
+
+
+def ranked(*pieces, others=None, needs="together", **goal):
+    """In data with these groups, one for each row; X may be cut otherwise."""
+    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
+    rows = [len(p) for p in pieces]
+    qid = layout(rows, [0] * len(rows), ("qid",), contents=looked).members[0]
+    others = rows if others is None else others
+    X = layout(others, [0] * len(others), ("X",)).members[0]
+    data = replace(layout(rows, [0] * len(rows)), members=(X, qid))
+    seen = view((), [data], **goal)
+    workload = replace(seen.goal.workload, groups=needs)
+    return list(find(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+def test_silent_where_pieces_end_with_groups():
+    """Of all members; what is out of order is not cut yet, it is refused or sorted."""
+    assert ranked([1, 1], [], [2, 3]) == []
+    assert ranked([1, 1], [2, 3], others=[2, 1, 1]) == []
+    assert ranked([1, 2], [1]) == []
+    assert ranked([2], [2, 1], needs="sorted") == []
+
+
+def test_groups_that_pieces_cut():
+    """Where the workload ranks, they are put right, if cutting is allowed."""
+    (finding,) = ranked([1, 1], [1, 2])
+    assert finding.severity is Severity.critical
+    assert finding.message == ("1 group of qid would be cut: a piece ends within it")
+    assert finding.subject == ("X", "qid")
+    assert finding.fixed_by == "rechunk"
+    (finding,) = ranked([1, 1], [2, 2], others=[1, 2, 1])
+    assert finding.evidence == {"count": 2}
+    (finding,) = ranked([1, 1], [1, 2], rechunk=False)
+    assert finding.fixed_by == ""
+    assert ERROR is GroupSplitError

@@ -1,5 +1,7 @@
 """The check ``unloaded_data``."""
 
+from dataclasses import replace
+
 from clustertune.checks.unloaded_data import find
 from clustertune.model import Severity
 from clustertune.testing import layout, view
@@ -21,3 +23,16 @@ def test_all_that_is_not_loaded_is_one_finding():
         "eval_set[0].X and eval_set[0].y are not in memory; all that is not will be "
         "persisted together in one call"
     )
+
+
+def test_what_is_read_once_stays():
+    """Unless it is to be loaded, or some of it is in memory."""
+    seen = view(layouts=[layout([10], None)])
+    once = replace(seen.goal.workload, persist=False, title="Incremental")
+    for persist, stays in ((None, True), (True, False)):
+        goal = replace(seen.goal, workload=once, persist=persist)
+        (finding,) = find(replace(seen, goal=goal))
+        stay = finding.message.endswith(
+            "Incremental reads it once, so it stays as it is"
+        )
+        assert stay is stays

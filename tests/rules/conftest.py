@@ -1,4 +1,4 @@
-"""Two worker processes for all fits of a file, and two of its own for a fit that harms."""
+"""Two workers for all fits of a file, and two of its own for a fit that harms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distributed import Client, LocalCluster
 
 
 @contextmanager
-def two_workers() -> Iterator[Client]:
+def two_workers(memory_limit: int = 2**31) -> Iterator[Client]:
     with (
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,
             processes=True,
             dashboard_address="127.0.0.1:0",
-            memory_limit="2GiB",
+            memory_limit=memory_limit,
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -34,7 +34,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def doomed() -> Iterator[Client]:
-    """For a fit that never ends: its workers are killed, which do not close by asking."""
+    """For a fit that never ends: its workers are killed, since they would not close."""
     with two_workers() as client:
         pids = set(client.run(os.getpid).values())
         yield client

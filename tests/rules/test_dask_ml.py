@@ -1,4 +1,4 @@
-"""dask-ml: what goes wrong with data as it lies, and does not with what is prepared."""
+"""dask-ml: what goes wrong with data as it lies, and not with what is prepared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import dask.array as da
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
