@@ -58,7 +58,7 @@ import clustertune
 
 WORKERS = 2
 MEMORY = "4GiB"  # of a worker: nothing spills
-DEADLINE = 900  # seconds of a variant; a fit that hangs ends with tracebacks
+DEADLINE = 300  # seconds of a variant; a fit that hangs ends with tracebacks
 FEW = 2000  # rows of the warm-up
 AIMS = {"even": 1.02, "half": 0.7}  # ours / naive, preparation and fit
 PEAK = 0.15  # by which a peak may differ from what was predicted

@@ -338,8 +338,11 @@ def train(
 
     torch.set_num_threads(threads)
     rows, labels = (torch.from_numpy(np.concatenate(parts)) for parts in (X, y))
-    model = trained = network(rows.shape[1])
-    if meet:
+    model = network(rows.shape[1])
+    how = {"steps": steps, "epochs": epochs, "batch": batch, "seed": rank}
+    if not meet:
+        _learn(model, rows, labels, **how)
+    else:
         torch.distributed.init_process_group(
             "gloo",
             init_method=f"file://{meet}",
@@ -347,21 +350,37 @@ def train(
             world_size=n_ranks,
             timeout=timedelta(seconds=60),
         )
-        model = torch.nn.parallel.DistributedDataParallel(trained)
-    try:
-        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        loss = torch.nn.BCEWithLogitsLoss()
-        generator = torch.Generator().manual_seed(rank)
-        for _ in range(epochs):
-            order = torch.randperm(len(rows), generator=generator)
-            for some in order[: steps * batch].split(batch):
-                optimizer.zero_grad()
-                loss(model(rows[some])[:, 0], labels[some]).backward()
-                optimizer.step()
-    finally:
-        if meet:
+        try:
+            parallel = torch.nn.parallel.DistributedDataParallel
+            _learn(parallel(model), rows, labels, **how)
+            # a rank that ends before the others sometimes hangs while it does
+            torch.distributed.barrier()
+        finally:
             torch.distributed.destroy_process_group()
-    return {k: v.numpy() for k, v in trained.state_dict().items()}
+    return {k: v.numpy() for k, v in model.state_dict().items()}
+
+
+def _learn(
+    model: Any,
+    rows: Any,
+    labels: Any,
+    *,
+    steps: int,
+    epochs: int,
+    batch: int,
+    seed: int,
+) -> None:
+    import torch
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    loss = torch.nn.BCEWithLogitsLoss()
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        order = torch.randperm(len(rows), generator=generator)
+        for some in order[: steps * batch].split(batch):
+            optimizer.zero_grad()
+            loss(model(rows[some])[:, 0], labels[some]).backward()
+            optimizer.step()
 
 
 LIBRARIES: dict[str, type[Library]] = {
