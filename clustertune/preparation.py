@@ -355,7 +355,9 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
     again = Again(
         client=request.client,
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
-        verify=partial(_verify, replace(request, given=cluster.given)),
+        verify=partial(
+            _verify, replace(request, given=cluster.given, goal=cluster.goal)
+        ),
         put_bounds_back=cluster.staff.put_bounds_back,
         workload=request.goal.workload,
         estimator=request.estimator,
@@ -448,7 +450,7 @@ async def _verify(request: Request, journal: Journal) -> Report:
     seen.views.append(now)
     seen.findings.append(checks.run(now, of_checks()))
     # memory is no part of it: what other work has taken since is no fault of ours
-    was = journal.views[-1]
+    was = verification.without_aside(journal.views[-1])
     wrong = (
         *verification.losses(was, now),
         *verification.separations(was, now),
