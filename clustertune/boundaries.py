@@ -13,7 +13,7 @@ from functools import reduce
 
 import numpy as np
 
-from clustertune import chunking, coverage, grouping, layouts
+from clustertune import chunking, coverage, grouping, layouts, replicas
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.grouping import Groups
 from clustertune.model import Finding, Int64s, Layout, Member, View
@@ -33,7 +33,7 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
 
     ``about`` is what was found of it, with the user's settings.
     """
-    if view.goal.rechunk is False:
+    if view.goal.rechunk is False or replicas.is_copied(layout):
         return rows_of(layout.members[0])  # only what the pieces are made of changes
     groups = grouping.of(layout)
     if groups is not None and view.goal.workload.groups:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from clustertune import replicas
 from clustertune.model import Int64s, Layout, Member
 
 
@@ -42,12 +43,16 @@ def member_of(layout: Layout) -> Member | None:
 
 
 def of(layout: Layout) -> Groups | None:
-    """The groups of a layout; None: it has none, or they were not looked at."""
+    """The groups of a layout; None: it has none, or they were not looked at.
+
+    Of one that is copied to every worker, those of one copy.
+    """
     member = member_of(layout)
     if member is None:
         return None
     assert member.contents is not None
     pieces = [p for p in member.contents.pieces if len(p["counts"])]
+    pieces = pieces[:1] if replicas.is_copied(layout) else pieces
     if not pieces:
         return None
     values = np.concatenate([p["values"] for p in pieces])
@@ -72,6 +77,8 @@ def are_in_order(groups: Groups, needed: str) -> bool:
 
 def cut(layout: Layout, groups: Groups) -> Int64s:
     """Boundaries of pieces, of any member, that are within a group: rows."""
+    if replicas.is_copied(layout):
+        return np.zeros(0, dtype=np.int64)
     found = [np.cumsum(m.rows)[:-1] for m in layout.members if m.rows is not None]
     inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
     ends = np.array([0, int(groups.counts.sum())])

@@ -46,7 +46,7 @@ from clustertune.wording import seconds_text
 
 logger = logging.getLogger("clustertune")
 
-ROUNDS = 9
+ROUNDS = 12  # all phases, one of them twice, and some for what goes wrong
 PACKAGES = {"lightgbm"}  # libraries that need more than any other, and say nothing
 VAIN = 2  # rounds in a row without any effect, after which no other is tried
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import arranging, boundaries, chunking, coverage, layouts
+from clustertune import arranging, boundaries, chunking, coverage, layouts, replicas
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.memory import room
 from clustertune.model import (
@@ -172,6 +172,7 @@ def _step(
         cuts=cuts,
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
         aside=aside,
+        copies=replicas.copies(layout),
         shortage=shortage,
     )
     return Step(
