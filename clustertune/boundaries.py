@@ -101,9 +101,10 @@ def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     """As many rows for each worker, one run of pieces after another; then the rest."""
     old, n_workers = rows_of(layout.members[0]), len(view.eligible_workers)
     left, total = remainder(layout, view), int(old.sum())
+    if total < n_workers:
+        return old
     even = chunking.fullest(old, layouts.weights(view)) <= 1 + _ROUNDING
-    stays = not left and even and _suits(layout, old, view, about)
-    if total < n_workers or stays:
+    if not left and even and _suits(layout, old, view, about):
         return old
     each = total // n_workers
     parts = max(1, -(-each // _most_rows(layout, view)))

@@ -211,6 +211,8 @@ def prepare(
         data that would not fit twice. Those collections, and what is made of them
         and not computed yet, must not be used then: Dask computes them anew, if it
         can, or says ``lost dependencies``. Refused where another client needs them.
+        Where rows are sorted or shuffled every new piece is made of all old ones, so
+        these stay as long as you hold them, and have to fit beside the new ones.
     persist
         Load what is not in memory. None: unless the workload reads its data only once.
     shuffle
