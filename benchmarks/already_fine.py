@@ -22,7 +22,9 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=100)
     chosen = parser.parse_args()
     with (
-        LocalCluster(4, threads_per_worker=1, dashboard_address=":0") as cluster,
+        LocalCluster(
+            n_workers=4, threads_per_worker=1, dashboard_address=":0"
+        ) as cluster,
         Client(cluster) as client,
     ):
         n = 1000 * chosen.pieces

@@ -1,24 +1,33 @@
 """Which rows the new pieces of a layout get, where they are cut or joined (pure).
 
-Those of X where they suit the workers. Else near the old boundaries, or even, so that
-every thread has some, none is too large, and rows can lie evenly.
+Those of X where they suit the workers. Else as many as :mod:`clustertune.granularity`
+says, near the old boundaries, so that rows can lie evenly; or up to twice as many, near
+them too, which costs a few tasks and spares copies; or even ones.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
-from clustertune import chunking, coverage, grouping, layouts, replicas
+from clustertune import (
+    chunking,
+    coverage,
+    granularity,
+    grouping,
+    layouts,
+    replicas,
+)
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.grouping import Groups
 from clustertune.model import Finding, Int64s, Layout, Member, View
 
-PIECES = frozenset(("large_pieces", "too_few_pieces", "too_many_pieces"))  # checks
+PIECES = frozenset(  # checks
+    ("large_pieces", "missing_evals", "too_few_pieces", "too_many_pieces")
+)
 _ROUNDING = 1e-9
 
 
@@ -49,7 +58,7 @@ def fresh(layout: Layout, view: View) -> Int64s:
     """Rows of even pieces for rows that all travel, whatever the old pieces are."""
     total = int(rows_of(layout.members[0]).sum())
     wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
-    n_pieces = -(-total // _most_rows(layout, view)) if wanted is None else wanted
+    n_pieces = _wanted(layout, view) if wanted is None else wanted
     return chunking.even(total, min(max(1, total), n_pieces))
 
 
@@ -61,14 +70,13 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
         return chunking.even(total, min(total, wanted))
     if _suits(layout, old, view, about):
         return old
-    most = _most_rows(layout, view)
+    n_pieces = min(total, _wanted(layout, view))
+    most = -(-total // n_pieces)
     closest = chunking.near(old, most)
     if layout is not view.layouts[0]:
         return closest  # is scored only, and need not lie evenly
     finer = chunking.near(old, max(1, most // 2))
-    return _most_even(
-        layout, [closest, finer, chunking.even(total, -(-total // most))], view
-    )
+    return _most_even(layout, [closest, finer, chunking.even(total, n_pieces)], view)
 
 
 def covering(
@@ -107,7 +115,7 @@ def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     if not left and even and _suits(layout, old, view, about):
         return old
     each = total // n_workers
-    parts = max(1, -(-each // _most_rows(layout, view)))
+    parts = max(1, _wanted(layout, view) // n_workers)
     rows = np.tile(chunking.even(each, min(each, parts)), n_workers)
     return np.append(rows, left) if left else rows
 
@@ -125,9 +133,9 @@ def _most_even(
     old = rows_of(layout.members[0])
     best = int(np.argmin(spread))
     # what cannot be better stays as it is, if each worker can have some
-    enough = np.count_nonzero(old) >= np.count_nonzero(weights)
+    enough = bool(np.count_nonzero(old) >= np.count_nonzero(weights))
     stays = enough and chunking.fullest(old, weights) <= spread[best] + _ROUNDING
-    return old if may_stay and stays and layout.aligned else tries[best]
+    return old if stays and may_stay and layout.aligned else tries[best]
 
 
 def _at_groups(
@@ -142,14 +150,15 @@ def _at_groups(
     whole = np.isin(ends, np.concatenate([groups.edges, [0, total]])).all()
     if _suits(layout, closest, view, about):
         return old if whole else closest
-    most = _most_rows(layout, view)
+    n_pieces = _wanted(layout, view)
     tries = [closest]
     for parts in (1, 2, 4, 8):
-        cuts = np.cumsum(chunking.even(total, -(-total * parts // most)))[:-1]
+        cuts = np.cumsum(chunking.even(total, min(total, n_pieces * parts)))[:-1]
         tries.append(chunking.at_edges(groups.edges, total, cuts))
     # too few pieces, which may lie evenly, are no better than before
     fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
     enough = [rows for rows in tries if len(rows) >= fewest]
+    # old pieces that cut through groups may lie more evenly than any whole ones
     return _most_even(layout, enough or tries[-1:], view, may_stay=bool(whole))
 
 
@@ -169,7 +178,8 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     old = np.diff(common[common > 0], prepend=0)
     if _suits(layout, old, view, about):
         return old
-    new = chunking.joined(old, _most_rows(layout, view))
+    total = int(old.sum())
+    new = chunking.joined(old, -(-total // _wanted(layout, view)))
     weights = layouts.weights(view)
     crowded = any(too_many_pieces.find(replace(view, layouts=(_bare(layout, old),))))
     # too few, or too uneven, they become no better by being joined
@@ -177,17 +187,10 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     return new if crowded or better else old
 
 
-def _most_rows(layout: Layout, view: View) -> int:
-    """Rows of a piece: so that each thread has some, and none is too large."""
-    profile = view.goal.workload
-    total = int(rows_of(layout.members[0]).sum())
-    threads = sum(w.nthreads for w in view.eligible_workers)
-    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
-    largest = min([profile.max_piece_bytes, *(n // 10 for n in limits)])
-    n_pieces = max(
-        threads * profile.pieces_per_thread, math.ceil(layout.nbytes / max(1, largest))
-    )
-    return max(1, -(-total // n_pieces))
+def _wanted(layout: Layout, view: View) -> int:
+    """How many pieces: so that each thread has some, and none is too large."""
+    n_threads = sum(w.nthreads for w in view.eligible_workers)
+    return granularity.wanted(layout.nbytes, view, n_threads)
 
 
 def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import dask.dataframe as dd
@@ -24,7 +24,15 @@ from distributed import Client, Future
 from clustertune import conversion, graphs, monitor
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.inputs import Given, Inputs
-from clustertune.model import Contents, Goal, Layout, Member
+from clustertune.model import (
+    Contents,
+    Conversion,
+    Goal,
+    Key,
+    Layout,
+    Member,
+    View,
+)
 from clustertune.remote import content, ship
 from clustertune.wording import printable
 
@@ -54,45 +62,13 @@ def of_need(
         return content.runs
     if role == "y" and training and profile.needs_all_classes:
         return partial(content.classes, most=max(ROWS, n_workers))
+    if role == "y" and training and profile.random_order:
+        return content.moments
     if role == "X" and member.kind == "dataframe":
         listed = profile.categories and "category" in member.types
         if listed or (profile.one_number_type and len(member.types) > 1):
             return content.types
     return None
-
-
-def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
-    """By label of features the types that columns of categories are to have.
-
-    One for all pieces of the training data and of eval sets.
-    """
-    lists: dict[Any, list[Any]] = {}
-    own: dict[str, dict[Any, list[Any]]] = {}
-    for label, looked in found.items():
-        for piece in looked.pieces:
-            for column, dtype in piece.get("lists", {}).items():
-                lists.setdefault(column, []).append(dtype)
-                own.setdefault(label, {}).setdefault(column, []).append(dtype)
-    wanted = {column: conversion.union(types) for column, types in lists.items()}
-    return {
-        label: {
-            column: wanted[column]
-            for column, types in columns.items()
-            if wanted[column] is not None and any(t != wanted[column] for t in types)
-        }
-        for label, columns in own.items()
-    }
-
-
-def number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
-    """The type to which all numbers of a frame are cast, without changing one."""
-    if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
-        return None
-    if any("largest" not in piece for piece in looked.pieces):
-        return None
-    largest = max((p["largest"] for p in looked.pieces), default=0)
-    types = {str(t) for t in x.collection.dtypes}
-    return conversion.exact_float(types, largest)
 
 
 def graph(
@@ -186,3 +162,118 @@ def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
         replace(m, contents=found.get(m.label, m.contents)) for m in layout.members
     )
     return replace(layout, members=members)
+
+
+class _Looked(NamedTuple):
+    """What the values of a collection are like."""
+
+    keys: tuple[Key, ...]
+    n_workers: int  # for as many its classes are known
+    contents: Contents
+
+    def is_of(self, member: Member, n_workers: int) -> bool:
+        enough = n_workers <= max(self.n_workers, ROWS)
+        return self.keys == member.keys and enough
+
+
+class Values:
+    """What is known of the values of the given data, and what it becomes for them.
+
+    Pieces are looked at once, as long as they are the same.
+    """
+
+    def __init__(self) -> None:
+        self._looked: dict[str, _Looked] = {}  # by label
+        self._categories: dict[str, dict[Any, Any]] = {}  # by label: types of columns
+
+    async def look(
+        self,
+        client: Client,
+        given: Inputs,
+        futures: Mapping[str, Sequence[Any]],
+        view: View,
+    ) -> tuple[Layout, ...]:
+        """Look at what the workload must know; the layouts with that.
+
+        Raises
+        ------
+        IncompleteError, NoWorkersError
+            As :func:`read`.
+        """
+        workers = [w.address for w in view.now.workers]
+        members = [
+            (m, layout is view.layouts[0])
+            for layout in view.layouts
+            for m in layout.members
+            if m.loaded
+        ]
+        looks = {}
+        for m, training in members:
+            wanted = of_need(m, view.goal, len(workers), training=training)
+            before = self._looked.get(m.label)
+            if wanted and not (before and before.is_of(m, len(workers))):
+                looks[m.label] = wanted
+        found = await read(client, given, futures, looks, workers)
+        keys = {m.label: m.keys for m, _ in members}
+        self._looked |= {
+            k: _Looked(keys[k], len(workers), own) for k, own in found.items()
+        }
+        known = {
+            k: x.contents for k, x in self._looked.items() if keys.get(k) == x.keys
+        }
+        self._categories = categories(known)
+        becomes = {x.label: self.conversion(x, view.goal) for x in given}
+        return tuple(
+            replace(
+                x,
+                members=tuple(
+                    replace(m, conversion=becomes[m.label]) for m in x.members
+                ),
+            )
+            for x in (with_contents(layout, known) for layout in view.layouts)
+        )
+
+    def conversion(self, x: Given, goal: Goal) -> Conversion | None:
+        """What a collection has to become: as asked for, and as the workload needs."""
+        found = self._looked.get(x.label)
+        needed = None if found is None else number_type(x, found.contents, goal)
+        goal = replace(goal, dtype=goal.dtype or needed)
+        made = conversion.asked(x.label, x.collection, goal)
+        lists = self._categories.get(x.label)
+        if not lists:
+            return made
+        return conversion.with_categories(x.collection, lists, made)
+
+
+def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
+    """By label of features the types that columns of categories are to have.
+
+    One for all pieces of the training data and of eval sets.
+    """
+    lists: dict[Any, list[Any]] = {}
+    own: dict[str, dict[Any, list[Any]]] = {}
+    for label, looked in found.items():
+        for piece in looked.pieces:
+            for column, dtype in piece.get("lists", {}).items():
+                lists.setdefault(column, []).append(dtype)
+                own.setdefault(label, {}).setdefault(column, []).append(dtype)
+    wanted = {column: conversion.union(types) for column, types in lists.items()}
+    return {
+        label: {
+            column: wanted[column]
+            for column, types in columns.items()
+            if wanted[column] is not None and any(t != wanted[column] for t in types)
+        }
+        for label, columns in own.items()
+    }
+
+
+def number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
+    """The type to which all numbers of a frame are cast, without changing one."""
+    if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
+        return None
+    if any("largest" not in piece for piece in looked.pieces):
+        return None
+    largest = max((p["largest"] for p in looked.pieces), default=0)
+    types = {str(t) for t in x.collection.dtypes}
+    return conversion.exact_float(types, largest)

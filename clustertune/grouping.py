@@ -45,14 +45,13 @@ def member_of(layout: Layout) -> Member | None:
 def of(layout: Layout) -> Groups | None:
     """The groups of a layout; None: it has none, or they were not looked at.
 
-    Of one that is copied to every worker, those of one copy.
+    Nor has a layout of copies: each piece with rows has all of them, in their order.
     """
     member = member_of(layout)
-    if member is None:
+    if member is None or replicas.is_copied(layout):
         return None
     assert member.contents is not None
     pieces = [p for p in member.contents.pieces if len(p["counts"])]
-    pieces = pieces[:1] if replicas.is_copied(layout) else pieces
     if not pieces:
         return None
     values = np.concatenate([p["values"] for p in pieces])
@@ -77,8 +76,6 @@ def are_in_order(groups: Groups, needed: str) -> bool:
 
 def cut(layout: Layout, groups: Groups) -> Int64s:
     """Boundaries of pieces, of any member, that are within a group: rows."""
-    if replicas.is_copied(layout):
-        return np.zeros(0, dtype=np.int64)
     found = [np.cumsum(m.rows)[:-1] for m in layout.members if m.rows is not None]
     inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
     ends = np.array([0, int(groups.counts.sum())])

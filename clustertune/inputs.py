@@ -22,7 +22,7 @@ from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune.errors import AlignmentError, ConnectionLostError
-from clustertune.model import Conversion, Goal, Int64s, Key, Member
+from clustertune.model import Conversion, Goal, Int64s, Key, Member, Profile
 from clustertune.wording import names_text
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -268,6 +268,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             f'shuffle="{goal.order}" would tear groups (qid) apart, and '
             f"{goal.workload.title} needs them whole; leave it out"
         )
+    for i, labels in enumerate(inputs.eval_sets):
+        _refuse_unfit_eval_set(inputs, goal.workload, i, labels)
     frame = isinstance(inputs.collection("X"), dd.DataFrame)
     if frame and "dataframe" not in goal.workload.kinds and goal.to != "array":
         raise ValueError(
@@ -279,6 +281,23 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "persist=False leaves data that is not in memory as it is, but to=, "
             "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
             "it; leave one of them out"
+        )
+
+
+def _refuse_unfit_eval_set(
+    inputs: Inputs, profile: Profile, number: int, labels: tuple[str, ...]
+) -> None:
+    name = f"eval_set[{number}]"
+    if profile.groups and f"{name}.qid" not in labels:
+        raise ValueError(
+            f"{profile.title} scores groups of rows: {name} needs them too, "
+            'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
+        )
+    if profile.eval_copies and inputs.same[f"{name}.X"] == "X":
+        raise ValueError(
+            f"{name} is the training data, of which {profile.title} scores on every "
+            "worker the part that lies there: with early stopping the fit would wait "
+            "for ever; leave it out here, and hand it to fit itself if nothing stops it"
         )
 
 

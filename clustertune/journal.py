@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from clustertune import report
-from clustertune.model import Finding, Outcome, Plan, View
+from clustertune import forecast, report
+from clustertune.model import Finding, Layout, Outcome, Plan, View
 from clustertune.report import Done, Report
+from clustertune.sizes import held_bytes
 
 
 @dataclass
@@ -18,6 +20,22 @@ class Journal:
     findings: list[tuple[Finding, ...]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+
+    def replaced(self, now: View) -> dict[str | int, int]:
+        """Bytes on workers of given pieces of which this call has made others."""
+        found: Counter[str | int] = Counter()
+        if now.goal.release_inputs:
+            return found
+        for label in {m.label for x in now.layouts for m in x.members if m.ours}:
+            for view in reversed(self.views):
+                given = [m for x in view.layouts for m in x.members if m.label == label]
+                if given and given[0].loaded and not given[0].ours:
+                    only = Layout(label=label, members=(given[0],))
+                    held = held_bytes((only,), len(view.now.workers))
+                    for worker, nbytes in zip(view.now.workers, held, strict=True):
+                        found[worker.id] += int(nbytes)
+                    break
+        return found
 
     def status(self, dry_run: bool) -> str:
         """How a run that did not fail has ended."""
@@ -46,6 +64,7 @@ class Journal:
             after=_summaries(views[-1]) if views else (),
             steps=tuple(self._steps(status)),
             needs=self.plans[-1].needs if self.plans else (),
+            forecast=forecast.peaks(views[-1]) if views else {},
         )
 
     def _steps(self, status: str) -> Iterator[Done]:

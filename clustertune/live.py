@@ -29,7 +29,6 @@ from distributed import Client, Future
 
 from clustertune import (
     contents,
-    conversion,
     cutting,
     graphs,
     grouping,
@@ -49,8 +48,6 @@ from clustertune.layouts import homes
 from clustertune.lease import Lease
 from clustertune.model import (
     Bounds,
-    Contents,
-    Conversion,
     Drop,
     Goal,
     Key,
@@ -64,7 +61,6 @@ from clustertune.model import (
     Reorder,
     Restart,
     Result,
-    Snapshot,
     Trim,
     View,
 )
@@ -78,18 +74,6 @@ POLL = 0.05  # seconds between two questions how far something is
 STUCK = 0.5  # seconds between two questions whether a task waits for a worker
 RELEASE = 0.01  # seconds between two looks which old pieces can go
 LANDING = 10.0  # seconds that a cancelled move is given to land what is in flight
-
-
-class _Read(NamedTuple):
-    """What the values of a collection are like."""
-
-    keys: tuple[Key, ...]
-    n_workers: int  # for as many its classes are known
-    contents: Contents
-
-    def is_of(self, member: Member, n_workers: int) -> bool:
-        enough = n_workers <= max(self.n_workers, contents.ROWS)
-        return self.keys == member.keys and enough
 
 
 class _Found(NamedTuple):
@@ -149,8 +133,7 @@ class LiveCluster:
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
         self._left: list[releasing.Release] = []  # of the cut that is going on
-        self._read: dict[str, _Read] = {}  # by label
-        self._categories: dict[str, dict[Any, Any]] = {}  # by label, those to become
+        self._values = contents.Values()
         self.aside: dict[str, Any] = {}  # rows that are no part of the data, by label
         self._rows_aside = 0
         self.group_sizes: dict[str, Any] = {}  # by label of what names the groups
@@ -211,7 +194,12 @@ class LiveCluster:
             snapshot, seen = await monitor.look(self.client, members)
         layouts = self._layouts(seen)
         if self.asked.values:
-            layouts = await self._with_contents(layouts, snapshot)
+            layouts = await self._values.look(
+                self.client,
+                self.given,
+                await self.futures(),
+                View(snapshots=(snapshot,), goal=self.goal, layouts=layouts),
+            )
         runs = None
         if self.asked.burdens:
             snapshot = await monitor.with_burdens(self.client, snapshot)
@@ -221,37 +209,9 @@ class LiveCluster:
             snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
-    async def _with_contents(
-        self, layouts: tuple[Layout, ...], snapshot: Snapshot
-    ) -> tuple[Layout, ...]:
-        """The layouts with what the workload must know; new pieces are read once."""
-        workers = [w.address for w in snapshot.workers]
-        members = [(m, x is layouts[0]) for x in layouts for m in x.members if m.loaded]
-        looks = {}
-        for m, training in members:
-            look = contents.of_need(m, self.goal, len(workers), training=training)
-            before = self._read.get(m.label)
-            if look and not (before and before.is_of(m, len(workers))):
-                looks[m.label] = look
-        futures = await self.futures()
-        read = await contents.read(self.client, self.given, futures, looks, workers)
-        keys_of = {m.label: m.keys for m, _ in members}
-        self._read |= {
-            k: _Read(keys_of[k], len(workers), found) for k, found in read.items()
-        }
-        known = {
-            label: x.contents
-            for label, x in self._read.items()
-            if keys_of.get(label) == x.keys
-        }
-        self._categories = contents.categories(known)
-        now = {x.label: self._conversion(x) for x in self.given}
-        return tuple(
-            replace(
-                x, members=tuple(replace(m, conversion=now[m.label]) for m in x.members)
-            )
-            for x in (contents.with_contents(x, known) for x in layouts)
-        )
+    async def overhead(self, view: View) -> float | None:
+        """Seconds that a task takes beside its work; measured once for all looks."""
+        return await monitor.overhead(self.client, view.now)
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
@@ -265,7 +225,7 @@ class LiveCluster:
             found.keys,
             found.futures is not None,
             found.rows,
-            self._conversion(x),
+            self._values.conversion(x, self.goal),
         )
         return replace(
             member,
@@ -274,19 +234,6 @@ class LiveCluster:
             derived=found.derived,
             embedded=found.embedded,
         )
-
-    def _conversion(self, x: inputs.Given) -> Conversion | None:
-        """What was asked for, and what the workload needs besides."""
-        found = self._read.get(x.label)
-        needed = None
-        if found is not None:
-            needed = contents.number_type(x, found.contents, self.goal)
-        goal = replace(self.goal, dtype=self.goal.dtype or needed)
-        made = conversion.asked(x.label, x.collection, goal)
-        lists = self._categories.get(x.label)
-        if not lists:
-            return made
-        return conversion.with_categories(x.collection, lists, made)
 
     def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
         rest = iter(members)
@@ -360,7 +307,7 @@ class LiveCluster:
                 x.label,
                 x.collection,
                 _targets(load, x.label),
-                self._conversion(x),
+                self._values.conversion(x, self.goal),
                 found.rows,
             )
             for x in self.given

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from clustertune.memory import wanted_workers
 from clustertune.model import (
     Details,
     Finding,
@@ -54,12 +53,6 @@ class HostCpus:
     usable: float  # that all of them may use together
     busy: float  # of these, how many their threads can keep busy
     tightest: CpuLimit  # the one in which most threads share a CPU
-
-
-def expected_workers(view: View) -> int:
-    """How many workers are to train; those that are still to be started count."""
-    now = len(view.eligible_workers)
-    return now if view.goal.workers is not None else max(now, wanted_workers(view) or 0)
 
 
 def by_host(workers: Iterable[WorkerSnapshot]) -> Mapping[str, Workers]:

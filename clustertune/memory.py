@@ -6,14 +6,12 @@ rest of its process. Only the given pieces can be moved; the others stay.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 
-from clustertune.model import Unknown, View, WorkerSnapshot
-from clustertune.sizes import data_bytes, held_bytes
+from clustertune.model import Float64s, Unknown, View, WorkerSnapshot
+from clustertune.sizes import held_bytes
 
 
 def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
@@ -26,23 +24,27 @@ def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
     return worker.facts.host_memory / beside
 
 
-def fixed_bytes(view: View) -> npt.NDArray[np.float64]:
+def fixed_bytes(view: View) -> Float64s:
     """Bytes of every worker's process that are not the given pieces."""
-    workers = view.now.workers
-    managed = np.array([w.managed for w in workers], dtype=np.float64)
-    return np.maximum(0.0, managed - _given(view)) + _unmanaged(workers)
+    return other_bytes(view) + unmanaged_bytes(view)
 
 
-def _unmanaged(workers: tuple[WorkerSnapshot, ...]) -> npt.NDArray[np.float64]:
+def other_bytes(view: View) -> Float64s:
+    """Bytes of Dask's keys on every worker that are not the given pieces."""
+    managed = np.array([w.managed for w in view.now.workers], dtype=np.float64)
+    return np.maximum(0.0, managed - _given(view))
+
+
+def unmanaged_bytes(view: View) -> Float64s:
     """Bytes of each worker's process that are nobody's keys.
 
     Workers without processes of their own (``processes=False``) share one, and what
     the others manage in it is not lost to them.
     """
     shared: Counter[str] = Counter()
-    for w in workers:
+    for w in view.now.workers:
         shared[_process(w)] += w.managed
-    rest = [max(0, w.process - shared[_process(w)]) for w in workers]
+    rest = [max(0, w.process - shared[_process(w)]) for w in view.now.workers]
     return np.array(rest, dtype=np.float64)
 
 
@@ -52,48 +54,7 @@ def _process(worker: WorkerSnapshot) -> str:
     return address.rpartition("/")[0] if address.startswith("inproc://") else address
 
 
-def wanted_workers(view: View) -> int | None:
-    """How many workers were asked for; None: no number, or it is not known yet."""
-    wanted = view.goal.n_workers
-    if not isinstance(wanted, str):
-        return wanted
-    enough = workers_needed(view)
-    there = len(view.eligible_workers)
-    return max(there, enough) if isinstance(enough, int) else None
-
-
-def workers_needed(view: View) -> int | Unknown | None:
-    """The fewest workers on which the fit has the memory that it needs.
-
-    Workers to come are taken to be like the one that has least room now. None: no
-    number would do, as the fit may fill nothing of a worker.
-    """
-    size = data_bytes(view.layouts)
-    if isinstance(size, Unknown):
-        return size
-    if not view.layouts:
-        return Unknown("no data is given")
-    multiple = view.goal.workload.multiple(view.layouts[0].members[0].itemsize)
-    free = []
-    for worker, other in zip(view.now.workers, fixed_bytes(view), strict=True):
-        most = limit(worker, view)
-        if view.eligible(worker) and not isinstance(most, Unknown):
-            free.append(most * view.goal.memory_fraction - float(other))
-    if not free:
-        return Unknown("the memory of no worker is known")
-    return max(1, math.ceil(size * multiple / min(free))) if min(free) > 0 else None
-
-
-def fit_bytes(view: View) -> int | None:
-    """Bytes that the fullest worker's process is predicted to have in the fit."""
-    layout = view.layouts[0] if view.layouts else None
-    if layout is None or not layout.loaded or not view.now.workers:
-        return None
-    multiple = view.goal.workload.multiple(layout.members[0].itemsize)
-    return round(float((_given(view) * multiple + fixed_bytes(view)).max()))
-
-
-def room(view: View) -> npt.NDArray[np.float64]:
+def room(view: View) -> Float64s:
     """Bytes of given pieces that every worker can hold without spilling.
 
     A worker of which the thresholds or the memory are not known gets no more than it
@@ -108,7 +69,7 @@ def room(view: View) -> npt.NDArray[np.float64]:
     return np.array(found, dtype=np.float64)
 
 
-def _given(view: View) -> npt.NDArray[np.float64]:
+def _given(view: View) -> Float64s:
     return held_bytes(view.layouts, len(view.now.workers)).astype(np.float64)
 
 

@@ -202,6 +202,9 @@ class View:
     goal: Goal
     layouts: tuple[Layout, ...] = ()  # the training data first, then eval sets
     runs: tuple[Run, ...] | None = None  # past ones, oldest first; None: not asked
+    #: bytes on workers, by id, of given pieces of which this call has made others: in
+    #: memory until the caller's names let them go
+    replaced: Mapping[str | int, int] = field(default_factory=dict)
 
     @property
     def now(self) -> Snapshot:
@@ -519,6 +522,9 @@ class Cluster(Protocol):
 
     async def look(self, notify: Notify) -> View:
         """See the cluster and the data as they are now."""
+
+    async def overhead(self, view: View) -> float | None:
+        """Seconds that a task takes beside its work; None: it cannot be told now."""
 
     async def persist(self, load: Load, notify: Notify) -> None:
         """Load everything given that is not in memory yet, jointly."""

@@ -18,6 +18,7 @@ import numpy as np
 from distributed import Client
 
 from clustertune import adapters, counting
+from clustertune import overhead as measuring
 from clustertune.errors import (
     ConnectionLostError,
     LeaseHeldError,
@@ -57,6 +58,8 @@ class Known:
     silent: dict[Process, float] = field(default_factory=dict)  # since, monotonic
     facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
     asked: dict[Process, float] = field(default_factory=dict)  # for facts, monotonic
+    #: seconds that a task takes beside its work, and the workers with which it did
+    overhead: tuple[float, frozenset[str]] | None = None
 
     def forget_all_but(self, present: Iterable[Process]) -> None:
         """Let go what was learned of processes that are gone."""
@@ -259,6 +262,19 @@ async def look(
     counted = await counting.count_rows(client, placed, addresses)
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
+
+
+async def overhead(client: Client, snapshot: Snapshot) -> float | None:
+    """Seconds that a task takes beside its work; None: it cannot be told now.
+
+    Measured once, and again where other workers run.
+    """
+    memory = known(client)
+    workers = frozenset(w.address for w in snapshot.workers if w.running)
+    if memory.overhead is None or memory.overhead[1] != workers:
+        seconds = await measuring.measure(client, snapshot)
+        memory.overhead = None if seconds is None else (seconds, workers)
+    return None if memory.overhead is None else memory.overhead[0]
 
 
 async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:

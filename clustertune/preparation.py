@@ -37,7 +37,7 @@ from clustertune.errors import (
 )
 from clustertune.journal import Journal
 from clustertune.live import Asked, LiveCluster
-from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan
+from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.prepared import Again, Prepared
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
@@ -105,15 +105,28 @@ async def _look_and_plan(
     settings: Mapping[str, Mapping[str, Any]] | None,
 ) -> Plan:
     view = await cluster.look(notify)
+    view = replace(view, replaced=journal.replaced(view))
     found = checks.run(view, settings)
     journal.views.append(view)
     journal.findings.append(found)
     _refuse([f for f in found if not f.fixed_by])
     plan = planner.make_plan(found, view)
+    if plan.steps and plan.phase == "cut":
+        # into how many pieces depends on what a task costs; so do texts of checks
+        view = _timed(view, await cluster.overhead(view))
+        found = checks.run(view, settings)
+        journal.views[-1], journal.findings[-1] = view, found
+        plan = planner.make_plan(found, view)
     journal.plans.append(plan)
     if not plan.steps:
         _refuse(found)  # what could have been put right was not
     return plan
+
+
+def _timed(view: View, overhead: float | None) -> View:
+    """The view in which it is known what a task costs."""
+    now = replace(view.now, overhead=overhead)
+    return replace(view, snapshots=(*view.snapshots[:-1], now))
 
 
 def _refuse(findings: Iterable[Finding]) -> None:

@@ -14,7 +14,6 @@ from clustertune.blocks import Block
 from clustertune.holding import Hold
 from clustertune.inputs import COMPANIONS, Inputs
 from clustertune.journal import Journal
-from clustertune.memory import fit_bytes
 from clustertune.model import Layout, Plan, Profile
 from clustertune.reordering import ORDER
 from clustertune.report import Report
@@ -156,7 +155,7 @@ class Prepared(Block):
 
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
-        predicted = fit_bytes(self._journal.views[-1])
+        predicted = max(self.report.forecast.values(), default=None)
         self.hold = Hold(self.client, label="a fit", predicted=predicted)
         await self.hold.__aenter__()
 

@@ -61,6 +61,8 @@ class Profile:
     #: whether the first pieces are to lie on as many workers as there are, since those
     #: of eval sets are taken beside them, and each worker needs all rows of eval sets
     eval_copies: bool = False
+    #: whether it fails where a worker has no row of an eval set with categories
+    eval_everywhere: bool = False
     #: whether it needs rows in an order that says nothing of them; None: unknown
     random_order: bool | None = None
 

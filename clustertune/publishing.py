@@ -21,7 +21,7 @@ import dask.dataframe as dd
 from distributed import Client, futures_of
 from distributed.protocol.serialize import to_serialize
 
-from clustertune import arguments, inputs, monitor, preparation
+from clustertune import arguments, inputs, monitor, preparation, workloads
 from clustertune.errors import (
     ClustertuneError,
     IncompleteError,
@@ -30,7 +30,7 @@ from clustertune.errors import (
 )
 from clustertune.inputs import COMPANIONS
 from clustertune.lease import Lease
-from clustertune.model import Key, Notify
+from clustertune.model import Key, Notify, Profile
 from clustertune.prepared import Prepared
 from clustertune.progress import Progress
 from clustertune.remote import keys
@@ -63,7 +63,9 @@ def prepare_datasets(
 
     All names change in one moment, or none does, whatever becomes of this client. Data
     that was published lazily is published as loaded. Where pieces were only moved,
-    which keeps their keys, names stay as they are.
+    which keeps their keys, names stay as they are. What takes nobody's place is
+    published beside it: ``X-row-order``, ``X-remainder`` (rows left over where every
+    worker needs as many), ``X_valid-copies`` (where each worker needs an eval set).
 
     Reading a published data set unpickles it, which runs code of whoever published it:
     so do ``client.get_dataset`` and everybody who uses the data.
@@ -188,9 +190,44 @@ class Roles:
         return [collections[name] for name in self.training], named
 
     def handed_back(self, prepared: Prepared) -> dict[str, Any]:
-        """By name what ``prepare`` has made."""
+        """By name what ``prepare`` has made in place of what was published."""
         pairs = chain.from_iterable(prepared.eval_set)
         return dict(zip(self.all, [*prepared, *pairs], strict=True))
+
+    def beside(self, profile: Profile, options: Mapping[str, Any]) -> Beside:
+        """Names of what ``prepare`` may make that takes nobody's place."""
+        X = self.training[0]
+        ordered = options.get("shuffle") or options.get("sort")
+        rows = (*self.training, *self.companions.values())
+        pairs = chain.from_iterable(self.eval_set)
+        return Beside(
+            order=f"{X}-row-order" if ordered else "",
+            remainder=tuple(f"{n}-remainder" for n in rows if profile.exact_rows),
+            copies={n: f"{n}-copies" for n in pairs if profile.eval_copies},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Names of data sets that are published beside those that there were."""
+
+    order: str  # numbers that rows had; "": they stay in order
+    remainder: tuple[str, ...]  # rows that are set aside, of the training data
+    copies: Mapping[str, str]  # by eval set: all its rows, once for each worker
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        order = (self.order,) if self.order else ()
+        return (*order, *self.remainder, *self.copies.values())
+
+    def handed_back(self, prepared: Prepared) -> dict[str, Any]:
+        """By name what ``prepare`` has made."""
+        found = {}
+        if self.order and prepared.row_order is not None:
+            found[self.order] = prepared.row_order
+        if prepared.remainder is not None:
+            found |= zip(self.remainder, prepared.remainder, strict=True)
+        return found
 
 
 def kept_names(names: Sequence[str], keep_old: str | None) -> dict[str, str]:
@@ -238,17 +275,19 @@ class _Request:
 
 
 async def _prepare(request: _Request) -> Report:
-    client, roles = request.client, request.roles
+    client, roles, options = request.client, request.roles, request.options
+    profile = workloads.choose(options.get("workload"), options.get("estimator"))
+    beside = roles.beside(profile, options)
     await monitor.open_door(client, await monitor.identify(client))
     # before they are read: what is published from now on is noticed
     gone = await monitor.ask(
-        client, "note_names", owner=client.id, names=list(roles.names)
+        client, "note_names", owner=client.id, names=[*roles.names, *beside.names]
     )
     old = dict(zip(roles.names, await fetch(client, roles.names), strict=True))
     _refuse_gone(gone)
     for name, data in old.items():
         _refuse_other(name, data)
-    await _refuse_taken(request)
+    await _refuse_taken(request, beside)
     given, named = roles.given(old)
     prepare: Any = preparation.prepare  # in its client's event loop it is to be awaited
     prepared: Prepared = await prepare(
@@ -266,10 +305,10 @@ async def _prepare(request: _Request) -> Report:
     new = roles.handed_back(prepared)
     before = {name: _loaded_keys(data) for name, data in old.items()}
     after = {name: inputs.pieces(data)[0] for name, data in new.items()}
-    changed = replaced(before, after)
-    if not changed:
-        return report
-    return await _publish(request, {name: new[name] for name in changed}, report)
+    # who reads an eval set for anything else wants each row once
+    changed = {beside.copies.get(n, n): new[n] for n in replaced(before, after)}
+    changed |= beside.handed_back(prepared)
+    return await _publish(request, changed, report) if changed else report
 
 
 def _loaded_keys(collection: Any) -> list[Key] | None:
@@ -352,11 +391,16 @@ def _refuse_other(name: str, data: Any) -> None:
     )
 
 
-async def _refuse_taken(request: _Request) -> None:
-    there: Any = await request.client.list_datasets() if request.kept else ()
+async def _refuse_taken(request: _Request, beside: Beside) -> None:
+    there: Any = await request.client.list_datasets()
     taken = [name for name in request.kept.values() if name in there]
     if taken:
         raise RefusedError(_taken(taken))
+    if taken := [name for name in beside.names if name in there]:
+        raise RefusedError(
+            f"{names_text(taken)} {are(taken)} published already, as from a call "
+            "before this one; client.unpublish_dataset what is not needed"
+        )
 
 
 def _taken(names: Sequence[str]) -> str:

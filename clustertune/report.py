@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from typing import Any
 
@@ -74,6 +74,9 @@ class Report:
         The layouts as they were and as they are, training data first.
     steps
         What was done, or in a dry run would be, and what was refused.
+    forecast
+        By worker the bytes that its process is predicted to have at most in the fit,
+        with the data where it lies in the end; empty where it is not loaded.
     needs
         What a dry run would have to learn before it could plan further.
     error
@@ -90,6 +93,7 @@ class Report:
     steps: tuple[Done, ...] = ()
     needs: tuple[str, ...] = ()
     error: str = ""
+    forecast: Mapping[str | int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n\n".join(_text(self))
@@ -103,6 +107,10 @@ class Report:
     def to_json(self) -> str:
         """The report as JSON, with ``schema_version``."""
         data = {"schema_version": SCHEMA_VERSION} | asdict(self)
+        # ids are text or numbers, and names of JSON are text only
+        data["forecast"] = [
+            {"worker": id, "nbytes": n} for id, n in self.forecast.items()
+        ]
         return json.dumps(data, default=_plain)
 
     @classmethod
@@ -351,6 +359,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         data[name] = tuple(_summary(s) for s in data[name])
     data["steps"] = tuple(Done(**_only(Done, s)) for s in data["steps"])
     data["needs"] = tuple(data["needs"])
+    data["forecast"] = {x["worker"]: x["nbytes"] for x in data.get("forecast", ())}
     return data
 
 

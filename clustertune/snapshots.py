@@ -223,6 +223,8 @@ class Snapshot:
     scheduler: str  # its address
     workers: tuple[WorkerSnapshot, ...]
     memory_manager: bool | None = None  # whether Dask's own runs; None: it has none
+    #: seconds that a task takes beside its work; None: it was not measured
+    overhead: float | None = None
     can_scale: str | None = None  # None: it can; else why this client cannot scale it
     can_restart: str | None = None  # None: nannies may; else why its manager minds
     #: least and most workers of its adaptive scaling; None: it is off

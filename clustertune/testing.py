@@ -90,6 +90,8 @@ class MemoryCluster:
         How many workers it can be scaled to.
     fault
         Called with the cluster before each key is moved; may remove or pause workers.
+    overhead
+        Seconds that a task takes beside its work; None: it cannot be told.
     values
         By label of member the value of each row, for what a workload must know of them;
         nothing is known of other members.
@@ -113,6 +115,7 @@ class MemoryCluster:
         arrives: Callable[[int, int], Int64s] = lambda n, w: np.arange(n) % w,
         most: int = 16,
         fault: Callable[[MemoryCluster], None] | None = None,
+        overhead: float | None = None,
         values: Mapping[str, npt.NDArray[Any]] | None = None,
     ):
         self.workers = {w.address: w for w in start.now.workers}
@@ -121,6 +124,7 @@ class MemoryCluster:
         self.arrives = arrives
         self.most = most
         self.fault = fault
+        self.task_overhead = overhead
         self.values = values or {}
         self.adaptive = start.now.adaptive
         self.moved = 0
@@ -176,6 +180,9 @@ class MemoryCluster:
             time=0.0, scheduler="memory://", workers=workers, adaptive=self.adaptive
         )
         return View(snapshots=(now,), goal=self.goal, layouts=layouts)
+
+    async def overhead(self, view: View) -> float | None:
+        return self.task_overhead
 
     async def persist(self, load: Load, notify: Notify) -> None:
         self.calls.append("persist")

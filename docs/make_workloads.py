@@ -30,14 +30,15 @@ X, y = clustertune.prepare(client, X, y, workload="xgboost_dmatrix")
 
 Parameters of an estimator count: `DaskXGBRegressor(tree_method="approx")` is
 `xgboost_dmatrix`. Of a scikit-learn `Pipeline` the last step decides. A search for
-parameters, and an estimator that trains without Dask, is refused with what to do instead.
+parameters, and an estimator that trains without Dask, is refused; the error says what
+to do instead.
 
 """
 
 MEMORY = """
-Memory is the peak of the fit on a worker, as a multiple of the bytes of its share of the
-data, eval sets included; the data itself is part of it. To it comes the process, which
-has some 290 MiB once it has imported such a library.
+Memory is the peak of the fit on a worker, as a multiple of the bytes of its share of
+the data, eval sets included; the data itself is part of it. To it comes the process,
+which has some 290 MiB once it has imported such a library.
 
 """
 
@@ -76,10 +77,11 @@ def fit_kwargs(handed):
 ours = "ours.clustertune_workload"
 ```
 
-`matches` gets an instance or a class. `profile_for(estimator)` may return another profile
-of that name, where parameters change what is needed; `estimator_params(handed)` has
-parameters that the estimator is to get. All are optional: a workload without `matches`
-is taken by name. Those of clustertune come first, so yours cannot take their estimators.
+`matches` gets an instance or a class. `profile_for(estimator)` may return another
+profile of that name, where parameters change what is needed;
+`estimator_params(handed)` has parameters that the estimator is to get. All are
+optional: a workload without `matches` is taken by name. Those of clustertune come
+first, so yours cannot take their estimators.
 The fields of a profile are described in `clustertune/profiles.py`.
 '''
 
@@ -125,6 +127,7 @@ def _needs(p: Profile) -> str:
         "rows of a group together, groups in order": p.groups == "sorted",
         "every class on every worker (classifiers)": p.needs_all_classes,
         "all rows of eval sets on every worker": p.eval_copies,
+        "rows of eval sets with categories on every worker": p.eval_everywhere,
         "rows in random order": p.random_order is True,
         "the same categories everywhere": p.categories,
         "arrays": p.kinds == ("array",),

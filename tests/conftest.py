@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, core
 from distributed.utils import get_mp_context
 
 # distributed's tests put back the configuration that was there when they were loaded
@@ -28,6 +29,16 @@ if "forkserver" in multiprocessing.get_all_start_methods():
 dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
 
 pytest_plugins = ["distributed.utils_test"]
+
+
+def pytest_collection_finish() -> None:
+    """What all tests import stays: the collector need not look at it again."""
+    gc.freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """A cache of distributed's keeps each server that has ever been asked something."""
+    core._expects_comm.cache_clear()
 
 
 @pytest.fixture

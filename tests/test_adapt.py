@@ -11,7 +11,7 @@ import pytest
 from distributed import wait
 
 import clustertune
-from clustertune import arguments, checks, errors, memory
+from clustertune import arguments, checks, errors, forecast
 from clustertune.actions import adapt, scale
 from clustertune.model import Bounds, Profile, Unknown
 from clustertune.testing import layout, snapshot, view, worker
@@ -78,8 +78,8 @@ def fit(nbytes: int, *workers: Any) -> Any:
 def test_as_many_as_memory_needs(nbytes: int, n: int) -> None:
     """Three times the data, by 600 bytes on each; those that are there stay."""
     found = fit(nbytes, small(0, managed=nbytes, process=100 + nbytes))
-    assert memory.workers_needed(found) == n
-    assert memory.wanted_workers(found) == n
+    assert forecast.workers_needed(found) == n
+    assert forecast.wanted_workers(found) == n
     steps = list(scale.propose(checks.run(found), found))
     assert [s.args for s in steps] == [n] * (n > 1)
 
@@ -87,17 +87,19 @@ def test_as_many_as_memory_needs(nbytes: int, n: int) -> None:
 def test_no_number_would_do() -> None:
     """Where the fit may fill nothing of a worker nothing is scaled; that is said."""
     found = fit(400, small(0, process=1200))
-    assert memory.workers_needed(found) is None
-    assert memory.wanted_workers(found) is None
-    assert any("no number of workers" in f.message for f in checks.run(found))
+    assert forecast.workers_needed(found) is None
+    assert forecast.wanted_workers(found) is None
+    assert any(
+        "more workers alone would not do" in f.message for f in checks.run(found)
+    )
 
 
 def test_it_is_not_guessed() -> None:
     """What does not tell its size is looked at again once it is loaded."""
     lazy = layout(None, None, members=["X"], total_bytes=None)
     found = view([small(0)], [lazy], workload=TRIPLE, n_workers="fit")
-    assert isinstance(memory.workers_needed(found), Unknown)
-    assert memory.wanted_workers(found) is None
+    assert isinstance(forecast.workers_needed(found), Unknown)
+    assert forecast.wanted_workers(found) is None
 
 
 @pytest.mark.parametrize("wrong", [0, "many", 1.5, True])
@@ -176,7 +178,7 @@ def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
 
 def test_prepare_to_fit(local_cluster: Any) -> None:
     """XGBoost needs 1.4 times the bytes of float64: workers come until it fits."""
-    _, client = local_cluster(1, memory_limit="400MB")
+    _, client = local_cluster(1, memory_limit="700MB")
     X = da.random.random((1_000_000, 20), chunks=(50_000, 20))  # 160 MB
     prepared = clustertune.prepare(client, X, n_workers="fit", workload="xgboost")
     assert there(client) > 1

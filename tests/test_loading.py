@@ -15,8 +15,10 @@ from distributed import Client, LocalCluster, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
+from clustertune.actions import persist
 from clustertune.errors import CapacityError, IncompleteError
 from clustertune.loading import Lazy, build, lengths
+from clustertune.testing import layout, view, worker
 from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3
@@ -272,6 +274,14 @@ async def test_a_piece_that_fails(c, s, *workers):
     with pytest.raises(IncompleteError, match="on purpose"):
         await clustertune.prepare(c, X)
     assert restricted(s) == []
+
+
+def test_too_much_is_refused_while_all_workers_are_paused() -> None:
+    """It would be waited for, and would not fit when they run again."""
+    full = [worker(i, status="paused", memory_limit=100) for i in range(2)]
+    lazy = layout([100], None, ["X"], {"X": 80})
+    with pytest.raises(CapacityError, match="2 workers have 0 B of room"):
+        list(persist.propose((), view(full, [lazy])))
 
 
 @gen_cluster(client=True, nthreads=THREE, worker_kwargs={"memory_limit": "64 MiB"})

@@ -4,14 +4,13 @@ import pytest
 
 from clustertune.machines import (
     by_host,
-    expected_workers,
     host_cpus,
     host_memory,
     unknown_findings,
     with_scheduler,
 )
 from clustertune.model import Severity, Unknown
-from clustertune.testing import snapshot, view, worker
+from clustertune.testing import snapshot, worker
 
 
 def cpus(*workers):
@@ -125,14 +124,6 @@ def test_the_memory_of_a_host_is_the_most_that_a_process_can_have():
 def test_the_schedulers_host_is_recognized(host, scheduler, same):
     """Loopback, or the host in the scheduler's address, is the scheduler's host."""
     assert with_scheduler(host, snapshot([], scheduler=scheduler)) is same
-
-
-def test_workers_still_to_be_started_are_expected():
-    """The goal's number counts, unless workers were named or more run already."""
-    assert expected_workers(view()) == 2
-    assert expected_workers(view(n_workers=5)) == 5
-    assert expected_workers(view(n_workers=1)) == 2
-    assert expected_workers(view(n_workers=5, goal_workers=[0])) == 1
 
 
 def test_unknown_facts_are_grouped_by_reason():

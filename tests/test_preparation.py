@@ -305,7 +305,7 @@ async def test_the_time_limit(c, s, a, b):
     """When the time is over it stops, says so, and leaves nothing held."""
     slow = da.ones((20, 2), chunks=(2, 2)).map_blocks(_sleep, dtype=float)
     with pytest.raises(errors.TimedOutError, match="timeout") as caught:
-        await clustertune.prepare(c, slow, timeout="300 ms")
+        await clustertune.prepare(c, slow, timeout="700 ms")
     assert caught.value.report.steps[0].status == "failed"
     assert isinstance(caught.value, TimeoutError)
     assert s.plugins["clustertune"].holder() is None

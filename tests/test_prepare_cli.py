@@ -45,6 +45,8 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
         yield client
         for name in client.list_datasets():
             client.unpublish_dataset(name)
+        # distributed 2025.5 keeps what was published with override=True before
+        client.run_on_scheduler(lose)
 
 
 def values() -> tuple[Any, Any]:
@@ -534,3 +536,27 @@ def test_it_ends_in_the_middle(
         assert new == old
     until(lambda: in_memory(client) == new[0] | new[1])
     is_whole(client)
+
+
+def test_what_takes_nobodys_place(client: Client) -> None:
+    """Is published beside: rows left over, and the numbers that shuffled rows had."""
+    rows = np.arange(1201 * 2.0).reshape(-1, 2)
+    data = client.persist(
+        [da.from_array(rows, chunks=(200, 2)), da.from_array(rows[:, 0], chunks=300)]
+    )
+    wait(data)
+    client.publish_dataset(**dict(zip("Xy", data, strict=True)))
+    options = ("--workload", "torch_ddp", "--shuffle", "rows", "--yes")
+    result = prepared(client, *options)
+    assert result.exit_code == 0, result.stderr
+    names = {"X", "y", "X-remainder", "y-remainder", "X-row-order"}
+    assert set(client.list_datasets()) == names
+    even, left, order = (
+        client.get_dataset(n).compute() for n in ("X", "X-remainder", "X-row-order")
+    )
+    assert (len(even), len(left)) == (1200, 1)
+    assert (even == rows[order]).all()
+    assert sorted([*even[:, 0], *left[:, 0]]) == rows[:, 0].tolist()
+    again = prepared(client, *options)
+    assert again.exit_code == 4
+    assert "X-row-order" in again.stderr

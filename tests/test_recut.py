@@ -80,7 +80,7 @@ async def test_the_given_names_still_work(c, s, a, b):
         c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
     )
     X2, y2 = await clustertune.prepare(c, X, y)
-    assert X2.npartitions == y2.npartitions == 8
+    assert X2.npartitions == y2.npartitions == 2
     old, new = await values(c, X, X2)
     np.testing.assert_array_equal(old, Xn)
     np.testing.assert_array_equal(new, Xn)
@@ -264,7 +264,7 @@ async def test_a_dry_run_cuts_nothing(c, s, a, b):
     )
     before = set(s.tasks)
     p = await clustertune.prepare(c, X, y, dry_run=True)
-    assert set(s.tasks) == before
+    await soon(lambda: set(s.tasks) == before)  # what was timed is let go
     (plan,) = p.plan
     assert plan.phase == "cut"
     assert plan.steps[0].price.nbytes is not None

@@ -109,7 +109,8 @@ def _key_bytes(member: Member) -> Int64s:
 def _refuse_too_much(lazy: list[Member], view: View) -> None:
     """Loading what cannot fit would make workers spill or be killed first."""
     size = _size(lazy)
-    free = np.maximum(0.0, _room(view))[layouts.weights(view) > 0]
+    free, may = np.maximum(0.0, _room(view)), layouts.weights(view) > 0
+    free = free[may] if may.any() else free  # paused ones may run again
     if isinstance(size, Unknown) or not len(free) or size <= free.sum():
         return
     text = (

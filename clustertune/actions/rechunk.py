@@ -13,13 +13,21 @@ as long as somebody holds them, and workers must have room for both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import arranging, boundaries, chunking, coverage, layouts, replicas
+from clustertune import (
+    arranging,
+    boundaries,
+    chunking,
+    coverage,
+    granularity,
+    layouts,
+    replicas,
+)
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.memory import room
 from clustertune.model import (
@@ -179,7 +187,7 @@ def _step(
         action="rechunk",
         summary=_summary(changed, rows) + _aside(recut),
         price=_price(recut, changed, view),
-        gain=_gain(layout, rows, about),
+        gain=_gain(layout, rows, about, view),
         args=recut,
     )
 
@@ -255,10 +263,13 @@ def _targets(
     members = {m.label: m for m in layout.members}
     held: list[tuple[Int64s, Int64s, Int64s]] = []
     nbytes = np.zeros(len(rows), dtype=np.int64)
+    largest: dict[str, int] = {}  # bytes of a new piece, by label of what is cut
     for cut in drafts:
         member = members.pop(cut.label)
         amount = _part_bytes(cut, member)
         np.add.at(nbytes, cut.new, amount)
+        made = np.bincount(cut.new, amount, minlength=len(rows))
+        largest[cut.label] = int(made.max())
         held.append(_where(cut, member, amount))
     for member in members.values():  # these stay as they are, and move later
         assert member.holders is not None
@@ -266,7 +277,6 @@ def _targets(
         nbytes += member.nbytes
         held.append((*member.holders, member.nbytes[member.holders[0]]))
     coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
-    cut_labels = [c.label for c in drafts]
 
     def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
         try:
@@ -282,7 +292,7 @@ def _targets(
             return None
 
     release = view.goal.release_inputs
-    budget = _budget(layout, view, cut_labels, taken, release=release)
+    budget = _budget(layout, view, largest, taken, release=release)
     if view.goal.workload.exact_rows and layout is view.layouts[0]:
         held_now = arranging.Held(*coordinates)
         target = arranging.in_runs(len(rows), held_now, layouts.weights(view) > 0)
@@ -290,7 +300,7 @@ def _targets(
         found = placed(budget) or placed(None)
         assert found is not None
         target = found.target.astype(np.int64)
-        cut_members = [m for m in layout.members if m.label in cut_labels]
+        cut_members = [m for m in layout.members if m.label in largest]
         if any(_is_freed(m, release) for m in cut_members):
             target = _by_neighbours(target, rows, nbytes, coordinates)
     covering = None
@@ -307,7 +317,7 @@ def _targets(
         target = target if covering is None else covering
     shortage = ""
     if (np.bincount(target, nbytes, minlength=len(budget)) > budget).any():
-        freeing = _budget(layout, view, cut_labels, taken, release=True)
+        freeing = _budget(layout, view, largest, taken, release=True)
         hint = "" if release or placed(freeing) is None else _FREEING
         shortage = _too_much(layout, view, nbytes, budget) + hint
     return target, shortage, present is None or covering is not None
@@ -373,7 +383,7 @@ def _is_freed(member: Member, release: bool) -> bool:
 def _budget(
     layout: Layout,
     view: View,
-    cut_labels: list[str],
+    largest: Mapping[str, int],
     taken: npt.NDArray[np.float64],
     *,
     release: bool,
@@ -382,18 +392,18 @@ def _budget(
 
     The old pieces stay as long as the caller holds them, which is all the while, unless
     they are released. Then, and if this call has made them, they are freed one by one:
-    of them, one is there beside its parts.
+    of them, one is there beside its parts, or all that one new piece is joined of.
     """
     n_workers = len(view.now.workers)
     left = room(view) - taken
     for other in view.layouts:
         for member in other.members:
-            if other is layout and member.label not in cut_labels:
+            if other is layout and member.label not in largest:
                 continue  # is a part of the new pieces
             only = Layout(label=other.label, members=(member,))
             held = held_bytes((only,), n_workers)
             if other is layout and _is_freed(member, release):
-                held = _largest(member, n_workers)
+                held = np.maximum(_largest(member, n_workers), largest[member.label])
             left = left - held
     return np.maximum(0.0, left)
 
@@ -445,7 +455,7 @@ def _price(recut: Recut, changed: list[Member], view: View) -> Price:
     return Price(nbytes=int(into.sum()), seconds=seconds, peak=int(made.max(initial=0)))
 
 
-def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
+def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
     checks = {f.check for f in about}
     gains = []
     if "differing_boundaries" in checks:
@@ -460,7 +470,9 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding]) -> str:
         gains.append("every group is whole, on one worker")
     old = layout.members[0].n_pieces
     if old != len(rows):
-        gains.append(f"{plural(len(rows), 'piece')} instead of {old:,}")
+        why = granularity.said(view) if view.goal.rechunk is True else ""
+        text = f"{plural(len(rows), 'piece')} instead of {old:,}"
+        gains.append(f"{text} ({why})" if why else text)
     return "; ".join(gains)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import grouping, layouts, replicas
+from clustertune import grouping, layouts
 from clustertune.errors import GroupSplitError
 from clustertune.memory import room
 from clustertune.model import Finding, Severity, View
@@ -32,8 +32,7 @@ def find(view: View) -> Iterator[Finding]:
             continue
         rows = np.unique(groups.values, return_inverse=True)[1].reshape(-1)
         sizes = np.bincount(rows, groups.counts)
-        once = layout.nbytes / replicas.copies(layout)
-        nbytes = sizes.max() * once / max(1, groups.counts.sum())
+        nbytes = sizes.max() * layout.nbytes / max(1, groups.counts.sum())
         if nbytes <= rooms.max():
             continue
         name = printable(str(groups.values[rows == sizes.argmax()][0]), longest=40)

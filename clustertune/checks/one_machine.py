@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from clustertune.forecast import demand
 from clustertune.machines import by_host, host_cpus, host_memory
 from clustertune.model import Finding, Severity, Unknown, View
-from clustertune.sizes import data_bytes
 from clustertune.wording import bytes_text, names_text
 
 
@@ -41,11 +41,11 @@ def find(view: View, *, alone: float = 6.3 / 7.8) -> Iterator[Finding]:
     alone
         Time of one process over the time of a cluster with as many CPUs.
     """
-    size = data_bytes(view.layouts)
+    wanted = demand(view)
     threads = sum(w.nthreads for w in view.eligible_workers)
-    if not view.layouts or not threads or isinstance(size, Unknown):
+    if not view.layouts or not threads or isinstance(wanted, Unknown):
         return
-    needed = size * view.goal.workload.multiple(view.layouts[0].members[0].itemsize)
+    needed = sum(wanted) + view.goal.workload.base_bytes
     fitting = [
         h for h in _hosts(view) if needed <= view.goal.memory_fraction * h.memory
     ]

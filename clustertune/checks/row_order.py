@@ -4,10 +4,12 @@ Data that was written sorted, or by source or date, gives each worker another mi
 labels. A library that learns from one batch after the other (stochastic gradients),
 takes means of workers for means of all, or bins features by what a few workers hold,
 then trains worse, without a word. Trees of XGBoost do not mind. Looked for with
-``deep=True`` only, as it reads the labels: by shares of classes, or means of numbers.
+``deep=True`` and where the workload wants rows in random order, as it reads the labels:
+by shares of classes, or means of numbers.
 
-Remedy: shuffle the rows before they are cut, for example ``frame.shuffle(on="id")``
-with a key that says nothing of the label.
+Remedy: ``prepare`` with ``shuffle="rows"``; ``.row_order`` of what it returns says
+where each row was. Or shuffle before the rows are cut, for example
+``frame.shuffle(on="id")`` with a key that says nothing of the label.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A piece is on one worker as a whole. With fewer pieces than workers some worker has none
 and takes no part in the fit; with a few more, some have a piece more than others: 5
 equal pieces on 4 workers make one worker do the work of two, and the fit takes 1.6
-times as long as with an even cut. Four pieces a worker are a good number: XGBoost took
-as long for 32 as for 1.
+times as long as with an even cut. One piece a thread keeps all busy; a few more are
+good, while a piece is a long task beside what the cluster takes for any.
 
 Eval sets may be smaller than that: they are scored, not trained on. Pieces whose rows
 are unknown, or differ between X and y, are the subject of ``differing_boundaries``.
@@ -17,35 +17,30 @@ named in ``workers=``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from clustertune import granularity
 from clustertune.errors import AlignmentError
 from clustertune.evenness import attainable
-from clustertune.machines import expected_workers
-from clustertune.model import Finding, Layout, Member, Severity, View
+from clustertune.forecast import expected_workers
+from clustertune.model import Finding, Layout, Member, Severity, Unknown, View
+from clustertune.sizes import layout_bytes
 from clustertune.wording import plural, times_text, variable
 
 ERROR = AlignmentError
 _ROUNDING = 1e-9
 
 
-def find(view: View, *, pieces_per_worker: int = 4) -> Iterator[Finding]:
-    """Find that the pieces of the training data cannot be shared out evenly.
-
-    Parameters
-    ----------
-    view
-        What is seen.
-    pieces_per_worker
-        How many pieces for each worker the remedy cuts.
-    """
+def find(view: View) -> Iterator[Finding]:
+    """Find that the pieces of the training data cannot be shared out evenly."""
     layout = view.layouts[0] if view.layouts else None
     n_workers = expected_workers(view)
     if layout is None or not layout.aligned or not n_workers:
         return
     n_pieces = int((layout.rows > 0).sum())
     evidence: dict[str, float] = {"pieces": n_pieces, "workers": n_workers}
-    remedy = _remedy(layout, n_workers, pieces_per_worker)
+    remedy = _remedy(layout, view, n_workers)
     text = f"{plural(n_pieces, 'piece')} of the {layout.label}"
     if n_pieces < n_workers:
         text += f" with rows for {n_workers:,} workers: "
@@ -82,18 +77,22 @@ def _finding(
     )
 
 
-def _remedy(layout: Layout, n_workers: int, pieces_per_worker: int) -> str:
+def _remedy(layout: Layout, view: View, n_workers: int) -> str:
     total = int(layout.rows.sum())
     if total < n_workers:
         return f"for {plural(total, 'row')} in all name fewer workers in workers="
     if any(m.label == "qid" for m in layout.members):
         return "groups are not cut: name fewer workers in workers=, or load more pieces"
-    n_pieces = n_workers * pieces_per_worker
+    size, now = layout_bytes(layout), view.eligible_workers
+    # workers to come are taken to be like those that there are
+    threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
+    known = None if isinstance(size, Unknown) else size
+    n_pieces = granularity.wanted(known, view, max(n_workers, threads))
     return "; ".join(_cut(m, total, n_pieces) for m in layout.members)
 
 
 def _cut(member: Member, total: int, n_pieces: int) -> str:
     name = variable(member.label)
     if member.kind == "array":
-        return f"{name} = {name}.rechunk({{0: {max(1, total // n_pieces)}}})"
+        return f"{name} = {name}.rechunk({{0: {-(-total // n_pieces)}}})"
     return f"{name} = {name}.repartition(npartitions={n_pieces})"

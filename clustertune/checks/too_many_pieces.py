@@ -9,8 +9,8 @@ critical for training data: the scheduler then has more to do than the workers.
 
 Remedy: ``X, y = clustertune.prepare(client, X, y)`` joins them. By hand, before
 loading, arrays with ``X = X.rechunk({0: rows})``, frames with
-``X = X.repartition(partition_size="100MB")``, all of them at the same rows; 4 pieces a
-worker are enough.
+``X = X.repartition(partition_size="100MB")``, all of them at the same rows; one piece a
+thread is enough.
 """
 
 from __future__ import annotations

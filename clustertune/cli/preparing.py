@@ -68,6 +68,13 @@ _options = (
     click.option("--to", type=click.Choice(["array"]), help="Make arrays of frames."),
     click.option("--dtype", metavar="TYPE", callback=_checked(arguments.number_type),
         help="Number type of the features, like float32."),
+    click.option("--persist/--no-persist", default=None, help="Load what is not in "
+        "memory, or leave it; by default as the workload needs it."),
+    click.option("--shuffle", type=click.Choice(["rows", "pieces"]),
+        help="Put rows in a random order, or only whole pieces."),
+    click.option("--random-state", type=click.IntRange(0), default=0, metavar="SEED",
+        help="Of the shuffle."),
+    click.option("--sort", is_flag=True, help="Sort rows by query group (--qid)."),
     click.option("--tolerance", type=float, callback=_checked(_fraction_from_zero),
         default=0.05, show_default=True, help="By how much the fullest worker may "
         "exceed its share of rows."),
@@ -132,6 +139,7 @@ def prepare(
     if no_rechunk and rechunk:
         raise click.UsageError("--rechunk and --no-rechunk exclude each other")
     options["rechunk"] = False if no_rechunk else rechunk or True
+    options["shuffle"] = options["shuffle"] or False
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
 
     async def operation(client: Client, **others: Any) -> Report:

@@ -88,6 +88,11 @@ def classes(piece: Any, most: int) -> dict[str, Any]:
     return {"classes": found, "positions": rows, "moments": _moments(labels)}
 
 
+def moments(piece: Any) -> dict[str, Any]:
+    """Rows, sum and sum of squares of labels that are numbers."""
+    return {"moments": _moments(piece)}
+
+
 def types(piece: Any) -> dict[str, Any]:
     """By column the lists of categories; the largest of all whole numbers."""
     import numpy as np

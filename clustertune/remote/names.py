@@ -17,7 +17,7 @@ from dask.utils import stringify
 from clustertune.remote.keys import unpack
 from clustertune.remote.survey import is_gone
 
-YIELD = 2000  # keys between two yields to the event loop
+YIELD = 1000  # keys between two yields to the event loop
 
 
 class Names:
@@ -60,7 +60,9 @@ class Names:
             return answer
         for name, entry in entries.items():
             for some in _parts(entry["keys"]):
-                self.scheduler.client_desires_keys(some, _client(name))
+                # what a client has let go meanwhile is seen below
+                there = [key for key in some if key in self.scheduler.tasks]
+                self.scheduler.client_desires_keys(there, _client(name))
                 await asyncio.sleep(0)
         answer = self._objection(old, entries, kept)
         if answer:
@@ -70,7 +72,7 @@ class Names:
         self._datasets().update(entries)  # the turn in which all of them change
         self.forget(owner)
         for name, entry in old.items():
-            if name in entries:
+            if entry and name in entries:
                 await self._release(name, entry["keys"])
         return {}
 
@@ -89,7 +91,7 @@ class Names:
     ) -> dict[str, Any]:
         """Why names may not be changed; of all that were noted, as they are a set."""
         datasets = self._datasets()
-        there = {n for n in old if old[n] and datasets.get(n) is old[n]}
+        there = {n for n in old if datasets.get(n) is old[n]}  # or was not there
         answer = {
             "changed": sorted({*old, *entries} - {*kept.values()} - there),
             "taken": sorted(name for name in kept.values() if name in datasets),

@@ -20,7 +20,7 @@ PROFILE = Profile(
     random_order=True,
     packages=("dask-ml",),
     takes=(),
-    source="the data and a copy of one piece, of which a worker has four",
+    source="the data and a copy of one piece of four; measured with dask-ml 2025.1",
 )
 
 

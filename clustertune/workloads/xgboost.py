@@ -17,14 +17,16 @@ PROFILE = Profile(
     name="xgboost",
     title="XGBoost (hist)",
     memory_multiple={4: 1.8, 8: 1.4},
-    base_bytes=290 * 2**20,
+    base_bytes=300 * 2**20,
     feature_bytes=4,
     random_order=False,
     categories=True,
+    eval_everywhere=True,
     packages=("xgboost", "xgboost-cpu"),
     threads="worker",
     takes=("sample_weight", "base_margin", "eval_set"),
-    source="measured with xgboost 3.2, 50 dense columns, 256 bins; eval sets the same",
+    source="measured with xgboost 3.2, 50 dense columns, 256 bins; eval sets the same; "
+    "a worker with pandas 3.1 and scikit-learn 1.9 after a fit of 1,000 rows: 297 MiB",
 )
 
 

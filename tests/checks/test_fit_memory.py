@@ -61,12 +61,15 @@ def test_too_little_memory_is_a_warning_with_the_answer():
     assert finding.subject == (0, 1)
     assert finding.message == (
         "the fit needs about 1.1 KiB on worker 0, 400 B more than it may fill; 2 of 2 "
-        "workers lack memory; 4 workers of this size would do"
+        "workers lack memory; cheapest way out: 4 workers of this size (n_workers=4): "
+        "650 B on the fullest"
     )
     assert finding.evidence == {
         "needed_bytes": 1100,
         "lacking_bytes": 400,
+        "float32_bytes": 950,
         "workers_needed": 4,
+        "limit_needed": 1638,
     }
 
 
@@ -84,7 +87,8 @@ def test_where_other_memory_fills_the_worker_no_number_would_do(process):
     """More workers do not help against what their processes hold besides."""
     (finding,) = found([small(0, process=process)], data(10))
     assert finding.evidence["workers_needed"] is None
-    assert finding.message.endswith("no number of workers of this size would do")
+    assert "more workers alone would not do" in finding.message
+    assert "n_workers=" not in finding.remedy
 
 
 def test_a_byte_too_little_is_too_little():

@@ -23,6 +23,8 @@ PURE = {"numpy", "__future__"} | {
         "errors",
         "evenness",
         "grouping",
+        "forecast",
+        "granularity",
         "layouts",
         "machines",
         "memory",
@@ -170,15 +172,15 @@ def test_worst_findings_come_first(monkeypatch):
 
 def test_settings_reach_their_check():
     """What is configured under the name of a check is passed to it."""
-    data = [layout([10] * 3, [0, 0, 1])]
-    (finding,) = (
-        f
-        for f in checks.run(
-            view(layouts=data), {"too_few_pieces": {"pieces_per_worker": 1}}
-        )
-        if f.check == "too_few_pieces"
-    )
-    assert "rechunk({0: 15})" in finding.remedy
+    data = [layout([10] * 600, [0, 1] * 300)]
+
+    def crowded(**settings):
+        found = checks.run(view(layouts=data), {"too_many_pieces": settings})
+        return [f.severity for f in found if f.check == "too_many_pieces"]
+
+    assert crowded() == [Severity.warning]
+    assert crowded(excess=1.0) == [Severity.critical]
+    assert crowded(small=100) == []
 
 
 def test_settings_of_unknown_checks_are_refused():

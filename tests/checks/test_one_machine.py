@@ -80,3 +80,13 @@ def test_how_fast_one_process_is_can_be_set():
     """Where one process is not faster at equal CPUs, equal CPUs are not enough."""
     assert len(found([host("a")], alone=1.0)) == 1
     assert found([host("a")], alone=1.01) == []
+
+
+def test_the_process_itself_counts():
+    """One that has imported the library has less room for data."""
+    large = Profile(name="t", title="T", memory_multiple={8: 2.0}, base_bytes=100)
+    data = layout([1], [0], members=["X"], row_bytes={"X": 300})
+    (finding,) = find(view([host("a")], [data], workload=large))
+    assert finding.evidence["needed_bytes"] == 700
+    data = layout([1], [0], members=["X"], row_bytes={"X": 301})
+    assert list(find(view([host("a")], [data], workload=large))) == []

@@ -42,7 +42,7 @@ def test_workers_that_may_not_train_need_no_piece():
 
 
 def test_fewer_pieces_than_workers_are_critical():
-    """The remedy has the rows of a piece that give each worker four."""
+    """The remedy has the rows of a piece that give each thread four."""
     workers = [worker(i) for i in range(3)]
     (finding,) = find(view(workers=workers, layouts=[layout([600, 600], None)]))
     assert ERROR is AlignmentError
@@ -69,13 +69,24 @@ def test_workers_still_to_be_started_are_counted():
     assert finding.evidence["workers"] == 5
 
 
-def test_the_remedy_suits_frames_and_settings():
-    """Frames are cut into a number of partitions, which is a setting's choice."""
+def test_the_remedy_suits_frames():
+    """Frames are cut into a number of partitions, four for each thread."""
     data = [layout([100], [0], kind="dataframe")]
-    (finding,) = find(view(layouts=data), pieces_per_worker=2)
+    (finding,) = find(view(layouts=data))
     assert finding.remedy == (
-        "X = X.repartition(npartitions=4); y = y.repartition(npartitions=4)"
+        "X = X.repartition(npartitions=8); y = y.repartition(npartitions=8)"
     )
+
+
+def test_the_remedy_cuts_as_prepare_would():
+    """One piece for every thread where a task costs more than small pieces are worth;
+    those of workers to come count as the others'."""
+    threads = [worker(0, nthreads=1), worker(1, nthreads=3)]
+    now = snapshot(threads, overhead=1e-3)
+    (finding,) = find(view(snapshots=[now], layouts=[layout([600], [0])]))
+    assert finding.remedy == "X = X.rechunk({0: 150}); y = y.rechunk({0: 150})"
+    (finding,) = find(view(snapshots=[now], layouts=[layout([600], [0])], n_workers=3))
+    assert finding.remedy == "X = X.rechunk({0: 100}); y = y.rechunk({0: 100})"
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 17])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import os
 import sys
@@ -50,6 +51,7 @@ def restarting(s: Any, timeout: float = 30) -> Restarting:
 
 
 def of_the_process() -> list[Any]:
+    gc.collect()  # a worker's handler of logs goes with it
     workers = logging.getLogger("distributed.worker")
     return [
         list(sys.path),
@@ -144,7 +146,7 @@ async def test_more_than_memory(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
 @gen_cluster(**ONE)
 async def test_forgotten(c: Any, s: Any, nanny: Any) -> None:
     """It closes by itself as long as it holds nothing."""
-    await park.open_parking(nanny, NAME, 0, 0.01)
+    await park.open_parking(nanny, NAME, 0, 1)  # it has to start within that time, too
     await soon(lambda: NAME not in s.aliases)
 
 

@@ -1,0 +1,43 @@
+"""Two workers for all fits of a file, and two of its own for a fit that harms."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from distributed import Client, LocalCluster
+
+
+@contextmanager
+def two_workers(memory_limit: int = 2**31) -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address="127.0.0.1:0",
+            memory_limit=memory_limit,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with two_workers() as client:
+        yield client
+
+
+@pytest.fixture
+def doomed() -> Iterator[Client]:
+    """For a fit that never ends: its workers are killed, since they would not close."""
+    with two_workers() as client:
+        pids = set(client.run(os.getpid).values())
+        yield client
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

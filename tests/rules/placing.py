@@ -1,0 +1,56 @@
+"""Collections whose pieces lie where a test wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from distributed import wait
+
+
+def workers(client: Any) -> list[str]:
+    """Addresses, in the order of names."""
+    found = client.scheduler_info()["workers"]
+    return sorted(found, key=lambda address: str(found[address]["name"]))
+
+
+def placed(client: Any, pieces: Sequence[Any], where: Sequence[int]) -> Any:
+    """The collection of these pieces, each on the worker of that number.
+
+    Lost with its worker, a piece is made again on any.
+    """
+    addresses, name = workers(client), f"placed-{uuid4().hex}"
+    first = pieces[0]
+    array = isinstance(first, np.ndarray)
+    tail = (0,) * (first.ndim - 1) if array else ()
+    futures = {
+        (name, i, *tail): client.submit(
+            lambda x: x,
+            piece,
+            key=(name, i, *tail),
+            workers=[addresses[where[i]]],
+            allow_other_workers=True,
+            pure=False,
+        )
+        for i, piece in enumerate(pieces)
+    }
+    wait(list(futures.values()))
+    if not array:
+        divisions = (None,) * (len(pieces) + 1)
+        return dd.from_graph(futures, first.iloc[:0], divisions, list(futures), name)
+    chunks = (tuple(map(len, pieces)), *((n,) for n in first.shape[1:]))
+    return da.Array(futures, name, chunks, dtype=first.dtype)
+
+
+def cut(values: Any, *rows: int) -> list[Any]:
+    """Pieces of so many rows."""
+    assert sum(rows) == len(values)
+    ends = np.cumsum(rows).tolist()
+    frame = isinstance(values, pd.DataFrame | pd.Series)
+    rows_of = values.iloc if frame else values
+    return [rows_of[end - n : end] for end, n in zip(ends, rows)]

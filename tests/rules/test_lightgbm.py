@@ -1,0 +1,376 @@
+"""LightGBM: what goes wrong with data as it lies, and not with what is prepared."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from typing import Any
+
+import lightgbm as lgb
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import get_worker
+from sklearn.metrics import ndcg_score
+
+import clustertune
+from clustertune.errors import ClassCoverageError, GroupOrderError
+from tests.processes import until
+from tests.rules.placing import cut, placed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The argument 'eval_set' is deprecated"),
+]
+
+OPTIONS: dict[str, Any] = {"n_estimators": 20, "min_child_samples": 5, "verbose": -1}
+A, B = 0, 1  # workers
+
+
+def numbers(n: int, columns: int = 5) -> Any:
+    return np.random.default_rng(1).random((n, columns))
+
+
+def fitted(model: Any, p: Any) -> Any:
+    """The estimator, fitted with everything that was handed over, as a local one."""
+    model.set_params(**p.estimator_params).fit(p.X, p.y, **p.fit_kwargs)
+    return model.to_local()
+
+
+def difference(model: Any, other: Any, X: Any) -> float:
+    """Between what two models predict, on average."""
+    return float(np.abs(model.predict(X) - other.predict(X)).mean())
+
+
+def accuracy(model: Any, X: Any, y: Any) -> float:
+    return float((model.predict(X) == y).mean())
+
+
+@pytest.mark.parametrize("frames", [False, True], ids=["arrays", "frames"])
+def test_every_class_on_every_worker(client: Any, frames: bool) -> None:
+    """Where each counts classes by itself, the model knows those of one worker."""
+    X = numbers(1200)
+    y = (X[:, 0] * 3).astype(int)
+    order = np.argsort(y, kind="stable")
+    X, y = X[order], y[order]
+    alone = accuracy(lgb.LGBMClassifier(**OPTIONS).fit(X, y), X, y)
+    given = (pd.DataFrame(X), pd.Series(y)) if frames else (X, y)
+    # the last class is in one piece alone, so whole pieces will not do
+    rows = (500, 300, 400)
+    dX, dy = (placed(client, cut(x, *rows), (A, B, B)) for x in given)
+
+    naive = lgb.DaskLGBMClassifier(client=client, **OPTIONS).fit(dX, dy)
+    assert set(naive.classes_) != {0, 1, 2}
+    assert accuracy(naive.to_local(), given[0], y) < 0.8
+
+    for estimator in (naive, lgb.DaskLGBMClassifier):
+        p = clustertune.prepare(client, dX, dy, estimator=estimator)
+        found = fitted(lgb.DaskLGBMClassifier(client=client, **OPTIONS), p)
+        assert set(found.classes_) == {0, 1, 2}
+        assert accuracy(found, given[0], y) > alone - 0.02
+
+
+def test_a_class_that_is_too_rare(client: Any) -> None:
+    """One row of a class is on one worker; both ways out that the error names work."""
+    X = numbers(600)
+    y = (X[:, 0] > 0.5).astype(int)
+    y[7] = 2
+    dX, dy = (placed(client, cut(x, 300, 300), (A, B)) for x in (X, y))
+    model = lgb.DaskLGBMClassifier
+    with pytest.raises(ClassCoverageError, match="class 2 of y has 1 row") as error:
+        clustertune.prepare(client, dX, dy, estimator=model)
+    assert "leave the rows of that class out" in str(error.value)
+    assert "workers=" in str(error.value)
+
+    kept = dy.compute() != 2
+    both = [placed(client, [x[kept]], [A]) for x in (X, y)]
+    p = clustertune.prepare(client, *both, estimator=model)
+    assert accuracy(fitted(model(client=client, **OPTIONS), p), X, y) > 0.95
+
+    p = clustertune.prepare(client, dX, dy, estimator=model, workers=[0])
+    found = fitted(model(client=client, **OPTIONS), p)
+    assert set(found.classes_) == {0, 1, 2}
+
+
+def training(client: Any) -> list[str]:
+    """States of the tasks that train."""
+    return client.run_on_scheduler(
+        lambda dask_scheduler: [
+            task.state
+            for key, task in dask_scheduler.tasks.items()
+            if "_train_part" in str(key)
+        ]
+    )
+
+
+class Fit(threading.Thread):
+    """A fit that may never end, or end with an error."""
+
+    def __init__(self, model: Any, *args: Any, **kwargs: Any):
+        super().__init__(daemon=True)
+        self.fit = lambda: model.fit(*args, **kwargs)
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.fit()
+        except BaseException as error:
+            self.error = error
+
+
+def test_early_stopping(doomed: Any) -> None:
+    """Workers with other rows of the eval set stop at other rounds, and the longer one
+    waits for the other for ever; with all rows on each they stop together."""
+    X, V = numbers(1200), numbers(600)[::-1]
+    y, v = X[:, 0] > 0.5, V[:, 0] > 0.5
+    # what lies on the second worker cannot be learnt: it stops at once
+    v[300:] = np.random.default_rng(2).integers(0, 2, 300)
+    X_y = [placed(doomed, cut(x, 600, 600), (A, B)) for x in (X, y * 1.0)]
+    eval_set = [placed(doomed, cut(x, 300, 300), (A, B)) for x in (V, v * 1.0)]
+    stop = [lgb.early_stopping(3, verbose=False)]
+    options = OPTIONS | {"n_estimators": 400, "learning_rate": 0.3}
+
+    alone = lgb.LGBMRegressor(**options)
+    alone.fit(X, y, eval_X=(V,), eval_y=(v,), callbacks=stop)
+    model = lgb.DaskLGBMRegressor(client=doomed, **options)
+    p = clustertune.prepare(
+        doomed, *X_y, eval_set=[tuple(eval_set), tuple(eval_set)], estimator=model
+    )
+    model.fit(p.X, p.y, callbacks=stop, **p.fit_kwargs)
+    assert abs(model.best_iteration_ - alone.best_iteration_) <= 3
+    assert len(model.evals_result_) == 2
+    error = [((m.predict(V) - v) ** 2).mean() for m in (model.to_local(), alone)]
+    assert error[0] < 1.05 * error[1]
+
+    until(lambda: not training(doomed))
+    naive = lgb.DaskLGBMRegressor(client=doomed, **options)
+    fit = Fit(naive, *X_y, eval_set=[tuple(eval_set)], callbacks=stop)
+    until(lambda: "memory" in training(doomed) or not fit.is_alive())
+    # ... and the other trains on, or says that its connection is gone
+    fit.join(3)
+    assert fit.is_alive() or "Socket recv error" in str(fit.error)
+
+
+def test_no_worker_without_rows(doomed: Any) -> None:
+    """A piece of no rows makes its worker fail, and the other wait for it for ever."""
+    X = numbers(800)
+    y = X[:, 0]
+
+    def given() -> list[Any]:
+        return [placed(doomed, cut(x, 400, 400, 0), (A, A, B)) for x in (X, y)]
+
+    model = lgb.DaskLGBMRegressor(client=doomed, **OPTIONS)
+    p = clustertune.prepare(doomed, *given(), estimator=model)
+    alone = lgb.LGBMRegressor(**OPTIONS).fit(X, y)
+    assert difference(fitted(model, p), alone, X) < 0.02
+
+    until(lambda: not training(doomed))
+    fit = Fit(lgb.DaskLGBMRegressor(client=doomed, **OPTIONS), *given())
+    until(lambda: not fit.is_alive())
+    assert "0 sample" in str(fit.error) or "empty" in str(fit.error)
+    # the next fit waits behind the task that waits for the one that failed
+    again = Fit(lgb.DaskLGBMRegressor(client=doomed, **OPTIONS), p.X, p.y)
+    again.join(3)
+    assert again.is_alive()
+    assert "processing" in training(doomed)
+
+
+def test_one_float_type(client: Any) -> None:
+    """A column of whole numbers has LightGBM copy a frame to numbers twice as wide."""
+    frame = pd.DataFrame(numbers(40_000, 9).astype("f4"), columns=list("abcdefghi"))
+    frame["n"] = np.arange(40_000) % 100
+    dX = placed(client, cut(frame, 20_000, 20_000), (A, B))
+    dy = placed(client, cut(frame["a"], 20_000, 20_000), (A, B))
+    p = clustertune.prepare(client, dX, dy, estimator=lgb.DaskLGBMRegressor)
+
+    def peak(X: Any) -> float:
+        """Bytes for each number while LightGBM reads a piece."""
+        piece = X.partitions[0].compute()
+        tracemalloc.start()
+        lgb.Dataset(piece).construct()
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found / piece.size
+
+    assert peak(dX) > 8
+    assert peak(p.X) < 8
+    assert p.X.compute().equals(frame.astype("f4"))
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    alone = lgb.LGBMRegressor(**OPTIONS).fit(frame, frame["a"])
+    assert difference(fitted(model, p), alone, frame) < 0.02
+
+
+def test_the_same_categories_everywhere(client: Any) -> None:
+    """Each worker takes the codes of its own list, and nothing says that they differ;
+    those of eval sets count, too."""
+    text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
+    y = pd.Series((text == "yes") * 1.0)
+    lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
+    rows = (text[:400], text[400:], text[:400])
+    other = numbers(400)[:, 0]
+    pieces = [
+        pd.DataFrame({"c": pd.Categorical(t, names), "n": other})
+        for t, names in zip(rows, lists)
+    ]
+    dX = placed(client, pieces[:2], (A, B))
+    dy = placed(client, cut(y, 400, 400), (A, B))
+    eval_set = (placed(client, pieces[2:], [B]), placed(client, [y[:400]], [B]))
+
+    def right(model: Any) -> float:
+        """Of the codes that the first piece has."""
+        whole = pd.concat(pieces[:2]).astype({"c": pieces[0]["c"].dtype})
+        return float(((model.predict(whole) > 0.5) == y.to_numpy()).mean())
+
+    options = OPTIONS | {"learning_rate": 0.5}
+    naive = lgb.DaskLGBMRegressor(client=client, **options).fit(dX, dy)
+    assert right(naive.to_local()) < 0.9
+
+    model = lgb.DaskLGBMRegressor(client=client, **options)
+    p = clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
+    assert right(fitted(model, p)) == 1
+    (result,) = model.evals_result_.values()
+    assert result["l2"][-1] < 0.01
+
+
+def test_companions_with_other_pieces(client: Any) -> None:
+    """Weights and scores in pieces of their own fail; prepared they count as alone."""
+    X = numbers(900)
+    y, w, score = X[:, 0], 1 - X[:, 1], X[:, 2]
+    dX, dy = (placed(client, cut(x, 300, 300, 300), (A, A, A)) for x in (X, y))
+    dw = placed(client, cut(w, 500, 400), (B, A))
+    ds = placed(client, cut(score, 100, 700, 100), (B, B, A))
+    naive = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    with pytest.raises(IndexError):
+        naive.fit(dX, dy, sample_weight=dw)
+
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    p = clustertune.prepare(
+        client, dX, dy, sample_weight=dw, init_score=ds, estimator=model
+    )
+    assert np.array_equal(p.sample_weight.compute(), w)
+    assert np.array_equal(p.init_score.compute(), score)
+    alone = lgb.LGBMRegressor(**OPTIONS)
+    alone.fit(X, y.copy(), sample_weight=w, init_score=score.copy())
+    assert difference(fitted(model, p), alone, X) < 0.02
+
+
+def test_rows_in_random_order(client: Any) -> None:
+    """Workers cut features into bins by their own rows: of sorted ones that is wrong.
+
+    It is advised to shuffle, and done if it is asked for.
+    """
+    X = numbers(3000, 4)
+    X = X[np.argsort(X[:, 0])]
+    y = 3 * X[:, 0] + np.sin(20 * X[:, 0])
+    dX, dy = (placed(client, cut(x, 1500, 1500), (A, B)) for x in (X, y))
+    options = OPTIONS | {"n_estimators": 50}
+
+    def error(model: Any) -> float:
+        return float(((model.predict(X) - y) ** 2).mean())
+
+    alone = error(lgb.LGBMRegressor(**options).fit(X, y))
+    model = lgb.DaskLGBMRegressor(client=client, **options)
+    p = clustertune.prepare(client, dX, dy, estimator=model)
+    assert error(fitted(model, p)) > 2 * alone
+    assert 'shuffle="rows"' in str(p.report)
+
+    model = lgb.DaskLGBMRegressor(client=client, **options)
+    p = clustertune.prepare(client, dX, dy, estimator=model, shuffle="rows")
+    assert 'shuffle="rows"' not in str(p.report.left)
+    assert error(fitted(model, p)) < 1.2 * alone
+    order = p.row_order.compute()
+    assert not np.array_equal(order, np.arange(3000))
+    assert np.array_equal(p.X.compute(), X[order])
+    assert np.array_equal(p.y.compute(), y[order])
+    predicted = model.predict(p.X).compute()[np.argsort(order)]
+    assert np.allclose(predicted, model.to_local().predict(X))
+
+
+def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
+    """Rows of which only the order within a group can be learnt."""
+    rng = np.random.default_rng(6)
+    X = rng.random((n_groups * size, 4))
+    qid = np.repeat(np.arange(n_groups), size)
+    level = np.repeat(rng.random(n_groups), size)
+    X[:, 0] += 5 * level
+    rank = (X[:, 1] + 0.01 * X[:, 2]).reshape(n_groups, size).argsort(1).argsort(1)
+    return X, np.minimum(3, rank.reshape(-1) * 4 // size), qid
+
+
+def gain(predicted: Any, y: Any, n_groups: int) -> float:
+    return float(ndcg_score(y.reshape(n_groups, -1), predicted.reshape(n_groups, -1)))
+
+
+def listening(label: Any, score: Any, weight: Any, group: Any) -> tuple[Any, Any]:
+    """An objective that says which groups a worker has."""
+    get_worker().log_event("groups", list(map(int, group)))
+    return score - label, np.ones(len(label))
+
+
+def test_groups_are_whole(client: Any) -> None:
+    """The halves of a group that is cut are two groups, which are ranked apart."""
+    n_groups, size = 60, 20
+    X, y, qid = ranking(n_groups, size)
+    rows = (310, 290, 600)  # the first ends within a group
+    dX, dy, dq = (placed(client, cut(x, *rows), (A, B, A)) for x in (X, y, qid))
+    sizes = [np.unique(q, return_counts=True)[1] for q in cut(qid, *rows)]
+
+    def groups(fit: Any) -> set[tuple[int, ...]]:
+        """Sizes of the groups, a list for each worker."""
+        before = len(client.get_events("groups"))
+        model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
+        fit(model.set_params(objective=listening))
+        return {tuple(event) for _, event in client.get_events("groups")[before:]}
+
+    dg = placed(client, sizes, (A, B, A))
+    seen = groups(lambda model: model.fit(dX, dy, group=dg))
+    assert sum(map(len, seen)) == n_groups + 1
+
+    model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
+    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model)
+    seen = groups(lambda model: fitted(model, p))
+    assert seen == {(size,) * (n_groups // 2)}
+    alone = lgb.LGBMRanker(**OPTIONS).fit(X, y, group=np.full(n_groups, size))
+    expected = gain(alone.predict(X), y, n_groups)
+    assert gain(fitted(model, p).predict(X), y, n_groups) > expected - 0.01
+
+
+def test_groups_are_sorted_if_asked_for(client: Any) -> None:
+    """Rows whose groups come back are an error; sorted, predictions find back."""
+    n_groups, size = 40, 10
+    X, y, qid = ranking(n_groups, size)
+    mixed = np.random.default_rng(8).permutation(len(X))
+    X, y, qid = X[mixed], y[mixed], qid[mixed]
+    dX, dy, dq = (placed(client, cut(x, 250, 150), (A, B)) for x in (X, y, qid))
+    model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
+    with pytest.raises(GroupOrderError, match="sort=True"):
+        clustertune.prepare(client, dX, dy, qid=dq, estimator=model)
+
+    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model, sort=True)
+    order = p.row_order.compute()
+    assert np.array_equal(order, np.argsort(qid, kind="stable"))
+    found = fitted(model, p)
+    predicted = model.predict(p.X).compute()[np.argsort(order)]
+    assert np.allclose(predicted, found.predict(X))
+    by = np.argsort(qid, kind="stable")
+    alone = lgb.LGBMRanker(**OPTIONS).fit(X[by], y[by], group=np.full(40, 10))
+    expected = gain(alone.predict(X[by]), y[by], n_groups)
+    assert gain(predicted[by], y[by], n_groups) > expected - 0.01
+
+
+def test_prepared_for_any_library(client: Any) -> None:
+    """LightGBM's classifier after that lacks classes; the first line says so."""
+    X = numbers(600)
+    y = (X[:, 0] > 0.5).astype(int)
+    order = np.argsort(y, kind="stable")
+    X, y = X[order], y[order]
+    n = int((y == 0).sum())
+    dX, dy = (placed(client, cut(x, n, 600 - n), (A, B)) for x in (X, y))
+    p = clustertune.prepare(client, dX, dy, tolerance=0.5)
+    assert "pass estimator=" in str(p.report).splitlines()[0]
+    naive = lgb.DaskLGBMClassifier(client=client, **OPTIONS).fit(p.X, p.y)
+    assert len(naive.classes_) == 1
+    p = clustertune.prepare(client, dX, dy, estimator=lgb.DaskLGBMClassifier)
+    assert "pass estimator=" not in str(p.report)

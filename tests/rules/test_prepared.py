@@ -1,0 +1,96 @@
+"""What holds for every library: groups that fit no worker; a layout that changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, futures_of
+
+import clustertune
+from clustertune.errors import GroupSplitError, LayoutChanged
+from tests.processes import until
+from tests.rules.conftest import two_workers
+from tests.rules.placing import cut, placed, workers
+
+pytestmark = pytest.mark.slow
+
+A, B = 0, 1  # workers
+LIMIT = 640 * 2**20  # bytes of memory of a worker
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Small workers, of which Dask's own ``rebalance`` balances any difference."""
+    names = {"measure": "managed", "sender-min": 0, "sender-recipient-gap": 0}
+    rebalance = {
+        f"distributed.worker.memory.rebalance.{name}": value
+        for name, value in names.items()
+    }
+    with dask.config.set(rebalance), two_workers(LIMIT) as client:
+        yield client
+
+
+def transitions(client: Any) -> int:
+    """How often a task has changed its state."""
+    return client.run_on_scheduler(
+        lambda dask_scheduler: dask_scheduler.transition_counter
+    )
+
+
+def test_what_has_moved_is_named(client: Any) -> None:
+    """Dask's own ``rebalance`` tears pairs apart, and a worker that dies takes its
+    pieces with it; to look for that costs one question, and no task."""
+    X = np.random.default_rng(1).random((2000, 20))
+    dX, dy = (placed(client, cut(x, *[250] * 8), [A] * 8) for x in (X, X[:, 0]))
+    p = clustertune.prepare(client, dX, dy)
+    before = transitions(client)
+    assert p.verify().status == "fine"
+    assert transitions(client) == before
+
+    first, _ = workers(client)
+    ballast = client.scatter(np.zeros(10_000_000), workers=[first])
+    client.rebalance(futures_of(p.X))
+    with pytest.raises(LayoutChanged, match="pairs are apart") as error:
+        p.verify()
+    assert "of the training data moved, for example number" in str(error.value)
+    del ballast
+
+    p = clustertune.prepare(client, dX, dy)
+    assert p.verify().status == "fine"
+    os.kill(client.run(os.getpid)[first], signal.SIGKILL)
+    until(lambda: first not in client.scheduler_info()["workers"])
+    with pytest.raises(LayoutChanged, match="from worker 0 to worker 1"):
+        p.verify()
+    client.wait_for_workers(2)
+
+
+def test_whole_groups_before_even_rows(client: Any) -> None:
+    """Where one has most of the rows, workers have uneven shares, and no half of it."""
+    qid = np.repeat(np.arange(3), [850, 50, 100])
+    X = np.random.default_rng(1).random((1000, 4))
+    given = [placed(client, cut(x, *[250] * 4), (A, A, B, B)) for x in (X, X[:, 0])]
+    dq = placed(client, cut(qid, *[250] * 4), (A, A, B, B))
+    p = clustertune.prepare(client, *given, qid=dq, workload="lightgbm_rank")
+    assert np.array_equal(p.qid.compute(), qid)
+    assert p.X.chunks[0][0] == 850
+    assert {s.rows for s in p.report.after[0].workers} == {850, 150}
+
+
+def test_a_group_that_fits_no_worker(client: Any) -> None:
+    """A group is needed as a whole on one worker, so all memory of others is no help;
+    workers that rank halves of it would say nothing."""
+    # in MiB: that group has 420, half of all is 220, and a worker has 448 below the
+    # line at which it spills, of which its process takes some 100
+    n = 115_000
+    X = da.random.default_rng(1).random((n, 500), chunks=(5_000, 500))
+    y = da.zeros(n, chunks=5_000, dtype="i8")
+    qid = (da.arange(n, chunks=5_000) >= 110_000).astype("i8")
+    with pytest.raises(GroupSplitError, match="the group 0 of qid has 110,000 rows"):
+        clustertune.prepare(client, X, y, qid=qid, workload="lightgbm_rank")

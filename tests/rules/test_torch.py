@@ -1,0 +1,88 @@
+"""PyTorch's DistributedDataParallel: what goes wrong with uneven rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import futures_of
+from distributed.utils import open_port
+
+import clustertune
+from tests.processes import until
+from tests.rules.placing import cut, placed, workers
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
+
+BATCH = 20
+A, B = 0, 1  # workers
+
+
+def train(rank: int, n_ranks: int, port: int, pieces: list[Any]) -> list[list[float]]:
+    """One process of a fit: steps of a linear model over its own rows.
+
+    Is sent to workers as it is here, where they can import this file.
+    """
+    import torch.distributed as dist
+    from torch.nn import Linear, functional
+    from torch.nn.parallel import DistributedDataParallel
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, n_ranks, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Linear(pieces[0].shape[1], 1))
+    descent = torch.optim.SGD(model.parameters(), lr=0.3)
+    X, y = (torch.from_numpy(np.concatenate(p)) for p in (pieces[::2], pieces[1::2]))
+    for _ in range(30):
+        for rows, labels in zip(X.split(BATCH), y.split(BATCH)):
+            descent.zero_grad()
+            functional.mse_loss(model(rows)[:, 0], labels).backward()
+            descent.step()
+    return [p.detach().numpy().tolist() for p in model.parameters()]
+
+
+def ranks(client: Any, X: Any, y: Any) -> list[Any]:
+    """Futures of a process on each worker, with the pieces that it holds."""
+    own: dict[str, list[Any]] = {address: [] for address in workers(client)}
+    holders = client.who_has(X)
+    for features, labels in zip(futures_of(X), futures_of(y)):
+        own[holders[features.key][0]] += [features, labels]
+    port = open_port()
+    return [
+        client.submit(train, i, len(own), port, p, workers=[address], pure=False)
+        for i, (address, p) in enumerate(own.items())
+    ]
+
+
+def test_rows_are_exactly_even(doomed: Any) -> None:
+    """A worker with a batch more than the other waits for it for ever; prepared, all
+    have as many rows, and those that are left over are handed over."""
+    X = np.random.default_rng(1).random((401, 3)).astype("f4")
+    y = X @ np.array([1, -2, 3], "f4") + 1
+    rows = (200, 61, 140)  # a batch more on the second worker
+
+    def given() -> list[Any]:
+        return [placed(doomed, cut(x, *rows), (A, B, B)) for x in (X, y)]
+
+    p = clustertune.prepare(doomed, *given(), estimator=torch.nn.Linear)
+    assert p.X.shape[0] == 400
+    processes = ranks(doomed, p.X, p.y)
+    weight, bias = doomed.gather(processes)[0]
+    assert np.allclose(weight, [[1, -2, 3]], atol=0.01)
+    assert np.allclose(bias, 1, atol=0.01)
+    assert np.array_equal(p.X.compute(), X[:400])
+    last = [part.compute() for part in p.remainder]
+    assert np.array_equal(last[0], X[400:])
+    assert np.array_equal(last[1], y[400:])
+
+    shorter, longer = ranks(doomed, *given())
+    until(shorter.done)
+    assert shorter.status == "finished"
+    # the other waits for a step that this one will not take
+    with pytest.raises(TimeoutError):
+        longer.result(timeout=3)

@@ -1,0 +1,183 @@
+"""XGBoost: what goes wrong with data as it lies, and not with what is prepared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+import xgboost.dask as dxgb
+from distributed import get_worker
+from sklearn.metrics import ndcg_score
+
+import clustertune
+from clustertune.errors import GroupOrderError
+from tests.rules.placing import cut, placed
+
+pytestmark = pytest.mark.slow
+
+OPTIONS: dict[str, Any] = {"n_estimators": 20, "max_depth": 4}
+A, B = 0, 1  # workers
+
+
+def fitted(model: Any, client: Any, p: Any) -> Any:
+    """The estimator, fitted with everything that was handed over."""
+    model.client = client
+    return model.set_params(**p.estimator_params).fit(p.X, p.y, **p.fit_kwargs)
+
+
+def predicted(model: Any, X: Any) -> Any:
+    """Of rows here, by a model that was fitted there or here."""
+    return model.get_booster().inplace_predict(X)
+
+
+def difference(model: Any, other: Any, X: Any) -> float:
+    return float(np.abs(predicted(model, X) - predicted(other, X)).mean())
+
+
+@pytest.mark.parametrize("method", ["hist", "approx"])
+def test_the_same_categories_everywhere(client: Any, method: str) -> None:
+    """Each worker takes the codes of its own list, and nothing says that they differ;
+    those of eval sets count, too."""
+    text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
+    y = pd.Series((text == "yes") * 1.0)
+    other = np.random.default_rng(5).random(400)
+    lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
+    pieces = [
+        pd.DataFrame({"c": pd.Categorical(t, names), "n": other})
+        for t, names in zip((text[:400], text[400:], text[:400]), lists)
+    ]
+    dX = placed(client, pieces[:2], (A, B))
+    dy = placed(client, cut(y, 400, 400), (A, B))
+    eval_set = (placed(client, pieces[2:], [B]), placed(client, [y[:400]], [B]))
+    options = OPTIONS | {"tree_method": method, "enable_categorical": True}
+
+    def right(model: Any) -> float:
+        whole = pd.concat(pieces[:2]).astype({"c": pieces[0]["c"].dtype})
+        matrix = xgb.DMatrix(whole, enable_categorical=True)
+        found = model.get_booster().predict(matrix)
+        return float(((found > 0.5) == y.to_numpy()).mean())
+
+    naive = dxgb.DaskXGBRegressor(**options)
+    naive.client = client
+    naive.fit(dX, dy)
+    assert right(naive) < 0.9
+
+    model = dxgb.DaskXGBRegressor(**options)
+    p = clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
+    assert right(fitted(model, client, p)) == 1
+    assert model.evals_result()["validation_0"]["rmse"][-1] < 0.05
+
+
+def test_companions_with_other_pieces(client: Any) -> None:
+    """Weights and margins in pieces of their own are refused; prepared they count."""
+    X = np.random.default_rng(1).random((900, 5))
+    y, w, margin = X[:, 0], 1 - X[:, 1], X[:, 2]
+    dX, dy = (placed(client, cut(x, 300, 300, 300), (A, A, A)) for x in (X, y))
+    dw = placed(client, cut(w, 500, 400), (B, A))
+    dm = placed(client, cut(margin, 100, 800), (B, B))
+    V = [placed(client, cut(x, 200, 700), (B, B)) for x in (X, y, margin)]
+    naive = dxgb.DaskXGBRegressor(**OPTIONS)
+    naive.client = client
+    with pytest.raises(AssertionError):
+        naive.fit(dX, dy, sample_weight=dw)
+
+    model = dxgb.DaskXGBRegressor(**OPTIONS)
+    evals = [(V[0], V[1], {"base_margin": V[2]})] * 2
+    p = clustertune.prepare(
+        client,
+        dX,
+        dy,
+        sample_weight=dw,
+        base_margin=dm,
+        eval_set=evals,
+        estimator=model,
+    )
+    fitted(model, client, p)
+    alone = xgb.XGBRegressor(**OPTIONS)
+    alone.fit(
+        X, y, sample_weight=w, base_margin=margin,
+        eval_set=[(X, y)], base_margin_eval_set=[margin], verbose=False,
+    )  # fmt: skip
+    assert difference(model, alone, X) < 0.02
+    ours, theirs = model.evals_result(), alone.evals_result()
+    assert set(ours) == {"validation_0", "validation_1"}
+    last = theirs["validation_0"]["rmse"][-1]
+    for result in ours.values():
+        assert abs(result["rmse"][-1] - last) < 0.01
+
+
+def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
+    """Rows of which only the order within a group can be learnt."""
+    rng = np.random.default_rng(6)
+    X = rng.random((n_groups * size, 4))
+    qid = np.repeat(np.arange(n_groups), size)
+    rank = (X[:, 1] + 0.01 * X[:, 2]).reshape(n_groups, size).argsort(1).argsort(1)
+    return X, np.minimum(3, rank.reshape(-1) * 4 // size), qid
+
+
+def gain(found: Any, y: Any, n_groups: int) -> float:
+    return float(ndcg_score(y.reshape(n_groups, -1), found.reshape(n_groups, -1)))
+
+
+def test_groups_are_whole(client: Any) -> None:
+    """Taken as it lies, a group on two workers is two; by default XGBoost makes a piece
+    of each group. Prepared, pieces are taken as they are, and groups are whole."""
+    n_groups, size = 60, 20
+    X, y, qid = ranking(n_groups, size)
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    columns = (frame, pd.Series(y), pd.Series(qid))
+    rows = (310, 290, 600)  # the first ends within a group
+    dX, dy, dq = (placed(client, cut(x, *rows), (A, B, A)) for x in columns)
+
+    def groups(X: Any, y: Any, qid: Any) -> list[int]:
+        """Sizes of the groups on all workers."""
+
+        def objective(score: Any, matrix: Any) -> tuple[Any, Any]:
+            edges = matrix.get_uint_info("group_ptr").astype("i8")
+            event = get_worker().address, np.diff(edges).tolist()
+            get_worker().log_event("groups", event)
+            return score - matrix.get_label(), np.ones(len(score))
+
+        before = len(client.get_events("groups"))
+        matrix = dxgb.DaskQuantileDMatrix(client, X, y, qid=qid)
+        dxgb.train(client, {}, matrix, 1, obj=objective)
+        seen = dict(event for _, event in client.get_events("groups")[before:])
+        assert len(seen) == 2
+        return [n for sizes in seen.values() for n in sizes]
+
+    assert len(groups(dX, dy, dq)) == n_groups + 1
+
+    model = dxgb.DaskXGBRanker(**OPTIONS)
+    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model)
+    assert p.estimator_params == {"allow_group_split": True}
+    assert groups(p.X, p.y, p.qid) == [size] * n_groups
+    alone = xgb.XGBRanker(**OPTIONS).fit(frame, y, qid=qid)
+    expected = gain(predicted(alone, X), y, n_groups)
+    found = predicted(fitted(model, client, p), X)
+    assert gain(found, y, n_groups) > expected - 0.01
+
+
+def test_groups_are_sorted_if_asked_for(client: Any) -> None:
+    """Groups that come in no order are an error; sorted, predictions find back."""
+    n_groups, size = 40, 10
+    X, y, qid = ranking(n_groups, size)
+    backwards = np.argsort(-qid, kind="stable")
+    X, y, qid = X[backwards], y[backwards], qid[backwards]
+    dX, dy, dq = (placed(client, cut(x, 250, 150), (A, B)) for x in (X, y, qid))
+    model = dxgb.DaskXGBRanker(**OPTIONS)
+    with pytest.raises(GroupOrderError, match="sort=True"):
+        clustertune.prepare(client, dX, dy, qid=dq, estimator=model)
+
+    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model, sort=True)
+    order = p.row_order.compute()
+    by = np.argsort(qid, kind="stable")
+    assert np.array_equal(order, by)
+    fitted(model, client, p)
+    found = model.predict(p.X).compute()[np.argsort(order)]
+    assert np.allclose(found, predicted(model, X), atol=1e-5)
+    alone = xgb.XGBRanker(**OPTIONS).fit(X[by], y[by], qid=qid[by])
+    expected = gain(predicted(alone, X[by]), y[by], n_groups)
+    assert gain(found[by], y[by], n_groups) > expected - 0.01
