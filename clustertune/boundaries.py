@@ -13,7 +13,14 @@ from functools import reduce
 
 import numpy as np
 
-from clustertune import chunking, coverage, granularity, grouping, layouts
+from clustertune import (
+    chunking,
+    coverage,
+    granularity,
+    grouping,
+    layouts,
+    replicas,
+)
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.grouping import Groups
 from clustertune.model import Finding, Int64s, Layout, Member, View
@@ -35,7 +42,7 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
 
     ``about`` is what was found of it, with the user's settings.
     """
-    if view.goal.rechunk is False:
+    if view.goal.rechunk is False or replicas.is_copied(layout):
         return rows_of(layout.members[0])  # only what the pieces are made of changes
     groups = grouping.of(layout)
     if groups is not None and view.goal.workload.groups:
@@ -102,9 +109,10 @@ def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     """As many rows for each worker, one run of pieces after another; then the rest."""
     old, n_workers = rows_of(layout.members[0]), len(view.eligible_workers)
     left, total = remainder(layout, view), int(old.sum())
+    if total < n_workers:
+        return old
     even = chunking.fullest(old, layouts.weights(view)) <= 1 + _ROUNDING
-    stays = not left and even and _suits(layout, old, view, about)
-    if total < n_workers or stays:
+    if not left and even and _suits(layout, old, view, about):
         return old
     each = total // n_workers
     parts = max(1, _wanted(layout, view) // n_workers)

@@ -15,7 +15,7 @@ from uuid import uuid4
 import dask
 import dask.array as da
 import numpy as np
-from dask._task_spec import DataNode, GraphNode, Task
+from dask._task_spec import Task
 from dask.base import annotate
 from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
@@ -33,14 +33,6 @@ class Graph:
     where: dict[Key, str] = field(default_factory=dict)
     priority: dict[Key, int] = field(default_factory=dict)
     pieces: dict[str, list[Key]] = field(default_factory=dict)
-
-    def computed(self) -> list[Key]:
-        """Keys that this graph computes; others are data that is there already."""
-        return [
-            k
-            for k, t in self.tasks.items()
-            if isinstance(t, GraphNode) and not isinstance(t, DataNode)
-        ]
 
 
 def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Graph:

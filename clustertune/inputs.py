@@ -263,6 +263,11 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "sort=True needs the query group of each row: give qid=, a Dask Array or "
             "Series of whole numbers with as many rows as X"
         )
+    if goal.workload.groups and goal.order in ("rows", "pieces"):
+        raise ValueError(
+            f'shuffle="{goal.order}" would tear groups (qid) apart, and '
+            f"{goal.workload.title} needs them whole; leave it out"
+        )
     for i, labels in enumerate(inputs.eval_sets):
         _refuse_unfit_eval_set(inputs, goal.workload, i, labels)
     frame = isinstance(inputs.collection("X"), dd.DataFrame)

@@ -334,7 +334,7 @@ class LiveCluster:
         would wait for that worker for ever.
         """
         # sorted by name, so that ranges are ranges
-        ours = sorted(graph.computed(), key=_name_of)
+        ours = sorted(graph.where, key=_name_of)
         names = await asyncio.to_thread(keys.pack, ours)
         pin = await self._lease.ask("pin", keys=names)
         try:

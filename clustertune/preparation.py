@@ -46,7 +46,7 @@ from clustertune.wording import seconds_text
 
 logger = logging.getLogger("clustertune")
 
-ROUNDS = 9
+ROUNDS = 12  # all phases, one of them twice, and some for what goes wrong
 PACKAGES = {"lightgbm"}  # libraries that need more than any other, and say nothing
 VAIN = 2  # rounds in a row without any effect, after which no other is tried
 
@@ -224,6 +224,8 @@ def prepare(
         data that would not fit twice. Those collections, and what is made of them
         and not computed yet, must not be used then: Dask computes them anew, if it
         can, or says ``lost dependencies``. Refused where another client needs them.
+        Where rows are sorted or shuffled every new piece is made of all old ones, so
+        these stay as long as you hold them, and have to fit beside the new ones.
     persist
         Load what is not in memory. None: unless the workload reads its data only once.
     shuffle
@@ -368,7 +370,9 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
     again = Again(
         client=request.client,
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
-        verify=partial(_verify, replace(request, given=cluster.given)),
+        verify=partial(
+            _verify, replace(request, given=cluster.given, goal=cluster.goal)
+        ),
         put_bounds_back=cluster.staff.put_bounds_back,
         workload=request.goal.workload,
         estimator=request.estimator,
@@ -461,7 +465,7 @@ async def _verify(request: Request, journal: Journal) -> Report:
     seen.views.append(now)
     seen.findings.append(checks.run(now, of_checks()))
     # memory is no part of it: what other work has taken since is no fault of ours
-    was = journal.views[-1]
+    was = verification.without_aside(journal.views[-1])
     wrong = (
         *verification.losses(was, now),
         *verification.separations(was, now),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,6 +63,15 @@ def moves(before: View, after: View) -> tuple[str, ...]:
                 f"number {i} from {workers_text([was[i]])} to {workers_text([now[i]])}"
             )
     return tuple(found)
+
+
+def without_aside(view: View) -> View:
+    """The view of the data alone, without the rows that were set aside of it."""
+    layouts = tuple(
+        replace(x, members=tuple(replace(m, aside=0) for m in x.members))
+        for x in view.layouts
+    )
+    return replace(view, layouts=layouts)
 
 
 def _places(layout: Layout, view: View) -> list[str | int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import errors, inputs, loading
 from clustertune.inputs import Given, Inputs
+from clustertune.model import Goal
+from clustertune.workloads import generic
 
 X = da.ones((100, 4), chunks=(10, 4))
 Y = da.zeros(100, chunks=10)
@@ -74,6 +77,80 @@ def test_an_eval_set_is_a_group_of_its_own() -> None:
         ("eval_set[0].X", "eval_set[0].y"),
         ("eval_set[1].X", "eval_set[1].y"),
     )
+
+
+def test_an_eval_set_with_companions() -> None:
+    """By their names, in the group of their rows; None is none."""
+    more = {"qid": Y[:50] * 2, "sample_weight": None, "init_score": Y[:50] * 3}
+    given = gather(X, Y, eval_set=[(X[:50], Y[:50], more), (X[50:], Y[50:], {})])
+    first = ["X", "y", "qid", "init_score"]
+    assert labels(given)[1] == ("eval_set[0]", [f"eval_set[0].{n}" for n in first])
+    assert given.eval_sets[0] == tuple(f"eval_set[0].{n}" for n in first)
+    assert given.eval_sets[1] == ("eval_set[1].X", "eval_set[1].y")
+    assert given.collection("eval_set[0].qid") is more["qid"]
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        ((X, Y, {"weight": Y}), "companions are sample_weight, .*; weight is none"),
+        ((X, Y, Y), "eval_set must be a list of pairs"),
+        ((X, Y, {}, {}), "eval_set must be a list of pairs"),
+        ((X,), "eval_set must be a list of pairs"),
+    ],
+)
+def test_what_is_no_companion(one: Any, text: str) -> None:
+    """The error says which there are."""
+    with pytest.raises(ValueError, match=text):
+        gather(X, Y, eval_set=[one])
+
+
+def test_one_more_companion() -> None:
+    """Beside the training data; it is not handed back in order."""
+    given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
+    more = given.with_companion("row_order", Y * 2)
+    assert labels(more)[0] == ("training data", ["X", "y", "row_order"])
+    assert more.training == ("X", "y")
+    assert more.collection("row_order") is not None
+    assert given.collection("row_order") is None
+
+
+def test_what_was_given_beside_x_and_y() -> None:
+    """By the names of the arguments."""
+    assert inputs.companions(gather(X, Y)) == ()
+    given = gather(X, Y, qid=Y * 2, eval_set=[(X[:50], Y[:50])])
+    assert inputs.companions(given) == ("qid", "eval_set")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"order": "sort"}, "sort=True needs the query group of each row: give qid="),
+        ({"persist": False, "order": "rows"}, "persist=False leaves data"),
+        ({"persist": False, "dtype": "float32"}, "persist=False leaves data"),
+        ({"persist": False, "rechunk": 8}, "persist=False leaves data"),
+    ],
+)
+def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
+    """Is said before anything is done."""
+    goal = Goal(workload=generic.PROFILE, **wanted)
+    with pytest.raises(ValueError, match=text):
+        inputs.refuse_unfit(gather(X, Y), goal)
+
+
+def test_what_the_workload_cannot_have() -> None:
+    """Frames where it takes arrays; groups in a random order."""
+    arrays = replace(generic.PROFILE, kinds=("array",), title="The library")
+    frame = gather(dd.from_pandas(pd.DataFrame({"a": [1, 2]}), npartitions=1))
+    with pytest.raises(ValueError, match="The library takes Arrays, and X is a DataFr"):
+        inputs.refuse_unfit(frame, Goal(workload=arrays))
+    inputs.refuse_unfit(frame, Goal(workload=arrays, to="array"))
+    ranks = replace(generic.PROFILE, groups="together", title="The library")
+    ranked = gather(X, Y, qid=Y * 2)
+    for order in ("rows", "pieces"):
+        with pytest.raises(ValueError, match=r"would tear groups \(qid\) apart"):
+            inputs.refuse_unfit(ranked, Goal(workload=ranks, order=order))
+    inputs.refuse_unfit(ranked, Goal(workload=ranks, order="sort"))
 
 
 def test_the_training_data_as_eval_set_is_no_second_group() -> None:

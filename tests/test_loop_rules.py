@@ -12,10 +12,11 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import layouts
+from clustertune import layouts, preparation
 from clustertune.errors import (
     AlignmentError,
     ClassCoverageError,
@@ -24,7 +25,7 @@ from clustertune.errors import (
 from clustertune.journal import Journal
 from clustertune.model import Layout, View
 from clustertune.preparation import tune
-from clustertune.testing import MemoryCluster, member, verify, view, worker
+from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 
 MEMBERS = ("X", "y", "qid")
 
@@ -198,9 +199,11 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
     qid = np.array(groups)
     if data.draw(st.booleans(), label="texts"):
         qid = np.char.add("group ", qid.astype(str))
-    seen = start(data, MEMBERS, n_rows, groups=needs)
+    copies = data.draw(st.booleans(), label="eval")
+    seen = start(data, MEMBERS, n_rows, groups=needs, eval_copies=copies)
     seen = replace(seen, goal=replace(seen.goal, order=order))
-    cluster = MemoryCluster(seen, fault=faults(data), values={"qid": qid})
+    values = {"qid": qid, "eval_set[0].qid": np.arange(9) // 2}
+    cluster = MemoryCluster(seen, fault=faults(data), values=values)
     try:
         journal = run(cluster)
     except GroupOrderError:
@@ -225,6 +228,8 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
         for group in qid[own].tolist():
             places.setdefault(group, set()).add(place)
     assert all(len(x) == 1 for x in places.values())
+    if copies:
+        assert_copied(cluster)
 
 
 # --- rows -----------------------------------------------------------------------------
@@ -278,3 +283,76 @@ def test_rows_are_shuffled(data: st.DataObject) -> None:
     assert sum(c.startswith("reorder") for c in cluster.calls) <= 1
     assert cluster.contents["row_order"] == cluster.contents["X"]
     assert layouts.imbalance(journal.views[-1].layouts[0], journal.views[-1]) >= 1
+
+
+# --- all of it ------------------------------------------------------------------------
+
+
+def everything(**goal: Any) -> View:
+    """Lazy data on one worker, all of which is to be otherwise."""
+    training = replace(
+        layout([30, 30], None, MEMBERS, derived=True),
+        members=(
+            member("X", [30, 30], None, derived=True),
+            *layout([20, 20, 20], None, MEMBERS[1:], derived=True).members,
+        ),
+    )
+    labels = tuple(f"eval_set[0].{m}" for m in MEMBERS)
+    valid = layout([5, 4], None, labels, label="eval_set[0]", derived=True)
+    seen = view([worker(0)], [training, valid], n_workers=3, **goal)
+    workload = replace(
+        seen.goal.workload, groups="sorted", needs_all_classes=True, eval_copies=True
+    )
+    return replace(seen, goal=replace(seen.goal, workload=workload))
+
+
+VALUES = {
+    "y": np.arange(60) % 2,
+    "qid": np.arange(60)[::-1] // 3,
+    "eval_set[0].qid": np.arange(9)[::-1],
+}
+
+
+def test_the_longest_chain() -> None:
+    """Each phase once, in rounds that leave some for faults."""
+    cluster = MemoryCluster(everything(order="sort"), values=VALUES)
+    journal = run(cluster)
+    phases = [p.phase for p in journal.plans]
+    assert phases[:4] == ["scale", "persist", "reorder", "cut"]
+    assert phases[-2:] == ["replicate", ""]
+    assert len(phases) <= preparation.ROUNDS - 3
+    assert not journal.plans[-1].steps
+    rows = [row for piece in cluster.contents["X"] for row in piece]
+    assert rows == np.argsort(VALUES["qid"], kind="stable").tolist()
+    assert cluster.contents["row_order"] == cluster.contents["X"]
+    for own in by_worker(cluster).values():
+        assert set(VALUES["y"][own].tolist()) == {0, 1}
+    assert_copied(cluster)
+
+
+@pytest.mark.parametrize("what", ["rows", "sort", "copies", "exact"])
+def test_a_dry_run_of_each(what: str) -> None:
+    """The step is planned with its price, and nothing is called."""
+    data = layout([9, 9], [0, 1], MEMBERS)
+    valid = layout([4], [0], ("Xv", "yv"), label="eval_set[0]")
+    seen = view((), [data, valid])
+    needs = {
+        "rows": {},
+        "sort": {"groups": "sorted"},
+        "copies": {"eval_copies": True},
+        "exact": {"exact_rows": True},
+    }[what]
+    goal = replace(seen.goal, workload=replace(seen.goal.workload, **needs))
+    order = what if what in ("rows", "sort") else ""
+    workers = (worker(0), worker(1), worker(2), worker(3))
+    seen = view(workers[: 2 + 2 * (what == "exact")], seen.layouts)
+    seen = replace(seen, goal=replace(goal, order=order, tolerance=0.0))
+    cluster = MemoryCluster(seen, values={"qid": np.arange(18)[::-1]})
+    journal = Journal()
+    asyncio.run(tune(cluster, journal, notify=lambda *_: None, dry_run=True))
+    assert cluster.calls == []
+    (step,) = journal.plans[0].steps
+    action = {"copies": "replicate", "exact": "rechunk"}.get(what, "reorder")
+    assert step.action == action
+    assert step.price.nbytes is not None
+    assert step.price.seconds is not None

@@ -303,3 +303,18 @@ def test_whatever_the_pieces(start: View) -> None:
     assert [row for piece in contents["X"] for row in piece] == list(range(total))
     for label, places in cluster.homes.items():
         assert places == cluster.homes["X"], label
+
+
+def test_a_new_piece_that_is_joined_of_many() -> None:
+    """What it is made of stays until it is there, so it needs room twice."""
+    rows = [5] * 12
+    X = replace(member("X", rows, [0] * 6 + [1] * 6, 20 * MIB), ours=True)
+    data = Layout(label="training data", members=(X,))
+    holding = {"process": 700 * MIB, "managed": 600 * MIB}
+    some = two(memory_limit=4000 * MIB, **holding)
+    (step,) = proposed(view(some, [data], rechunk=2))  # half of it, 600 MiB each
+    assert step.args.rows.tolist() == [30, 30]
+    small = two(memory_limit=1600 * MIB, **holding)
+    (step,) = proposed(view(small, [data], rechunk=60))
+    with pytest.raises(CapacityError):
+        proposed(view(small, [data], rechunk=2))

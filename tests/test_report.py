@@ -18,6 +18,7 @@ from clustertune.layouts import WorkerShare
 from clustertune.model import Finding, Outcome, Plan, Price, Refusal, Severity, Step
 from clustertune.preparation import tune
 from clustertune.report import (
+    HEADLINES,
     SCHEMA_VERSION,
     Done,
     LayoutSummary,
@@ -454,3 +455,15 @@ def test_a_look_says_that_nothing_is_wrong() -> None:
         "nothing is wrong (0.2 s)"
     ]
     assert headlines(Report(status="fine", seconds=0.2)) == ["nothing to do (0.2 s)"]
+
+
+@pytest.mark.parametrize("check", HEADLINES)
+def test_what_is_said_first(check: str) -> None:
+    """What the data is not prepared for, and the other side, of the last look."""
+    other = Finding(severity=Severity.warning, message="other", check="uneven_rows")
+    first = Finding(severity=Severity.warning, message="before", check=check)
+    last = Finding(severity=Severity.info, message="after", check=check)
+    made = Report(status="done", seconds=1.0, found=(other, first), left=(last,))
+    lines = headlines(made)
+    assert lines[0] == "after"
+    assert lines[1] == "wrong: other"

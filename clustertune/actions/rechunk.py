@@ -26,6 +26,7 @@ from clustertune import (
     coverage,
     granularity,
     layouts,
+    replicas,
 )
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.memory import room
@@ -179,6 +180,7 @@ def _step(
         cuts=cuts,
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
         aside=aside,
+        copies=replicas.copies(layout),
         shortage=shortage,
     )
     return Step(

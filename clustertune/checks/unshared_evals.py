@@ -2,8 +2,9 @@
 
 LightGBM scores an eval set on each worker by the rows that lie there, and each decides
 by its own score when to stop: where they stop at different rounds the longer one waits
-for ever. A worker without any row of it raises ``For early stopping, at least one
-dataset is required``. With all rows on every worker all stop at the same round.
+for ever, or fails with ``Socket recv error``. A worker without any row of it raises
+``For early stopping, at least one dataset is required``, and the others wait for it.
+With all rows on every worker all stop at the same round.
 
 Remedy: ``prepare`` with ``eval_set=`` and the estimator copies each eval set to every
 worker, and hands back ``.eval_set`` and ``.fit_kwargs``.

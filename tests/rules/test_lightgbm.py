@@ -273,13 +273,13 @@ def test_rows_in_random_order(client: Any) -> None:
     alone = error(lgb.LGBMRegressor(**options).fit(X, y))
     model = lgb.DaskLGBMRegressor(client=client, **options)
     p = clustertune.prepare(client, dX, dy, estimator=model)
-    assert error(fitted(model, p)) > 2 * alone
+    assert error(fitted(model, p)) > 20 * alone
     assert 'shuffle="rows"' in str(p.report)
 
     model = lgb.DaskLGBMRegressor(client=client, **options)
     p = clustertune.prepare(client, dX, dy, estimator=model, shuffle="rows")
     assert 'shuffle="rows"' not in str(p.report.left)
-    assert error(fitted(model, p)) < 1.2 * alone
+    assert error(fitted(model, p)) < 2 * alone
     order = p.row_order.compute()
     assert not np.array_equal(order, np.arange(3000))
     assert np.array_equal(p.X.compute(), X[order])

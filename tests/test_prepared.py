@@ -1,0 +1,96 @@
+"""What ``prepare`` hands over where a workload needs more than X and y."""
+
+from __future__ import annotations
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.errors import LayoutChanged
+
+THREE = [("127.0.0.1", 1)] * 3
+ROWS = 100
+X = np.arange(ROWS * 2.0).reshape(ROWS, 2)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "frames"])
+@gen_cluster(client=True, nthreads=THREE)
+async def test_rows_that_are_left_over(c, s, *workers, kind):
+    """As collections of their own, in the order that was given; nothing is lost."""
+    x, y = da.from_array(X, chunks=(30, 2)), da.from_array(X[:, 0], chunks=25)
+    if kind == "frames":
+        x, y = (
+            dd.from_pandas(pd.DataFrame(X, columns=list("ab")), npartitions=4),
+            dd.from_pandas(pd.Series(X[:, 0], name="y"), npartitions=3),
+        )
+    to = "array" if kind == "frames" else None
+    p = await clustertune.prepare(c, x, y, workload="torch_ddp", to=to)
+    left, labels = await c.gather(c.compute(p.remainder))
+    found, own = await c.gather(c.compute([p.X, p.y]))
+    np.testing.assert_array_equal(np.concatenate([found, left]), X)
+    np.testing.assert_array_equal(np.concatenate([own, labels]), X[:, 0])
+    assert len(left) == 1
+    rows = [w.rows for w in p.report.after[0].workers]
+    assert rows == [33, 33, 33]
+    assert (await p.verify()).status == "fine"
+    assert p.row_order is None
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_prepared_again_for_fewer_workers(c, s, a, b, d):
+    """Other rows are left over then, and those of before are still the caller's."""
+    x = da.from_array(X, chunks=(30, 2))
+    p = await clustertune.prepare(c, x, workload="torch_ddp")
+    first = await c.compute(p.remainder[0])
+    await d.close()
+    with pytest.raises(LayoutChanged):
+        await p.verify()
+    again = await clustertune.prepare(c, p.X, workload="torch_ddp")
+    second = await c.compute(again.remainder[0])
+    found = await c.compute(again.X)
+    np.testing.assert_array_equal(np.concatenate([found, second, first]), X)
+    assert len(second) == 1
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_the_order_of_rows(c, s, *workers):
+    """With it a prediction comes back to the order that was given; also twice."""
+    x, y = da.from_array(X, chunks=(30, 2)), da.from_array(X[:, 0], chunks=25)
+    p = await clustertune.prepare(c, x, y, shuffle="rows", random_state=3)
+    found, labels, order = await c.gather(c.compute([p.X, p.y, p.row_order]))
+    assert not np.array_equal(found, X)
+    np.testing.assert_array_equal(found, X[order])
+    np.testing.assert_array_equal(labels[np.argsort(order)], X[:, 0])
+    assert next(iter(p)) is p.X
+    assert len(list(p)) == 2
+    assert (await p.verify()).status == "fine"
+    same = await clustertune.prepare(c, x, y, shuffle="rows", random_state=3)
+    np.testing.assert_array_equal(await c.compute(same.row_order), order)
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_an_eval_set_with_companions(c, s, *workers):
+    """Comes back in the form in which it was given, and as arguments of the fit."""
+    x, y = da.from_array(X, chunks=(30, 2)), da.from_array(X[:, 0] % 4 // 2, chunks=25)
+    qid = da.from_array(np.arange(ROWS) // 5, chunks=30)
+    valid = x[:20], y[:20], {"qid": qid[:20]}
+    p = await clustertune.prepare(
+        c, x, y, qid=qid, eval_set=[valid], workload="lightgbm_rank"
+    )
+    ((xv, yv, named),) = p.eval_set
+    assert list(named) == ["qid"]
+    copies = await c.compute(xv)
+    np.testing.assert_array_equal(copies, np.concatenate([X[:20]] * 3))
+    (sizes,) = p.fit_kwargs["eval_group"]
+    assert (await c.compute(sizes)).tolist() == [5] * 12
+    assert (await c.compute(p.fit_kwargs["group"])).tolist() == [5] * 20
+    assert xv.chunks[0] == yv.chunks[0] == named["qid"].chunks[0]
+    assert p.report.status == "done"
+    again = await clustertune.prepare(
+        c, p.X, p.y, qid=p.qid, eval_set=p.eval_set, workload="lightgbm_rank"
+    )
+    assert again.report.steps == ()
