@@ -18,6 +18,7 @@ from clustertune.model import (
     Recut,
     Refusal,
     Release,
+    Reorder,
     Restart,
     Room,
     Step,
@@ -51,7 +52,7 @@ def _targets(step: Step) -> list[str]:
     args = step.args
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
-    elif isinstance(args, Recut):
+    elif isinstance(args, Recut) or (isinstance(args, Reorder) and args.whole is None):
         used = set(args.targets.tolist())
     elif isinstance(args, Load):
         used = {i for targets in args.targets.values() for i in targets.tolist()}
@@ -70,7 +71,7 @@ def targets_still_run(step: Step, view: View) -> str | None:
 
 def pieces_are_in_memory(step: Step, view: View) -> str | None:
     """A plan that was made while a piece is being computed again would be wrong."""
-    if not isinstance(step.args, Moves | Recut):
+    if not isinstance(step.args, Moves | Recut | Reorder):
         return None
     for layout in view.layouts:
         for m in layout.members:
@@ -93,11 +94,15 @@ def thresholds_are_known(step: Step, view: View) -> str | None:
 
 
 def pieces_are_those_planned(step: Step, view: View) -> str | None:
-    """Cutting pieces that another step has replaced would bring old ones back."""
-    if not isinstance(step.args, Recut):
+    """Pieces made of those that another step has replaced would bring old ones back."""
+    if isinstance(step.args, Recut):
+        planned = {c.label: c.keys for c in step.args.cuts}
+    elif isinstance(step.args, Reorder):
+        planned = {s.label: s.keys for s in step.args.sources}
+    else:
         return None
     now = {m.label: m.keys for x in view.layouts for m in x.members}
-    other = [c.label for c in step.args.cuts if now.get(c.label) != c.keys]
+    other = [label for label, keys in planned.items() if now.get(label) != keys]
     return (
         f"{', '.join(other)} has other pieces than were planned for" if other else None
     )

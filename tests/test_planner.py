@@ -177,6 +177,26 @@ def test_a_piece_that_is_not_there() -> None:
     assert found.reason == "2 pieces of y are not there"
 
 
+@pytest.mark.parametrize("order", ["rows", "pieces"])
+def test_another_order_of_what_has_changed(order: str) -> None:
+    """Rows are not put in order where a piece is away, or is another one by now."""
+
+    def seen(data: Layout, **others: Any) -> View:
+        return view([worker(0), worker(1, **others)], [data], order=order)
+
+    fine = layout(ROWS, [0, 1, 0, 1])
+    (step,) = plan(seen(fine)).steps
+    assert step.action == "reorder"
+    assert guards.refusal(step, seen(fine)) is None
+    torn = layout(ROWS, {"X": [0, 1, 0, 1], "y": [0, 1, 0, -1]})
+    assert guards.refusal(step, seen(torn)).guard == "pieces_are_in_memory"
+    other = layout(ROWS, [0, 1, 0, 1], keys=tuple(("new", i) for i in range(4)))
+    assert guards.refusal(step, seen(other)).guard == "pieces_are_those_planned"
+    # whole pieces stay where they are, whoever holds them
+    found = guards.refusal(step, seen(fine, status="paused"))
+    assert (found is None) is (order == "pieces")
+
+
 def test_thresholds_that_are_not_known() -> None:
     """A worker that does not say when it spills is not filled; the reason is kept."""
     seen = two([UNEVEN], facts=Unknown("it hangs"))
