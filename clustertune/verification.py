@@ -82,6 +82,8 @@ def _places(layout: Layout, view: View) -> list[str | int]:
 
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
     before = {m.label: m for m in old.members}
+    for label in before.keys() - {m.label for m in new.members}:
+        yield f"{label} was there and is not now"
     times = replicas.copies(new) / replicas.copies(old)
     for now in new.members:
         was = before.get(now.label)

@@ -9,7 +9,7 @@ import numpy as np
 
 from clustertune.model import Layout, View
 from clustertune.testing import layout, snapshot, view, worker
-from clustertune.verification import moves, problems
+from clustertune.verification import losses, moves, problems
 
 ROWS = [10, 10, 10, 10]
 ALL_ON_ONE = layout(ROWS, [0, 0, 0, 0])
@@ -220,3 +220,11 @@ def test_moves_of_what_cannot_be_compared() -> None:
     """Other pieces, or none in memory: other checks speak of these."""
     for other in (layout([20, 20], [1, 1]), layout(ROWS, None)):
         assert moves(seen(ALL_ON_ONE), seen(other)) == ()
+
+
+def test_a_collection_that_is_gone() -> None:
+    """Is lost, even if what is left of its layout is as it was."""
+    both, one = layout([5, 5], [0, 1]), layout([5, 5], [0, 1], ("X",))
+    assert losses(view(layouts=[both]), view(layouts=[one])) == (
+        "y was there and is not now",
+    )
