@@ -229,7 +229,7 @@ def run(given: argparse.Namespace) -> tuple[list[Figures], list[str]]:
             print(failed[-1], flush=True)
             return []
 
-    for name in given.library:
+    for name in given.libraries:
         reference = rounds(1, ["alone"], f"--library={name}")
         for layout in given.layout if reference else ():
             which = f"--library={name}", f"--layout={layout}"
@@ -411,7 +411,7 @@ def main() -> None:
         faulthandler.dump_traceback_later(DEADLINE, exit=True)
         warnings.simplefilter("ignore")  # of libraries, about each other
         dask.config.set({"distributed.logging.distributed": "critical"})
-        library = LIBRARIES[given.library[0]](given.scale)
+        library = LIBRARIES[given.libraries[0]](given.scale)
         if given.variant == "alone":
             figures = alone(library)
         else:
@@ -442,7 +442,9 @@ def arguments() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     every = list(LIBRARIES), list(LAYOUTS)
-    parser.add_argument("--library", type=names(every[0]), default=every[0])
+    parser.add_argument(
+        "--library", dest="libraries", type=names(every[0]), default=every[0]
+    )
     parser.add_argument("--layout", type=names(every[1]), default=every[1])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--scale", type=float, default=1.0)

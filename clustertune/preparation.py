@@ -296,6 +296,7 @@ LeaseHeldError
     inputs.check_client(client, given)
     profile = workloads.choose(workload, estimator)
     workloads.refuse(profile, inputs.companions(given))
+    spread = arguments.fraction("tolerance", tolerance, zero=True)
     goal = Goal(
         workload=profile,
         chosen=workload is not None or estimator is not None,
@@ -310,9 +311,7 @@ LeaseHeldError
         order=arguments.order(shuffle, sort),
         seed=arguments.seed("random_state", random_state),
         # to the row means that no tolerance is left
-        tolerance=0.0
-        if profile.exact_rows
-        else arguments.fraction("tolerance", tolerance, zero=True),
+        tolerance=0.0 if profile.exact_rows else spread,
         memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
         strict=strict,
     )
