@@ -43,7 +43,7 @@ class Prepared(Block):
     X, y, others, sample_weight, qid, base_margin, init_score
         The collections; None (``others``: empty) where none was given.
     eval_set : list of tuples
-        As given, prepared.
+        As given, prepared. For LightGBM each has its rows once for every worker.
     remainder : list or None
         Where every worker needs as many rows, those that are left over, fewer than
         there are workers: collections in the order in which this unpacks. They are not

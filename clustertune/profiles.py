@@ -58,8 +58,8 @@ class Profile:
     group_sizes: bool = False
     #: whether it fails where a worker holds no row of some class
     needs_all_classes: bool = False
-    #: whether the first pieces are to lie on as many workers as there are, since those
-    #: of eval sets are taken beside them, and each worker needs all rows of eval sets
+    #: whether each worker needs all rows of eval sets, of which the pieces are taken
+    #: beside those of the training data
     eval_copies: bool = False
     #: whether it fails where a worker has no row of an eval set with categories
     eval_everywhere: bool = False
