@@ -52,6 +52,10 @@ class RefusedError(ClustertuneError):
     """What was asked for would lose data, or cannot be; nothing was touched."""
 
 
+class ChangedError(ClustertuneError):
+    """Things are not as the plan saw them; ``report`` says what was done until then."""
+
+
 class SharedDataError(ClustertuneError):
     """Data that was to be freed is needed by somebody else."""
 

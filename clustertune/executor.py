@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from clustertune import actions, guards
+from clustertune import actions, approval, guards
 from clustertune.model import Cluster, Notify, Outcome, Plan, Step, View
 
 Clock = Callable[[], float]
@@ -41,6 +41,7 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
+        approval.of_step(view, step)
         refused = guards.refusal(step, view)
         if refused is not None:
             record(Outcome(step=step, status="skipped", reason=refused.reason))

@@ -19,6 +19,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune import (
+    approval,
     arguments,
     checks,
     conversion,
@@ -120,6 +121,7 @@ async def _look_and_plan(
     journal.plans.append(plan)
     if not plan.steps:
         _refuse(found)  # what could have been put right was not
+    approval.of_plan(view, found, plan)
     return plan
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import checks, executor, guards, inputs, workloads
+from clustertune import approval, checks, executor, guards, inputs, workloads
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.journal import Journal
 from clustertune.live import Asked, LiveCluster, ids_of
@@ -121,9 +121,11 @@ async def _plan(
         steps=tuple(step for step, no in proposed if no is None),
         refused=tuple(no for _, no in proposed if no is not None),
     )
+    found = checks.run(view, settings)
     journal.views.append(view)
-    journal.findings.append(checks.run(view, settings))
+    journal.findings.append(found)
     journal.plans.append(plan)
+    approval.of_plan(view, found, plan)
     return plan
 
 
