@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from clustertune.operations import restart as restart
     from clustertune.operations import scale as scale
     from clustertune.operations import trim as trim
+    from clustertune.planfile import StoredPlan as StoredPlan
+    from clustertune.planning import apply as apply
+    from clustertune.planning import plan as plan
     from clustertune.preparation import last_report as last_report
     from clustertune.preparation import prepare as prepare
     from clustertune.prepared import Prepared as Prepared
@@ -32,12 +35,14 @@ __version__ = "0.1.0"
 
 # By public name, the module that has it; a module that is public has its own name.
 _PUBLIC = {
+    "apply": "planning",
     "errors": "errors",
     "check": "diagnosis",
     "hold": "holding",
     "last_report": "preparation",
     "load": "saving",
     "Monitor": "watcher",
+    "plan": "planning",
     "prepare": "preparation",
     "Prepared": "prepared",
     "Recreated": "resetting",
@@ -49,6 +54,7 @@ _PUBLIC = {
     "save": "saving",
     "scale": "operations",
     "size": "sizing",
+    "StoredPlan": "planfile",
     "Sizing": "sizing",
     "trim": "operations",
 }

@@ -74,6 +74,16 @@ class Call:
         if lacking:
             raise ValueError(f"options: a plan of {self.verb} needs {lacking[0]}")
 
+    def refused(self, planned: Report) -> bool:
+        """Whether nothing would be done of what a dry run has planned.
+
+        Of several steps on workers none is done if one is refused; what is refused of
+        ``prepare`` is left, and the rest done.
+        """
+        states = {step.status for step in planned.steps}
+        in_part = self.verb == "prepare" and "planned" in states
+        return "refused" in states and not in_part
+
     async def make(self, client: Client, **how: Any) -> Report:
         """Call it, in the client's event loop."""
         work: Any = VERBS[self.verb](client, *self.names, **self.options, **how)

@@ -86,7 +86,9 @@ def _data(member: Member, view: View) -> SeenData:
     if member.holders is not None:
         pieces, workers = (side.tolist() for side in member.holders)
         ids = [str(w.id) for w in view.now.workers]
-        holders = _digest(sorted((p, ids[w]) for p, w in zip(pieces, workers, strict=True)))
+        holders = _digest(
+            sorted((p, ids[w]) for p, w in zip(pieces, workers, strict=True))
+        )
     known = member.nbytes is not None
     return SeenData(
         label=member.label,

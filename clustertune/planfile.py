@@ -9,16 +9,14 @@ may write that, too.
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from enum import IntEnum
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+from clustertune import strictly
 from clustertune.calls import Call
 from clustertune.errors import RefusedError
 from clustertune.fingerprint import Fingerprint
@@ -26,6 +24,9 @@ from clustertune.report import Done, Report
 from clustertune.wording import plural, printable, seconds_text
 
 SCHEMA_VERSION = 1
+LONGEST = 366 * 86400.0  # seconds for which a plan may be carried out
+LAST = 1e11  # epoch seconds, some thousands of years from now: it can be printed
+_AROUND = ("schema_version", "digest")  # fields beside those of the plan itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +65,16 @@ class StoredPlan:
     @property
     def refused(self) -> bool:
         """Whether carrying it out would be refused as a whole, or do nothing of it."""
-        states = {step.status for step in self.steps}
-        return "refused" in states and (
-            self.call.verb != "prepare" or "planned" not in states
-        )
+        return self.call.refused(self.report)
 
     def __str__(self) -> str:
         until = datetime.fromtimestamp(self.expires).astimezone()
-        lines = [
-            f"plan: {self.call}",
+        return (
+            f"plan: {self.call}\n"
             f"for {printable(self.seen.address)}, "
             f"{plural(len(self.seen.workers), 'worker')}; may be carried out until "
-            f"{until:%Y-%m-%d %H:%M:%S %Z}",
-        ]
-        return "\n".join(lines) + f"\n\n{self.report}"
+            f"{until:%Y-%m-%d %H:%M:%S %Z}\n\n{self.report}"
+        )
 
     def refuse_expired(self, now: float) -> None:
         """Raise if it is too old at this moment (epoch seconds).
@@ -94,17 +91,20 @@ class StoredPlan:
                 "a longer --expires (expires=) if need be"
             )
 
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
     # --- file -------------------------------------------------------------------------
 
-    def dumps(self) -> str:
+    def to_json(self) -> str:
         """The plan as JSON."""
-        data = _plain(self)
-        data["digest"] = _digest(data)
-        return json.dumps(data, indent=1) + "\n"
+        own = _plain(self)
+        around = {"schema_version": SCHEMA_VERSION, "digest": _digest(own)}
+        return json.dumps(around | own, indent=1) + "\n"
 
     @classmethod
-    def loads(cls, text: str) -> StoredPlan:
-        """Read what :meth:`dumps` wrote.
+    def from_json(cls, text: str) -> StoredPlan:
+        """Read what :meth:`to_json` wrote.
 
         Raises
         ------
@@ -113,23 +113,14 @@ class StoredPlan:
         RefusedError
             It was edited.
         """
-        data = _parsed(text)
-        digest = data.pop("digest", None)
-        if not isinstance(digest, str):
-            raise ValueError("digest: is missing, or is no text; plan again")  # noqa: TRY004
-        plan = _read(cls, data | {"schema_version": SCHEMA_VERSION}, "")
-        assert isinstance(plan, StoredPlan)
-        plan.call.refuse_unknown()
-        if digest != _digest(data):
-            raise RefusedError(
-                "the plan was edited after it was made; what is to be done otherwise "
-                "has to be planned again"
-            )
-        return plan
+        try:
+            return _read(text)
+        except RecursionError as error:
+            raise ValueError("this is no plan: it is nested too deeply") from error
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, which is replaced if it is there."""
-        Path(path).write_text(self.dumps(), encoding="utf-8")
+        Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> StoredPlan:
@@ -145,7 +136,7 @@ class StoredPlan:
             It was edited.
         """
         try:
-            return cls.loads(Path(path).read_bytes().decode("utf-8"))
+            return cls.from_json(Path(path).read_bytes().decode("utf-8"))
         except RefusedError as error:
             raise RefusedError(f"{path}: {error}") from error
         except ValueError as error:
@@ -156,8 +147,7 @@ def _plain(plan: StoredPlan) -> dict[str, Any]:
     """Plain data, as JSON gives it back."""
     # by worker, and so no object of JSON; it is told anew when the plan is carried out
     lasting = replace(plan, report=replace(plan.report, forecast={}))
-    data = {"schema_version": SCHEMA_VERSION} | asdict(lasting)
-    plain: dict[str, Any] = json.loads(json.dumps(data, default=_number))
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(lasting), default=_number))
     return plain
 
 
@@ -171,109 +161,33 @@ def _digest(data: Mapping[str, Any]) -> str:
     return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _read(text: str) -> StoredPlan:
     try:
         data = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("this is no plan: it is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"this is no JSON: {error}") from error
-    version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(data, dict) or "schema_version" not in data:
         raise ValueError(
             "this is no plan; one is made by `clustertune plan -o plan.json ...`"
         )
+    version = data["schema_version"]
     if type(version) is not int or version != SCHEMA_VERSION:
+        shown = printable(json.dumps(version), longest=60)
         raise ValueError(
-            f"schema_version: {_shown(version)} is not known here, only "
-            f"{SCHEMA_VERSION} is; plan again with this clustertune"
+            f"schema_version: {shown} is not known here, only {SCHEMA_VERSION} is; "
+            "plan again with this clustertune"
         )
-    return data
-
-
-# --- reading strictly -----------------------------------------------------------------
-
-_NOUNS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
-
-
-def _read(kind: Any, data: Any, where: str) -> Any:
-    """What JSON has made of a value of some type, as it was.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
-    if kind is Any:
-        return data
-    if is_dataclass(kind):
-        return _read_fields(kind, data, where)
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        return _read_one_of(get_args(kind), data, where)
-    if origin is tuple:
-        (item, _) = get_args(kind)
-        _refuse_other(list, data, where, "a list")
-        return tuple(_read(item, x, f"{where}[{i}]") for i, x in enumerate(data))
-    if origin is Mapping:
-        _, item = get_args(kind)
-        _refuse_other(dict, data, where, "an object")
-        return {k: _read(item, v, f"{where}.{k}") for k, v in data.items()}
-    if issubclass(kind, IntEnum):
-        known = {int(x): x for x in kind}
-        if type(data) is not int or data not in known:
-            listed = ", ".join(map(str, known))
-            raise ValueError(f"{_at(where)} {_shown(data)} must be one of {listed}")
-        return known[data]
-    if kind is float and type(data) is int:
-        return float(data)
-    _refuse_other(kind, data, where, _NOUNS[kind])
-    return data
-
-
-def _read_fields(kind: Any, data: Any, where: str) -> Any:
-    _refuse_other(dict, data, where, "an object")
-    types_of = _types(kind)
-    path = f"{where}." if where else ""
-    given = {k: v for k, v in data.items() if where or k != "schema_version"}
-    if unknown := [k for k in given if k not in types_of]:
-        listed = ", ".join(types_of)
-        raise ValueError(f"{_at(path + unknown[0])} is unknown; there are {listed}")
-    if missing := [k for k in types_of if k not in given]:
-        raise ValueError(f"{_at(path + missing[0])} is missing")
-    return kind(**{k: _read(types_of[k], v, path + k) for k, v in given.items()})
-
-
-@cache
-def _types(kind: Any) -> Mapping[str, Any]:
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
-
-
-def _read_one_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
-    for kind in kinds:
-        try:
-            return _read(kind, data, where)
-        except ValueError:
-            continue
-    nouns = " or ".join(_NOUNS[kind] for kind in kinds)
-    raise ValueError(f"{_at(where)} {_shown(data)} must be {nouns}")
-
-
-def _refuse_other(kind: type, data: Any, where: str, noun: str) -> None:
-    if type(data) is not kind:  # True is an int, too
-        raise ValueError(f"{_at(where)} {_shown(data)} must be {noun}")
-
-
-def _at(where: str) -> str:
-    return f"{printable(where, longest=200) or 'the plan'}:"
-
-
-def _shown(data: Any) -> str:
-    return printable(json.dumps(data), longest=60)
+    own = {k: v for k, v in data.items() if k not in _AROUND}
+    plan: StoredPlan = strictly.read(StoredPlan, own)
+    if not (0 < plan.made < LAST and 0 < plan.expires - plan.made <= LONGEST):
+        raise ValueError(
+            f"expires: {plan.expires:g} must be at most {LONGEST:g} s after made "
+            f"({plan.made:g})"
+        )
+    plan.call.refuse_unknown()
+    if data.get("digest") != _digest(own):
+        raise RefusedError(
+            "the plan was edited after it was made; what is to be done otherwise has "
+            "to be planned again"
+        )
+    return plan

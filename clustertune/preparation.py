@@ -23,6 +23,7 @@ from clustertune import (
     arguments,
     checks,
     conversion,
+    events,
     executor,
     inputs,
     monitor,
@@ -363,11 +364,11 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         report = journal.report("failed", monotonic() - start, text)
         if isinstance(ours, ClustertuneError):
             ours.report = report
-        await _conclude(cluster, report, progress, dry_run)
+        await _conclude(cluster, report, journal, progress, dry_run)
         if ours is error:
             raise
         raise ours from error
-    await _conclude(cluster, report, progress, dry_run)
+    await _conclude(cluster, report, journal, progress, dry_run)
     again = Again(
         client=request.client,
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
@@ -450,11 +451,18 @@ def _text(error: BaseException) -> str:
 
 
 async def _conclude(
-    cluster: LiveCluster, report: Report, progress: Progress, dry_run: bool
+    cluster: LiveCluster,
+    report: Report,
+    journal: Journal,
+    progress: Progress,
+    dry_run: bool,
 ) -> None:
     progress.finish(headlines(report))
     if not dry_run:
         await cluster.keep(report.to_json())
+    noted = events.log_call(cluster.client, "prepare", report.status, journal)
+    # even where this call is being cancelled: others are to learn what was done
+    await asyncio.shield(noted)
 
 
 async def _verify(request: Request, journal: Journal) -> Report:

@@ -15,7 +15,15 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import approval, checks, executor, guards, inputs, workloads
+from clustertune import (
+    approval,
+    checks,
+    events,
+    executor,
+    guards,
+    inputs,
+    workloads,
+)
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.journal import Journal
 from clustertune.live import Asked, LiveCluster, ids_of
@@ -77,6 +85,7 @@ async def carry_out(procedure: Procedure) -> Report:
         if isinstance(ours, ClustertuneError):
             ours.report = report
         progress.finish(headlines(report))
+        await _note(procedure, "failed", journal)
         if ours is error:
             raise
         raise ours from error
@@ -84,7 +93,14 @@ async def carry_out(procedure: Procedure) -> Report:
     progress.finish(headlines(report))
     if not procedure.dry_run:
         await cluster.keep(report.to_json())
+    await _note(procedure, report.status, journal)
     return report
+
+
+async def _note(procedure: Procedure, status: str, journal: Journal) -> None:
+    """Even where this call is being cancelled: others are to learn what was done."""
+    noted = events.log_call(procedure.client, procedure.name, status, journal)
+    await asyncio.shield(noted)
 
 
 async def _work(

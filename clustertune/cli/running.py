@@ -23,6 +23,7 @@ from clustertune import (
     settings,
 )
 from clustertune.cli.target import Target
+from clustertune.report import Report
 from clustertune.wording import printable
 
 T = TypeVar("T")
@@ -140,4 +141,11 @@ def exit_code(error: errors.ClustertuneError) -> int:
         errors.ScaleError,
         errors.VersionMismatchError,
     )
-    return REFUSED if isinstance(error, refused) else FAILED
+    changed = isinstance(error, errors.ChangedError) and not acted(error.report)
+    return REFUSED if changed or isinstance(error, refused) else FAILED
+
+
+def acted(report: Report | None) -> bool:
+    """Whether anything was done, as far as a report says."""
+    done = {"done", "partly", "failed"}
+    return report is not None and any(s.status in done for s in report.steps)
