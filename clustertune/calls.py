@@ -42,8 +42,13 @@ class Call:
     options: Mapping[str, Any] = field(default_factory=dict)  # as of JSON
 
     def __str__(self) -> str:
+        defaults = options_of(self.verb)
         given = [*map(repr, self.names)]
-        given += [f"{k}={v!r}" for k, v in self.options.items()]
+        given += [
+            f"{k}={v!r}"
+            for k, v in self.options.items()
+            if v not in (None, [], defaults[k])
+        ]
         return printable(f"{self.verb}({', '.join(given)})")
 
     def refuse_unknown(self) -> None:
@@ -70,9 +75,9 @@ class Call:
             needed = NAMED.get(self.verb)
             text = f"give the names of {needed}" if needed else "takes no names"
             raise ValueError(f"names: a plan of {self.verb}: {text}")
-        lacking = [k for k, needed in known.items() if needed and k not in self.options]
-        if lacking:
-            raise ValueError(f"options: a plan of {self.verb} needs {lacking[0]}")
+        for name, default in known.items():
+            if default is Parameter.empty and name not in self.options:
+                raise ValueError(f"options: a plan of {self.verb} needs {name}")
 
     def refused(self, planned: Report) -> bool:
         """Whether nothing would be done of what a dry run has planned.
@@ -92,14 +97,14 @@ class Call:
 
 
 @cache
-def options_of(verb: str) -> Mapping[str, bool]:
-    """Options that a plan of this verb may have, and whether each is needed."""
+def options_of(verb: str) -> Mapping[str, Any]:
+    """Options that a plan of this verb may have, with their defaults."""
     parameters = dict(signature(VERBS[verb]).parameters)
     if verb == "prepare":  # it hands others on
         parameters = dict(signature(preparation.prepare).parameters) | parameters
     named = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return {
-        name: p.default is Parameter.empty
+        name: p.default
         for name, p in parameters.items()
         if name not in NEVER and p.kind in named
     }

@@ -100,7 +100,7 @@ class StoredPlan:
         """The plan as JSON."""
         own = _plain(self)
         around = {"schema_version": SCHEMA_VERSION, "digest": _digest(own)}
-        return json.dumps(around | own, indent=1) + "\n"
+        return json.dumps(around | own, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> StoredPlan:
@@ -120,7 +120,7 @@ class StoredPlan:
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, which is replaced if it is there."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        Path(path).write_text(f"{self.to_json()}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> StoredPlan:

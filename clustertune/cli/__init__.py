@@ -18,6 +18,10 @@ from clustertune.cli.lazy import LazyGroup
 
 # By name: the module that has the command, and the first sentence of its help.
 COMMANDS = {
+    "apply": (
+        "planning",
+        "Carry out a plan, if cluster and data are still as it saw them.",
+    ),
     "check": (
         "looking",
         "What stands between this cluster and a fast, safe training run.",
@@ -33,6 +37,10 @@ COMMANDS = {
     "explain": (
         "looking",
         "The page of a check; without NAME what checks there are.",
+    ),
+    "plan": (
+        "planning",
+        "Plan a change without making it, for `apply`; without VERB it is `prepare`.",
     ),
     "prepare": (
         "preparing",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import click
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import arguments, monitor, operations
+from clustertune import arguments, monitor
+from clustertune.calls import Call
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.running import (
     FAILED,
@@ -96,7 +97,7 @@ def resize(
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),
     }
-    change(target, operations.resize, workers, form, consent, **options)
+    change(target, call_of("resize", workers, options), form, consent)
 
 
 @click.command()
@@ -133,7 +134,7 @@ def restart(
     options["max_unavailable"] = part_of("--max-unavailable", max_unavailable)
     options["drop_data"] = drop_data
     options["include_other_clients"] = include_other_clients
-    change(target, operations.restart, workers, form, consent, **options)
+    change(target, call_of("restart", workers, options), form, consent)
 
 
 @click.command()
@@ -156,14 +157,10 @@ def scale(
     With an address only workers can be taken away; more are started where the cluster
     was made, or with --cluster.
     """
-    options: dict[str, Any] = {"wait": seconds_of("--wait", wait)}
+    options: dict[str, Any] = {"n_workers": n_workers}  # which go they decide
+    options["wait"] = seconds_of("--wait", wait)
     options["timeout"] = seconds_of("--timeout", timeout)
-
-    def operation(client: Client, **others: Any) -> Any:
-        del others["workers"]  # which go is decided by what they hold
-        return operations.scale(client, n_workers, **others)
-
-    change(target, operation, (), form, consent, **options)
+    change(target, Call(verb="scale", options=options), form, consent)
 
 
 @click.command()
@@ -178,7 +175,7 @@ def trim(
     consent: Consent,
 ) -> None:
     """Have workers give memory back that they do not need; nothing is at risk."""
-    change(target, operations.trim, workers, form, consent)
+    change(target, call_of("trim", workers), form, consent)
 
 
 @click.command()
@@ -202,18 +199,13 @@ def release(
     Without --prefix: list what is there, and who wants it. A command holds no data of
     its own, so whatever it lets go of is that of other clients.
     """
-
-    def operation(client: Client, **others: Any) -> Any:
-        del others["workers"]
-        return operations.release(
-            client, *prefixes, include_other_clients=include_other_clients, **others
-        )
-
     if not prefixes:
         listed = run(target, _holdings)
         click.echo(_render_holdings(listed, form))
         return
-    change(target, operation, (), form, consent)
+    options = {"include_other_clients": include_other_clients}
+    call = Call(verb="release", names=prefixes, options=options)
+    change(target, call, form, consent)
 
 
 async def _holdings(client: Client) -> tuple[Holding, ...]:
@@ -244,41 +236,54 @@ def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
     )
 
 
-def change(
+def call_of(
+    verb: str, workers: tuple[str, ...], options: Mapping[str, Any] | None = None
+) -> Call:
+    """A call on some workers; on all where none is named."""
+    return Call(
+        verb=verb, options={"workers": list(workers) or None, **(options or {})}
+    )
+
+
+@dataclass(frozen=True)
+class Instead:
+    """What ``plan`` leaves in the context of a command: to be done with its call."""
+
+    do: Callable[[Target, Call, str, Consent], None]
+
+
+def change(target: Target, call: Call, form: str, consent: Consent) -> None:
+    """Make a call; where the command is one of ``plan``, only plan it."""
+    instead = click.get_current_context().find_object(Instead)
+    if instead is not None:
+        instead.do(target, call, form, consent)
+    else:
+        carry_out(target, call.make, call.refused, form, consent)
+
+
+def carry_out(
     target: Target,
-    operation: Callable[..., Any],
-    workers: tuple[str, ...],
+    make: Callable[..., Awaitable[Report]],
+    is_refused: Callable[[Report], bool],
     form: str,
     consent: Consent,
-    *,
-    in_part: bool = False,
-    **options: Any,
 ) -> None:
     """Show the plan, ask, carry it out, and end with the exit code of what came.
 
-    ``in_part`` says that what is not refused of a plan is done.
+    ``is_refused`` says of a plan whether nothing of it would be done.
     """
 
-    def call(client: Client, dry: bool) -> Awaitable[Report]:
-        work: Awaitable[Report] = operation(
-            client,
-            workers=list(workers) or None,
-            dry_run=dry,
-            progress=consent.progress,
-            **options,
-        )
-        return told_usage(work)
+    def made(client: Client, dry: bool) -> Awaitable[Report]:
+        return told_usage(make(client, dry_run=dry, progress=consent.progress))
 
     if consent.dry_run or not consent.yes:
-        plan = run(target, lambda client: call(client, True))
-        refused = any(s.status == "refused" for s in plan.steps)
-        if in_part and any(s.status == "planned" for s in plan.steps):
-            refused = False
+        plan = run(target, lambda client: made(client, True))
+        refused = is_refused(plan)
         if consent.dry_run or refused or not plan.steps:
             click.echo(rendered(plan, form))
             sys.exit(REFUSED if refused else 0)
         consent.ask(str(plan))
-    done = run(target, lambda client: call(client, False))
+    done = run(target, lambda client: made(client, False))
     click.echo(rendered(done, form))
     sys.exit(0 if done.status in ("done", "fine") else FAILED)
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from distributed import Client
 
-from clustertune import arguments, publishing, workloads
+from clustertune import arguments, workloads
+from clustertune.calls import Call
 from clustertune.cli.changing import change, worker_option
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.running import format_option
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.report import Report
 
 Check = Callable[[str, Any], Any]
 
@@ -128,10 +127,5 @@ def prepare(
     options["shuffle"] = options["shuffle"] or False
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
 
-    async def operation(client: Client, **others: Any) -> Report:
-        # of an asynchronous client it is to be awaited
-        work: Any = publishing.prepare_datasets(client, *datasets, **others)
-        report: Report = await work
-        return report
-
-    change(target, operation, workers, form, consent, in_part=True, **options)
+    options["workers"] = list(workers) or None
+    change(target, Call(verb="prepare", names=datasets, options=options), form, consent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -51,13 +51,19 @@ class Target:
             )
 
     @property
+    def _place(self) -> str | None:
+        configured = dask.config.get("scheduler-address", None)
+        return self.scheduler_file or self.address or configured
+
+    def otherwise(self, address: str) -> Target:
+        """The same, with that address where neither it nor Dask's configuration has."""
+        named = self.cluster or self._place
+        return self if named else replace(self, address=address)
+
+    @property
     def place(self) -> str:
         """The file that was given, or the address, or that of Dask's configuration."""
-        place = (
-            self.scheduler_file
-            or self.address
-            or dask.config.get("scheduler-address", None)
-        )
+        place = self._place
         if not place:
             raise click.UsageError(
                 "which cluster? give ADDRESS or --scheduler-file, or set "
