@@ -215,7 +215,14 @@ async def _apply(
         approval.asking(Comparison(stored)),
         dask.config.set({"clustertune.reason": because}),
     ):
-        return await stored.call.make(client, dry_run=dry_run, progress=progress)
+        try:
+            return await stored.call.make(client, dry_run=dry_run, progress=progress)
+        # it could be asked for when it was planned: a worker, or a data set, is gone
+        except (TypeError, ValueError) as error:
+            text = printable(str(error), longest=500)
+            raise ChangedError(
+                f"what was planned cannot be asked for any more: {text}; plan again"
+            ) from error
 
 
 def refuse_other(stored: StoredPlan, scheduler: str, address: str) -> None:

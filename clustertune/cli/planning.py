@@ -143,6 +143,8 @@ def _store(
     made = run(target, work)
     click.echo(rendered(made, form))
     if made.refused:
+        text = "it would be refused" if output is None else "it is not kept"
+        click.echo(f"clustertune: this cannot be carried out: {text}", err=True)
         sys.exit(REFUSED)
     if output is not None:
         try:
