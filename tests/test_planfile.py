@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clustertune import fingerprint
@@ -210,6 +210,7 @@ def _walk(data: Any, path: tuple[Any, ...]) -> None:
 _walk(json.loads(TEXT), ())
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(PATHS), JSON)
 @example((), {"schema_version": 1})
 def test_any_value_anywhere(path: tuple[Any, ...], value: Any) -> None:
