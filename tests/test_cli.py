@@ -24,10 +24,12 @@ from clustertune.cli import main, running
 from clustertune.model import Severity
 
 COMMANDS = (
+    "apply",
     "check",
     "demo",
     "doctor",
     "explain",
+    "plan",
     "prepare",
     "release",
     "report",
@@ -39,6 +41,7 @@ COMMANDS = (
     "trim",
     "watch",
 )
+LOOKING = {"check", "demo", "doctor", "explain", "plan", "report", "size", "watch"}
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,75 @@ def test_help(command: tuple[str, ...], flag: str) -> None:
         if isinstance(parameter, click.Option):
             assert parameter.opts[-1] in result.stdout
             assert parameter.help
+
+
+def every() -> Iterator[tuple[str, click.Command]]:
+    """All commands by what is typed, also those of groups."""
+    for name in COMMANDS:
+        command = known(name)
+        yield name, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for inner in command.list_commands(context):
+                found = command.get_command(context, inner)
+                assert found is not None
+                yield f"{name} {inner}", found
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+
+
+def test_every_help_has_examples() -> None:
+    """That fit a line, of commands and with options that there are."""
+    commands = dict(every())
+    for name in ("", *commands):
+        help_text = run(*name.split(), "--help").stdout
+        _, _, examples = help_text.partition("\n  Examples:\n")
+        lines = examples.splitlines()
+        assert lines, name
+        for line in filter(lambda x: x.split()[0] == "clustertune", lines):
+            assert len(line) <= 80, line
+            _, *words = line.split()
+            verb = max(
+                (v for v in commands if words[: len(v.split())] == v.split()), key=len
+            )
+            implied = "plan prepare" if verb == "plan" else verb
+            used = {word for word in words if word.startswith("-")} - {"--help"}
+            assert used <= options_of(commands[implied]), line
+
+
+def test_what_changes_a_cluster_can_be_tried_and_explained() -> None:
+    """A new command is one that only looks, or has these options."""
+    for name in set(COMMANDS) - LOOKING:
+        needed = {"--dry-run", "--yes", "--quiet", "--reason"}
+        assert needed <= options_of(known(name)), name
+    for name, command in every():
+        if name.startswith("plan "):
+            options = options_of(command)
+            assert {"--output", "--expires", "--quiet", "--reason"} <= options
+            assert not {"--dry-run", "--yes"} & options
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    """What a shell is to source; then commands, verbs and options are completed."""
+    whole = {"prog_name": "clustertune"}
+    variable = "_CLUSTERTUNE_COMPLETE"
+    source = CliRunner().invoke(main, [], env={variable: f"{shell}_source"}, **whole)
+    assert source.exit_code == 0
+    assert variable in source.stdout
+    for typed, expected in (
+        (["clustertune", "rest"], "restart"),
+        (["clustertune", "plan", "resi"], "resize"),
+        (["clustertune", "trim", "--dry"], "--dry-run"),
+    ):
+        words = " ".join(typed)
+        place = typed[-1] if shell == "fish" else str(len(typed) - 1)
+        asked = {variable: f"{shell}_complete", "COMP_WORDS": words}
+        asked["COMP_CWORD"] = place
+        found = CliRunner().invoke(main, [], env=asked, **whole)
+        assert expected in found.stdout
 
 
 def test_version() -> None:

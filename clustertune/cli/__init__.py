@@ -14,6 +14,7 @@ from __future__ import annotations
 import click
 
 from clustertune import __version__
+from clustertune.cli.examples import examples
 from clustertune.cli.lazy import LazyGroup
 
 # By name: the module that has the command, and the first sentence of its help.
@@ -89,6 +90,11 @@ COMMANDS = {
     table=COMMANDS,
     package=__name__,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "clustertune check tcp://10.0.0.5:8786",
+        "clustertune restart --help",
+        'eval "$(_CLUSTERTUNE_COMPLETE=bash_source clustertune)"   (completion)',
+    ),
 )
 @click.version_option(__version__, package_name="clustertune")
 def main() -> None:

@@ -15,6 +15,7 @@ from tabulate import tabulate
 from clustertune import arguments, monitor
 from clustertune.calls import Call
 from clustertune.cli.consent import Consent, with_consent
+from clustertune.cli.examples import examples
 from clustertune.cli.running import (
     FAILED,
     REFUSED,
@@ -53,7 +54,12 @@ _timeout = click.option(
 )  # fmt: skip
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune resize --nthreads 2 --memory-limit 8GiB",
+        "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
+    )
+)
 @on_a_cluster(manager=True)
 @format_option
 @worker_option
@@ -100,7 +106,13 @@ def resize(
     change(target, call_of("resize", workers, options), form, consent)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune restart tcp://10.0.0.5:8786",
+        'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
+        "clustertune restart --max-unavailable 25% --dry-run",
+    )
+)
 @on_a_cluster(manager=True)
 @format_option
 @worker_option
@@ -137,7 +149,12 @@ def restart(
     change(target, call_of("restart", workers, options), form, consent)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune scale 4 tcp://10.0.0.5:8786",
+        "clustertune scale 16 --cluster gateway:prod.1 --yes",
+    )
+)
 @click.argument("n_workers", type=click.IntRange(1))
 @on_a_cluster(manager=True)
 @format_option
@@ -163,7 +180,12 @@ def scale(
     change(target, Call(verb="scale", options=options), form, consent)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune trim tcp://10.0.0.5:8786",
+        "clustertune trim --worker 3 --yes --quiet",
+    )
+)
 @on_a_cluster(manager=True)
 @format_option
 @worker_option
@@ -178,7 +200,12 @@ def trim(
     change(target, call_of("trim", workers), form, consent)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune release tcp://10.0.0.5:8786",
+        "clustertune release --prefix random_sample --include-other-clients --dry-run",
+    )
+)
 @on_a_cluster()
 @format_option
 @click.option(

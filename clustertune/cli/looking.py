@@ -20,6 +20,7 @@ from clustertune import (
     monitor,
     workloads,
 )
+from clustertune.cli.examples import examples
 from clustertune.cli.running import (
     format_option,
     rendered,
@@ -35,7 +36,12 @@ from clustertune.watcher import Monitor
 from clustertune.wording import plural, printable
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune demo",
+        "clustertune demo --parquet flights.parquet --label delay --workers 4",
+    )
+)
 @click.option("--parquet", type=click.Path(), help="A Parquet file or folder to use.")
 @click.option("--label", help="The column of it that is to be predicted.")
 @click.option(
@@ -56,7 +62,12 @@ def demo(parquet: str | None, label: str | None, workers: int) -> None:
             raise click.UsageError(str(error)) from error
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune doctor tcp://10.0.0.5:8786",
+        "clustertune doctor --scheduler-file scheduler.json -f json",
+    )
+)
 @on_a_cluster()
 @format_option
 def doctor(target: Target, form: str) -> None:
@@ -66,7 +77,12 @@ def doctor(target: Target, form: str) -> None:
     sys.exit(0 if found.healthy else 1)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune report tcp://10.0.0.5:8786",
+        "clustertune report -f html > report.html",
+    )
+)
 @on_a_cluster()
 @format_option
 def report(target: Target, form: str) -> None:
@@ -87,7 +103,12 @@ _fail_on = click.option(
 _workload = click.option("--workload", help="What will train, like xgboost.")
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune check tcp://10.0.0.5:8786",
+        "clustertune check --workload xgboost --fail-on warning -f json",
+    )
+)
 @on_a_cluster()
 @format_option
 @_workload
@@ -110,7 +131,12 @@ def check(
     sys.exit(_severe(found.found, fail_on))
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune watch tcp://10.0.0.5:8786",
+        "clustertune watch --for 1h -f json > events.jsonl",
+    )
+)
 @on_a_cluster()
 @_workload
 @click.option(
@@ -165,7 +191,9 @@ async def _print_events(monitor: Monitor, form: str) -> None:
                 click.echo(f"{at} {printable(str(event))}")
 
 
-@click.command()
+@click.command(
+    epilog=examples("clustertune explain", "clustertune explain uneven_rows")
+)
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
     """The page of a check; without NAME what checks there are."""

@@ -91,8 +91,8 @@ def _planned(command: click.Command) -> click.Command:
 
 
 _EXAMPLES = {
-    "prepare": " --dataset X --dataset y --workload xgboost",
-    "release": " --prefix random_sample --include-other-clients",
+    "prepare": " --dataset X --dataset y",
+    "release": " --prefix add --include-other-clients",
     "resize": " --nthreads 4",
     "restart": " --worker 3",
     "scale": " 4",

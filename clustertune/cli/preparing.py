@@ -11,6 +11,7 @@ from clustertune import arguments, workloads
 from clustertune.calls import Call
 from clustertune.cli.changing import change, worker_option
 from clustertune.cli.consent import Consent, with_consent
+from clustertune.cli.examples import examples
 from clustertune.cli.running import format_option
 from clustertune.cli.target import Target, on_a_cluster
 
@@ -84,7 +85,13 @@ def _options_of_prepare(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune prepare --dataset X --dataset y --workload xgboost",
+        "clustertune prepare --dataset X --dataset y --keep-old {name}-old --dry-run",
+        "clustertune prepare --dataset X --dataset y --restart auto --yes",
+    )
+)
 @on_a_cluster(manager=True)
 @format_option
 @click.option(

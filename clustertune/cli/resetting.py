@@ -11,6 +11,7 @@ from distributed import Client
 from clustertune import resetting
 from clustertune.adapters import saturn
 from clustertune.cli.consent import Consent, with_consent
+from clustertune.cli.examples import examples
 from clustertune.cli.running import (
     CONNECT,
     REFUSED,
@@ -23,7 +24,12 @@ from clustertune.report import Report
 from clustertune.wording import printable
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune reset --worker-size 2xlarge --dry-run",
+        "clustertune reset --save-to s3://bucket/saved --dataset X --dataset y",
+    )
+)
 @format_option
 @click.option("--worker-size", metavar="NAME", help="As the manager calls it.")
 @click.option("--scheduler-size", metavar="NAME", help="As the manager calls it.")

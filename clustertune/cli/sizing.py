@@ -7,13 +7,19 @@ import sys
 import click
 
 from clustertune import sizing
+from clustertune.cli.examples import examples
 from clustertune.cli.running import format_option, rendered, told
 from clustertune.wording import printable
 
 _count = click.IntRange(1)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune size --rows 100000000 --columns 50 --workload xgboost",
+        "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
+    )
+)
 @click.option("--rows", type=_count, help="Rows of the data.")
 @click.option("--columns", type=_count, help="Columns: features, labels, weights.")
 @click.option(
