@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-MAKERS = ("make_checks", "make_workloads")
+MAKERS = ("make_checks", "make_cli", "make_workloads")
 FILES = {
     name: make
     for maker in MAKERS
@@ -22,7 +22,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_made_is_current(name: str) -> None:
-    """After a change of a check or a profile: ``python -m docs.make_...``."""
+    """After a change of what it is made of: ``python -m docs.make_...``."""
     assert (ROOT / name).read_text() == FILES[name]()
 
 
