@@ -154,13 +154,9 @@ def _options(
     options = [p for p in command.params if isinstance(p, click.Option)]
     yield from (_option(p, context) for p in options if p.opts[-1] not in common)
     taken = {p.opts[-1] for p in options}
-    links = [
-        f"[{title.lower()}](#{title.lower().replace(' ', '-')})"
-        for title, (_, names) in COMMON.items()
-        if taken & set(names)
-    ]
-    if links:
-        yield f"- {'; '.join(links)}"
+    titles = [t for t, (_, names) in COMMON.items() if taken & set(names)]
+    if titles:
+        yield f"- those under {' and '.join(f'*{title}*' for title in titles)}"
 
 
 def _option(option: click.Option, context: click.Context) -> str:

@@ -1,0 +1,154 @@
+"""``clustertune plan`` and ``apply``: what is planned here is carried out there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import pytest
+from click.testing import CliRunner
+from distributed import Client, LocalCluster, wait
+
+from clustertune.calls import Call
+from clustertune.cli import main
+from clustertune.planfile import StoredPlan
+from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A scheduler and two workers that other clients can reach."""
+    options: dict[str, Any] = {"processes": False, "protocol": "tcp"}
+    options["dashboard_address"] = "127.0.0.1:0"
+    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "plan.json")
+
+
+def noted(cluster: LocalCluster) -> list[Any]:
+    """What calls have done so far."""
+    with Client(cluster, set_as_default=False) as client:
+        events = client.get_events("clustertune")
+    return [(e["action"], e["reason"]) for _, e in events if "by" in e]
+
+
+def test_there_and_back(cluster: LocalCluster, file: str) -> None:
+    """Kept with all that was typed; carried out without an address."""
+    address = cluster.scheduler_address
+    planned = run("plan", "trim", "--worker", "0", "-o", file, "--reason", "R", address)
+    assert planned.exit_code == 0
+    assert planned.stdout.startswith("plan: trim(workers=['0'])\n")
+    assert f"carry it out: clustertune apply {file}" in planned.stderr
+    assert noted(cluster) == []
+    tried = run("apply", "--dry-run", file)
+    assert (tried.exit_code, noted(cluster)) == (0, [])
+    done = run("apply", file, "--yes", "-f", "json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["steps"][0]["status"] == "done"
+    assert noted(cluster) == [("trim", "R")]
+
+
+def test_published_data(cluster: LocalCluster, file: str) -> None:
+    """Without a verb it is ``prepare``; a second time things have changed."""
+    address = cluster.scheduler_address
+    with Client(cluster) as client:
+        first = next(iter(client.scheduler_info()["workers"]))
+        X = client.persist(da.ones((40, 2), chunks=(10, 2)), workers=[first])
+        wait(X)
+        client.publish_dataset(X=X)
+    named = ("--dataset", "X", "--no-rechunk", "--quiet", "-f", "json")
+    planned = run("plan", *named, "-o", file, address)
+    assert (planned.exit_code, planned.stderr) == (0, "")
+    assert StoredPlan.from_json(planned.stdout) == StoredPlan.load(file)
+    assert run("apply", "-y", file, address).exit_code == 0
+    again = run("apply", "-y", file, address)
+    assert again.exit_code == 4
+    assert "nothing was done: X lies on other workers" in again.stderr
+
+
+def test_what_is_refused(cluster: LocalCluster, file: str) -> None:
+    """Workers without nannies cannot be restarted: there is no plan to keep."""
+    refused = run("plan", "restart", "-o", file, cluster.scheduler_address)
+    assert refused.exit_code == 4
+    assert "it has no nanny" in " ".join(refused.stdout.split())
+    assert "it is not kept" in refused.stderr
+    assert not Path(file).exists()
+
+
+def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> None:
+    """Each with its own message, and before anybody is asked."""
+    run("plan", "trim", "-o", file, "-q", cluster.scheduler_address)
+    text = Path(file).read_text()
+
+    def tried(found: str, *, code: int) -> str:
+        Path(file).write_text(found)
+        result = run("apply", file, "--yes")
+        assert (result.exit_code, result.stdout) == (code, "")
+        return result.stderr.splitlines()[-1]
+
+    plan = StoredPlan.from_json(text)
+    edited = text.replace('"reason": ""', '"reason": "mine"', 1)
+    assert f"{file}: the plan was edited" in tried(edited, code=4)
+    assert "no JSON" in tried(text[:-3], code=2)
+    stale = replace(plan, made=1.0, expires=61.0)
+    assert "and held for 60 s; plan again" in tried(stale.to_json(), code=4)
+    other = replace(plan, seen=replace(plan.seen, scheduler="Scheduler-0"))
+    assert "was started again since" in tried(other.to_json(), code=4)
+    gone = Call(verb="trim", options={"workers": ["7"]})
+    assert "there is no 7" in tried(replace(plan, call=gone).to_json(), code=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["plan", "divine"], "No such command 'divine'"),
+        (["plan", "--workload", "xgboost"], "Missing option '--dataset'"),
+        (["plan", "trim", "--dry-run"], "No such option"),
+        (["plan", "trim", "--expires", "soon"], "--expires='soon' must be a duration"),
+        (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),
+        (["plan", "trim"], "which cluster? give ADDRESS"),
+        (["apply", "/no/such/plan.json"], "does not exist"),
+        (["apply", __file__], "this is no JSON"),
+    ],
+)
+def test_usage(arguments: list[str], text: str) -> None:
+    """What was typed wrongly exits with 2, before any cluster is asked."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["trim", "apply", "scale", "release"])
+def test_nobody_is_waited_for(
+    verb: str, cluster: LocalCluster, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody can answer: exit code 2, and nothing is changed."""
+    address = cluster.scheduler_address
+    before = noted(cluster)
+    run("plan", "trim", "-o", file, "-q", address)
+    with Client(cluster) as client:
+        kept = client.persist(da.ones(5, chunks=5))
+        wait(kept)
+        arguments = {
+            "apply": [file],
+            "scale": ["1"],
+            "release": ["--prefix", "ones_like", "--include-other-clients"],
+        }
+        typed = [verb, *arguments.get(verb, []), address]
+        monkeypatch.setattr("click.confirm", _never)
+        result = CliRunner().invoke(main, typed, input="y\n")
+    assert result.exit_code == 2, result.output
+    assert "nobody can be asked here: give --yes, or --dry-run" in result.stderr
+    assert noted(cluster) == before
+
+
+def _never(*_: Any, **__: Any) -> bool:
+    raise AssertionError("it asks")
