@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
 
+# what Dask's parsers raise for what they cannot read, infinite amounts among it
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+
 
 def fraction(name: str, value: object, *, zero: bool = False) -> float:
     """A number from 0 to 1; 0 itself only where ``zero`` allows it."""
@@ -187,7 +190,7 @@ def duration(name: str, value: Any) -> float:
     text = f'{name}={value!r} must be a duration, like "10 minutes", "30s" or 90'
     try:
         seconds = float(parse_timedelta(value))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ValueError(text) from error
     if not seconds > 0:
         raise ValueError(text)
@@ -203,7 +206,7 @@ def nbytes(name: str, value: Any) -> int | None:
         raise ValueError(text)  # noqa: TRY004
     try:
         found = int(parse_bytes(value))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ValueError(text) from error
     if found < 2**20:
         raise ValueError(text)

@@ -131,13 +131,4 @@ def exit_code(error: errors.ClustertuneError) -> int:
     """What the process ends with after this error."""
     if isinstance(error, errors.ConnectionLostError):
         return UNREACHED
-    refused = (
-        errors.AlignmentError,
-        errors.CapacityError,
-        errors.LeaseHeldError,
-        errors.NoWorkersError,
-        errors.RefusedError,
-        errors.ScaleError,
-        errors.VersionMismatchError,
-    )
-    return REFUSED if isinstance(error, refused) else FAILED
+    return REFUSED if isinstance(error, errors.REFUSALS) else FAILED
