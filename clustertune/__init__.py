@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from clustertune.operations import restart as restart
     from clustertune.operations import scale as scale
     from clustertune.operations import trim as trim
+    from clustertune.played import Played as Played
+    from clustertune.playing import run as run
     from clustertune.preparation import last_report as last_report
     from clustertune.preparation import prepare as prepare
     from clustertune.prepared import Prepared as Prepared
@@ -38,6 +40,7 @@ _PUBLIC = {
     "last_report": "preparation",
     "load": "saving",
     "Monitor": "watcher",
+    "Played": "played",
     "prepare": "preparation",
     "Prepared": "prepared",
     "Recreated": "resetting",
@@ -46,6 +49,7 @@ _PUBLIC = {
     "reset": "resetting",
     "resize": "operations",
     "restart": "operations",
+    "run": "playing",
     "save": "saving",
     "scale": "operations",
     "size": "sizing",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -159,6 +159,23 @@ def names(name: str, value: Any) -> tuple[str | int, ...] | None:
         f"{name}={value!r} must be a list of names or addresses of workers, like "
         f'{name}=["tcp://10.0.0.5:41234"], or None for all'
     )
+
+
+def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
+    """Some of the texts that there are; None is none of them.
+
+    Raises
+    ------
+    ValueError
+        It names something else, or nothing.
+    """
+    if value is None:
+        return frozenset()
+    if isinstance(value, Collection) and not isinstance(value, str) and value:
+        listed = list(value)
+        if all(x in known for x in listed):
+            return frozenset(listed)
+    raise ValueError(f"{name}={value!r} must be a list of some of {', '.join(known)}")
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from clustertune import arguments, checks
 from clustertune.errors import PlaybookError
 from clustertune.model import Severity
 from clustertune.plainyaml import LARGEST, Node, parse
-from clustertune.wording import names_text, printable, seconds_text
+from clustertune.wording import bytes_text, names_text, printable, seconds_text
 
 VERSION = 1
 MOST_STEPS = 50
@@ -56,7 +56,7 @@ class Step:
             return f"check {', '.join(self.check)}"
         text = self.do
         if self.options:
-            shown = (f"{k}: {_value_text(v)}" for k, v in self.options.items())
+            shown = (f"{k}: {_value_text(k, v)}" for k, v in self.options.items())
             text += f" ({', '.join(shown)})"
         if self.when:
             text += f", when {self.when} is at least {self.at_least}"
@@ -94,7 +94,11 @@ class Playbook:
         return tuple(s.do for s in self.steps if s.do in ON_DATA)
 
 
-def _value_text(value: Any) -> str:
+def _value_text(key: str, value: Any) -> str:
+    if key in ("timeout", "wait"):
+        return seconds_text(value)
+    if key == "memory_limit":
+        return bytes_text(value)
     if isinstance(value, list | tuple):
         return names_text([str(v) for v in value], most=8)
     return printable(str(value), longest=60)

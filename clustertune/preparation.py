@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -90,7 +90,7 @@ async def tune(
     else:
         await _look_and_plan(cluster, journal, notify, settings)
     # out of rounds: what would train on wrong labels must not be handed over
-    _refuse(journal.findings[-1])
+    _refuse_left(journal.findings[-1], journal.views[-1])
 
 
 def _in_vain(outcomes: Sequence[Outcome]) -> bool:
@@ -119,7 +119,7 @@ async def _look_and_plan(
         plan = planner.make_plan(found, view)
     journal.plans.append(plan)
     if not plan.steps:
-        _refuse(found)  # what could have been put right was not
+        _refuse_left(found, view)
     return plan
 
 
@@ -127,6 +127,12 @@ def _timed(view: View, overhead: float | None) -> View:
     """The view in which it is known what a task costs."""
     now = replace(view.now, overhead=overhead)
     return replace(view, snapshots=(*view.snapshots[:-1], now))
+
+
+def _refuse_left(findings: Iterable[Finding], view: View) -> None:
+    """Raise for what could have been put right by this call, and was not."""
+    allows = view.goal.allows
+    _refuse(f for f in findings if not f.fixed_by or allows(f.fixed_by))
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
@@ -166,6 +172,7 @@ def prepare(
     tolerance: float = 0.05,
     memory_fraction: float = 0.7,
     strict: bool = False,
+    only: Collection[str] | None = None,
     dry_run: bool = False,
     progress: bool | Callable[[str, float | None], None] | None = None,
     timeout: str | float = "10 minutes",
@@ -244,6 +251,11 @@ def prepare(
         How much of a worker's memory limit the fit may fill, as a fraction.
     strict
         Raise if the fit will lack memory, instead of reporting it.
+    only
+        Of what this call may do, only this, by the names that steps have in a report:
+        ``"restart"``, ``"adapt"``, ``"scale"``, ``"persist"``, ``"reorder"``,
+        ``"rechunk"``, ``"rebalance"``, ``"replicate"``. What the others would put right
+        stays as it is: a fit on what is handed back then may be wrong.
     dry_run
         Change nothing; the report says what would be done and what it would cost.
     progress
@@ -314,6 +326,7 @@ LeaseHeldError
         tolerance=0.0 if profile.exact_rows else spread,
         memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
         strict=strict,
+        only=arguments.some_of("only", only, [name for _, name in planner.PHASES]),
     )
     inputs.refuse_unfit(given, goal)
     for x in given:
