@@ -640,22 +640,42 @@ def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook
     ValueError
         There is no such playbook; the text says which there are.
     """
+    path = _file(which)
+    return load(_content(path), printable(path.name), values)
+
+
+def text_of(which: str | Path) -> str:
+    """The file of a playbook as it is, with what a terminal would not print replaced.
+
+    Raises
+    ------
+    ValueError
+        There is no such playbook.
+    """
+    lines = _content(_file(which)).decode(errors="replace").splitlines()
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def _file(which: str | Path) -> Path:
     text = str(which)
     if isinstance(which, Path) or "/" in text or text.endswith((".yaml", ".yml")):
-        path = Path(which).expanduser()
-    else:
-        known = available()
-        if text not in known:
-            raise ValueError(
-                f"{_unknown('playbook', text, known)}; or give the path of a file"
-            )
-        path = known[text]
+        return Path(which)
+    known = available()
+    if text not in known:
+        raise ValueError(
+            f"{_unknown('playbook', text, known)}; or give the path of a file"
+        )
+    return known[text]
+
+
+def _content(path: Path) -> bytes:
+    """As much of a file as is read of any."""
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
-    except (OSError, ValueError) as error:  # ValueError: a path with a null in it
+        with path.expanduser().open("rb") as file:
+            return file.read(LARGEST + 1)
+    # what is no path at all, or a home that nobody has
+    except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
             f"the playbook {printable(str(path))} cannot be read: {reason}"
         ) from error
-    return load(content, printable(path.name), values)

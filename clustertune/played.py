@@ -122,7 +122,8 @@ class Played:
         bad = [status for status in there if status in BAD]
         if bad:
             return 4 if set(bad) == {"refused"} and "done" not in there else 5
-        if fail_on is None:
+        # what is planned may put right what was found
+        if fail_on is None or "planned" in there:
             return 0
         return int(any(f.severity >= fail_on for f in self.found))
 

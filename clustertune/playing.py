@@ -271,6 +271,7 @@ class Playing:
     dry_run: bool
     progress: bool | Notify | None
     _told: Progress = field(init=False)
+    _awaited: bool = False  # a dry run has planned what has to be done for more
 
     def __post_init__(self) -> None:
         self._told = Progress(self.progress)
@@ -346,6 +347,9 @@ class Playing:
     async def _do(self, step: Step) -> PlayedStep:
         if step.do == "release" and self.material is None and not step.options:
             return _played(step, "skipped", reason="no data was given")
+        if step.do in ON_DATA and self._awaited:
+            reason = "what there is to do is known when the data is as planned before"
+            return _played(step, "planned", reason=reason)
         condition = _Condition()
         if step.when:
             condition = await self._condition(step)
@@ -361,6 +365,7 @@ class Playing:
                 raise
             return _played(step, "failed", reason=str(error), found=condition.found)
         status = _status(report)
+        self._awaited |= status == "planned" and step.do in ON_DATA
         reason = condition.reason if status == "planned" else ""
         return _played(
             step,
@@ -393,7 +398,7 @@ class Playing:
         names = named(about, step.when, step.at_least)
         if not names:
             why = unknown(about, step.when)
-            level = f"{step.when} is not {step.at_least} now"
+            level = f"{step.when} is below {step.at_least} now"
             return _Condition(reason=f"unknown: {why}" if why else level, found=about)
         if not step.holds:
             return _Condition(named=names, found=about)

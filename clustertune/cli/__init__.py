@@ -34,6 +34,10 @@ COMMANDS = {
         "looking",
         "The page of a check; without NAME what checks there are.",
     ),
+    "playbooks": (
+        "playing",
+        "The playbooks that there are; with NAME, the text of one.",
+    ),
     "prepare": (
         "preparing",
         "Get published data ready for a fit; the names point to the new pieces then.",
@@ -54,6 +58,10 @@ COMMANDS = {
     "restart": (
         "changing",
         "Restart workers one after the other, without losing what they hold.",
+    ),
+    "run": (
+        "playing",
+        "Carry out a playbook: checks, and what to do where they find something.",
     ),
     "scale": (
         "changing",
