@@ -22,7 +22,13 @@ class Material(Protocol):
     prepared: Prepared | None  # what ``prepare`` has handed back last
 
     async def inputs(self) -> inputs.Inputs:
-        """The collections as they are now."""
+        """The collections as they are now.
+
+        Raises
+        ------
+        TypeError, ValueError, RefusedError
+            They cannot be what a fit is on, or are published no more.
+        """
 
     async def prepare(self, **options: Any) -> Report:
         """Do what :func:`clustertune.prepare` does with them."""
@@ -90,7 +96,7 @@ class DataSets:
     prepared: Prepared | None = None
 
     async def inputs(self) -> inputs.Inputs:
-        X, *rest = await publishing.fetch(self.client, self.names)
+        X, *rest = await publishing.collections(self.client, self.names)
         y, *others = rest or [None]
         return inputs.gather(X, y, others, {}, None)
 
@@ -103,7 +109,7 @@ class DataSets:
         """Unpublish them; what nobody holds is freed then."""
         del options  # there is nothing to wait for
         start = monotonic()
-        await publishing.fetch(self.client, self.names)  # refuses names that are none
+        await publishing.fetch(self.client, self.names)  # refuses names of none
         for name in () if dry_run else self.names:
             unpublish: Any = self.client.unpublish_dataset
             await unpublish(name)
@@ -114,7 +120,7 @@ class DataSets:
             status="planned" if dry_run else "done",
             predicted_bytes=0,
             predicted_seconds=None,
-            at_risk=f"data that only {names_text(self.names, most=8)} names",
+            at_risk=f"what only {names_text(self.names, most=8)} hold",
             seconds=None if dry_run else monotonic() - start,
         )
         return Report(status=step.status, seconds=monotonic() - start, steps=(step,))

@@ -154,6 +154,7 @@ class Played:
                 "status": s.status,
                 "seconds": s.seconds,
                 "reason": s.reason,
+                "checks": s.checks,
                 **_plain(Report(status=s.status, seconds=s.seconds, found=s.found)),
                 "report": None if s.report is None else json.loads(s.report.to_json()),
             }

@@ -103,9 +103,9 @@ def run(
     Returns
     -------
     Played
-        Printable. It has the collections as they are then, as ``.X``, ``.y`` and so on,
-        and says of each step what was found and done. What fails is in it, and is not
-        raised.
+        Printable. It has the collections as they are then, as ``.X``, ``.y`` and so on
+        (None once a step has let them go), and says of each step what was found and
+        done. What fails is in it, and is not raised.
 
     Raises
     ------
@@ -277,8 +277,16 @@ class Playing:
         self._told = Progress(self.progress)
 
     async def play(self) -> Played:
-        """All steps, in the client's event loop."""
+        """All steps, in the client's event loop.
+
+        Raises
+        ------
+        ValueError, ClustertuneError
+            The data is not there, or is none; nothing was begun.
+        """
         start, done = monotonic(), list[PlayedStep]()
+        if self.material is not None:
+            await self.material.inputs()
         stopped = ""
         for i, step in enumerate(self.playbook.steps):
             if stopped:
@@ -346,7 +354,9 @@ class Playing:
 
     async def _do(self, step: Step) -> PlayedStep:
         if step.do == "release" and self.material is None and not step.options:
-            return _played(step, "skipped", reason="no data was given")
+            return _played(step, "skipped", reason="there is no data to let go")
+        if self.material is None and (step.do in ON_DATA or "keep" in step.options):
+            return _played(step, "refused", reason="a step before has let the data go")
         if step.do in ON_DATA and self._awaited:
             reason = "what there is to do is known when the data is as planned before"
             return _played(step, "planned", reason=reason)
@@ -381,7 +391,10 @@ class Playing:
     async def _found(self) -> tuple[Finding, ...]:
         given = inputs.NOTHING
         if self.material is not None:
-            given = await self.material.inputs()
+            try:
+                given = await self.material.inputs()
+            except ValueError as error:  # unpublished meanwhile
+                raise RefusedError(str(error)) from error
         question = Question(
             client=self.client,
             given=given,
@@ -486,14 +499,17 @@ class Playing:
         prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)
         if not prefixes and keep is None:
             assert self.material is not None
-            return await self.material.let_go(**options)
+            report = await self.material.let_go(**options)
+            if not self.dry_run:
+                self.material = None
+            return report
         if keep == GIVEN:
             assert self.material is not None
             given = await self.material.inputs()
             options["keep"] = [x.collection for x in given]
         release: Any = operations.release
-        report: Report = await release(self.client, *prefixes, **options)
-        return report
+        done: Report = await release(self.client, *prefixes, **options)
+        return done
 
     async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
         """Workers that a condition names, as far as they are there.

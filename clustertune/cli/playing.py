@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from clustertune import playbook as playbooks_of
 from clustertune import playing, workloads
+from clustertune.cli.changing import told_usage
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.running import format_option, rendered
 from clustertune.cli.running import run as run_on
@@ -105,7 +106,7 @@ def run(
             played: Played = await running
             return played
 
-        return run_on(target, work)
+        return run_on(target, lambda client: told_usage(work(client)))
 
     def end(played: Played) -> None:
         click.echo(rendered(played, form))
