@@ -296,7 +296,7 @@ class Playing:
                 begun = monotonic()
                 one = replace(await self._step(step), seconds=monotonic() - begun)
                 if one.status in BAD and self._stops(one):
-                    stopped = f"steps[{i}] was {one.status}"
+                    stopped = f"steps[{i}] {_ENDS[one.status]}"
                 elif one.status in ("done", "left") and step.do:
                     await self._settle(i)
             done.append(one)
@@ -534,6 +534,7 @@ class Playing:
 
 
 _LOST = "the cluster is lost"
+_ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
 
 
 @dataclass(frozen=True, kw_only=True)
