@@ -139,13 +139,6 @@ def _keep(name: str, value: Any) -> str:
     )
 
 
-def _duration(name: str, value: Any) -> float:
-    seconds = arguments.duration(name, value)
-    if math.isinf(seconds):
-        raise ValueError(f"{name}={value!r} must end at some time")
-    return seconds
-
-
 def _pause(name: str, value: Any) -> float:
     """Seconds, 0 among them."""
     text = f'{name}={value!r} must be a duration, like "30s", or 0'
@@ -177,10 +170,10 @@ KEYS: Mapping[str, Reader] = {
     "prefixes": _prefixes,
     "rechunk": arguments.cutting,
     "release_inputs": arguments.flag,
-    "timeout": _duration,
+    "timeout": arguments.duration,
     "to": arguments.kind,
     "tolerance": lambda name, value: arguments.fraction(name, value, zero=True),
-    "wait": _duration,
+    "wait": arguments.duration,
     "workers": _workers,
 }
 #: by action, the keys that it takes: arguments of the function of that name, of
@@ -528,7 +521,7 @@ def _with_value(root: Node, key: str, text: str) -> Node:
     if len(hits) != 1:
         names = sorted(_path(p) for p in hits or paths)
         problem = "stands for several; say which" if hits else "is not in this playbook"
-        near = "" if hits else _near(key, names)
+        near = "" if hits else _near(key, [*names, *(n.split(".")[-1] for n in names)])
         raise PlaybookError(
             f"{where}: {_short(key)} {problem}; choose from: {', '.join(names)}{near}"
         )
