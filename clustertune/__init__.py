@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from clustertune.planfile import StoredPlan as StoredPlan
     from clustertune.planning import apply as apply
     from clustertune.planning import plan as plan
+    from clustertune.played import Played as Played
+    from clustertune.playing import run as run
     from clustertune.preparation import last_report as last_report
     from clustertune.preparation import prepare as prepare
     from clustertune.prepared import Prepared as Prepared
@@ -43,6 +45,7 @@ _PUBLIC = {
     "load": "saving",
     "Monitor": "watcher",
     "plan": "planning",
+    "Played": "played",
     "prepare": "preparation",
     "Prepared": "prepared",
     "Recreated": "resetting",
@@ -51,6 +54,7 @@ _PUBLIC = {
     "reset": "resetting",
     "resize": "operations",
     "restart": "operations",
+    "run": "playing",
     "save": "saving",
     "scale": "operations",
     "size": "sizing",

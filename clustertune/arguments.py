@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
+
+# what Dask's parsers raise for what they cannot read, infinite amounts among it
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 def fraction(name: str, value: object, *, zero: bool = False) -> float:
@@ -158,6 +161,23 @@ def names(name: str, value: Any) -> tuple[str | int, ...] | None:
     )
 
 
+def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
+    """Some of the texts that there are; None is none of them.
+
+    Raises
+    ------
+    ValueError
+        It names something else, or nothing.
+    """
+    if value is None:
+        return frozenset()
+    if isinstance(value, Collection) and not isinstance(value, str) and value:
+        listed = list(value)
+        if all(x in known for x in listed):
+            return frozenset(listed)
+    raise ValueError(f"{name}={value!r} must be a list of some of {', '.join(known)}")
+
+
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Some texts, none of them empty."""
     if all(isinstance(v, str) and v for v in value):
@@ -187,7 +207,7 @@ def duration(name: str, value: Any) -> float:
     text = f'{name}={value!r} must be a duration, like "10 minutes", "30s" or 90'
     try:
         seconds = float(parse_timedelta(value))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ValueError(text) from error
     if not seconds > 0:
         raise ValueError(text)
@@ -203,7 +223,7 @@ def nbytes(name: str, value: Any) -> int | None:
         raise ValueError(text)  # noqa: TRY004
     try:
         found = int(parse_bytes(value))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ValueError(text) from error
     if found < 2**20:
         raise ValueError(text)

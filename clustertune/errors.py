@@ -76,6 +76,10 @@ class IncompleteError(ClustertuneError):
     """Data could not be loaded, or was lost with a worker and cannot be recomputed."""
 
 
+class PlaybookError(ClustertuneError, ValueError):
+    """A playbook is not as it must be; nothing was done. A line for each mistake."""
+
+
 class SaveError(ClustertuneError):
     """Data could not be written, or what was saved is not as it was; none is lost."""
 
@@ -94,3 +98,15 @@ class LayoutChanged(VerificationError):  # noqa: N818 (it says what happened)
 
 class TimedOutError(ClustertuneError, TimeoutError):
     """The time that was given is over; the data is whole, where the report says."""
+
+
+#: what was asked for was not begun: the cluster, or a rule, stands against it
+REFUSALS = (
+    AlignmentError,
+    CapacityError,
+    LeaseHeldError,
+    NoWorkersError,
+    RefusedError,
+    ScaleError,
+    VersionMismatchError,
+)

@@ -45,7 +45,8 @@ class Journal:
         # rows that nobody could count are not known to be even, nor to be paired
         view = self.views[-1]
         unknown = any(not (x.loaded and x.aligned) for x in view.layouts)
-        unknown = unknown and view.loads
+        # unless only a part of the work was asked for
+        unknown = unknown and view.loads and not view.goal.only
         if last.steps or last.refused or unknown:
             return "left"
         return "done" if self.outcomes else "fine"
@@ -53,10 +54,12 @@ class Journal:
     def report(self, status: str, seconds: float, error: str = "") -> Report:
         """What was seen, done and left."""
         views, found = self.views, self.findings
+        # a part of the work has not prepared for any
+        whole = views and not views[0].goal.only
         return Report(
             status=status,
             seconds=seconds,
-            workload=views[0].goal.workload.name if views else "",
+            workload=views[0].goal.workload.name if whole else "",
             error=error,
             found=found[0] if found else (),
             left=found[-1] if found else (),

@@ -181,6 +181,11 @@ class Goal:
     release_inputs: bool = False  # free old pieces that are cut, one by one
     to: str | None = None  # "array": frames and series become arrays
     dtype: str | None = None  # of the numbers in features
+    only: frozenset[str] = frozenset()  # actions that may be taken; none: all
+
+    def allows(self, action: str) -> bool:
+        """Whether this call may take an action."""
+        return not self.only or action in self.only
 
     @property
     def changes(self) -> bool:

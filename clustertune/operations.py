@@ -23,8 +23,8 @@ from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
 from clustertune.errors import ScaleError
 from clustertune.live import Asked
-from clustertune.model import Notify, Size, Step, View
-from clustertune.procedure import Procedure, carry_out
+from clustertune.model import Key, Notify, Size, Step, View
+from clustertune.procedure import Procedure, Steps, carry_out
 from clustertune.report import Report
 from clustertune.wording import names_text
 
@@ -393,18 +393,54 @@ def release(
             )
         yield from releasing.steps(view, wanted, kept, include_other_clients=others)
 
-    procedure = Procedure(
+    procedure = _release(
+        client, steps, kept, arguments.duration("timeout", timeout), dry, progress
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
+
+
+def let_go(
+    client: Client,
+    *collections: Any,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "1 minute",
+) -> Report:
+    """Let go of these collections, as far as nobody but this client wants their keys.
+
+    Parameters, what is returned and what is raised are as of :func:`release`.
+    """
+    going = {f.key for f in futures_of(collections)}
+    kept = tuple(key for key in client.futures if key not in going)
+
+    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+        yield from releasing.steps(view, (), kept)
+
+    seconds = arguments.duration("timeout", timeout)
+    procedure = _release(client, steps, kept, seconds, dry_run, progress)
+    report: Report = client.sync(carry_out, procedure)
+    return report
+
+
+def _release(
+    client: Client,
+    steps: Steps,
+    kept: tuple[Key, ...],
+    seconds: float,
+    dry_run: bool,
+    progress: bool | Notify | None,
+) -> Procedure:
+    return Procedure(
         client=client,
         name="release",
         steps=steps,
-        timeout=arguments.duration("timeout", timeout),
-        dry_run=dry,
+        timeout=seconds,
+        dry_run=dry_run,
         progress=progress,
         asked=Asked(holdings=True, kept=kept),
         may_be_empty=True,
     )
-    report: Report = client.sync(carry_out, procedure)
-    return report
 
 
 def _given(collections: Sequence[Any]) -> inputs.Inputs:

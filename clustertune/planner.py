@@ -57,6 +57,8 @@ def make_plan(
     refused: list[Refusal] = []
     last = ""
     for phase, name in PHASES:
+        if not view.goal.allows(name):
+            continue
         steps: list[Step] = []
         for step in known[name].propose(findings, view):
             last = phase

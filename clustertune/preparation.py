@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -92,7 +92,7 @@ async def tune(
     else:
         await _look_and_plan(cluster, journal, notify, settings)
     # out of rounds: what would train on wrong labels must not be handed over
-    _refuse(journal.findings[-1])
+    _refuse_left(journal.findings[-1], journal.views[-1])
 
 
 def _in_vain(outcomes: Sequence[Outcome]) -> bool:
@@ -121,7 +121,7 @@ async def _look_and_plan(
         plan = planner.make_plan(found, view)
     journal.plans.append(plan)
     if not plan.steps:
-        _refuse(found)  # what could have been put right was not
+        _refuse_left(found, view)
     approval.of_plan(view, found, plan)
     return plan
 
@@ -130,6 +130,17 @@ def _timed(view: View, overhead: float | None) -> View:
     """The view in which it is known what a task costs."""
     now = replace(view.now, overhead=overhead)
     return replace(view, snapshots=(*view.snapshots[:-1], now))
+
+
+def _refuse_left(findings: Iterable[Finding], view: View) -> None:
+    """Raise for what could have been put right by this call, and was not.
+
+    What only an action would put right that comes after all that this call may take is
+    left to a later call: data is loaded before it is cut.
+    """
+    order = [name for _, name in planner.PHASES]
+    last = max((order.index(name) for name in view.goal.only), default=len(order))
+    _refuse(f for f in findings if f.fixed_by not in order[last + 1 :])
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
@@ -169,6 +180,7 @@ def prepare(
     tolerance: float = 0.05,
     memory_fraction: float = 0.7,
     strict: bool = False,
+    only: Collection[str] | None = None,
     dry_run: bool = False,
     progress: bool | Callable[[str, float | None], None] | None = None,
     timeout: str | float = "10 minutes",
@@ -247,6 +259,11 @@ def prepare(
         How much of a worker's memory limit the fit may fill, as a fraction.
     strict
         Raise if the fit will lack memory, instead of reporting it.
+    only
+        Of what this call may do, only this, by the names that steps have in a report:
+        ``"restart"``, ``"adapt"``, ``"scale"``, ``"persist"``, ``"reorder"``,
+        ``"rechunk"``, ``"rebalance"``, ``"replicate"``, in which order they come. What
+        would be put right after them stays as it is: for a fit, call again without it.
     dry_run
         Change nothing; the report says what would be done and what it would cost.
     progress
@@ -317,6 +334,7 @@ LeaseHeldError
         tolerance=0.0 if profile.exact_rows else spread,
         memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
         strict=strict,
+        only=arguments.some_of("only", only, [name for _, name in planner.PHASES]),
     )
     inputs.refuse_unfit(given, goal)
     for x in given:

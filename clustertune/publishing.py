@@ -336,6 +336,22 @@ async def fetch(client: Client, names: Sequence[str]) -> list[Any]:
     return [await _read(client, name) for name in names]
 
 
+async def collections(client: Client, names: Sequence[str]) -> list[Any]:
+    """The collections that are published under these names.
+
+    Raises
+    ------
+    ValueError
+        There is no such data set.
+    RefusedError
+        It is no collection, or cannot be unpickled here.
+    """
+    found = await fetch(client, names)
+    for name, data in zip(names, found, strict=True):
+        _refuse_other(name, data)
+    return found
+
+
 async def _read(client: Client, name: str) -> Any:
     try:
         with _unlogged():

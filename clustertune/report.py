@@ -191,6 +191,11 @@ def _done(step: Step, status: str, **what: Any) -> Done:
     )
 
 
+def findings_text(found: Sequence[Finding], style: str = "simple") -> str:
+    """Findings as a table: ``"simple"`` text, or ``"html"``, which is escaped."""
+    return _table(_FINDINGS, _finding_rows(found), style)
+
+
 # --- text -----------------------------------------------------------------------------
 
 

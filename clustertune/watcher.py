@@ -136,6 +136,11 @@ class Monitor(Block):
         return self._client
 
     @property
+    def view(self) -> View:
+        """What checks see now: the window of snapshots, and past runs."""
+        return View(snapshots=self.snapshots, goal=self.goal, runs=self._runs)
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         return self._watch.current
 
@@ -203,10 +208,8 @@ class Monitor(Block):
         self._snapshots.append(snapshot)
         while snapshot.time - self._snapshots[0].time > self.window:
             self._snapshots.popleft()
-        view = View(
-            snapshots=self.snapshots, goal=self.goal, runs=await self._past_runs()
-        )
-        settings = of_checks()
+        await self._ask_for_runs()
+        view, settings = self.view, of_checks()
         found = checks.run(view, settings)
         nearly = checks.run(worse(view), settings)
         events = self._watch.tell(snapshot.time, found, nearly)
@@ -214,12 +217,11 @@ class Monitor(Block):
         self._fresh += events
         self._tell_all()
 
-    async def _past_runs(self) -> tuple[Run, ...]:
+    async def _ask_for_runs(self) -> None:
         """They change once in a while, and are many numbers on a large cluster."""
         if monotonic() - self._runs_asked >= RUNS:
             self._runs = await inquiry.past_runs(self.client)
             self._runs_asked = monotonic()
-        return self._runs
 
     def _tell_all(self) -> None:
         """Wake whoever iterates."""

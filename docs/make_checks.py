@@ -35,6 +35,13 @@ variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
 MADE = "# made by docs/make_checks.py from the checks and what it says itself\n"
 # What may be set besides: by name, the default and its schema.
 OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "playbooks": (
+        None,
+        {
+            "type": ["string", "null"],
+            "description": "A folder with playbooks of your own, as *.yaml files.",
+        },
+    ),
     "reason": (
         None,
         {

@@ -255,6 +255,25 @@ async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
         await clustertune.prepare(c, X, restart="always")
 
 
+@gen_cluster(nthreads=THREE[:1], **NANNIES, **OPTIONS)
+async def test_after_a_restart_no_old_trend_is_found(c: Any, s: Any, a: Any) -> None:
+    """What the process left that is gone says nothing about the new one."""
+    await clustertune.check(c)
+    runs = s.plugins["clustertune"].runs
+    for i in range(5):
+        floors = [(0, (i + 1) * 60 * 2**20)]
+        run = {"began": i, "ended": i + 0.5, "floors": floors, "peaks": floors}
+        runs.kept.append(run)
+
+    async def grows() -> Any:
+        found = (await clustertune.check(c)).found
+        return [str(f.severity) for f in found if f.check == "memory_growth"]
+
+    assert await grows() in (["info"], ["warning"])
+    await clustertune.restart(c)
+    assert await grows() == []
+
+
 @gen_cluster(client=True, nthreads=THREE[:2])
 async def test_a_copy_of_an_earlier_round(c: Any, s: Any, a: Any, b: Any) -> None:
     """Is where the key is meanwhile, and no copy that was there before."""

@@ -43,6 +43,10 @@ COMMANDS = {
         "planning",
         "Plan a change without making it, for `apply`; without VERB it is `prepare`.",
     ),
+    "playbooks": (
+        "playing",
+        "The playbooks that there are; with NAME, the text of one.",
+    ),
     "prepare": (
         "preparing",
         "Get published data ready for a fit; the names point to the new pieces then.",
@@ -63,6 +67,10 @@ COMMANDS = {
     "restart": (
         "changing",
         "Restart workers one after the other, without losing what they hold.",
+    ),
+    "run": (
+        "playing",
+        "Carry out a playbook: checks, and what to do where they find something.",
     ),
     "scale": (
         "changing",

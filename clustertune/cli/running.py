@@ -132,17 +132,8 @@ def exit_code(error: errors.ClustertuneError) -> int:
     """What the process ends with after this error."""
     if isinstance(error, errors.ConnectionLostError):
         return UNREACHED
-    refused = (
-        errors.AlignmentError,
-        errors.CapacityError,
-        errors.LeaseHeldError,
-        errors.NoWorkersError,
-        errors.RefusedError,
-        errors.ScaleError,
-        errors.VersionMismatchError,
-    )
     changed = isinstance(error, errors.ChangedError) and not acted(error.report)
-    return REFUSED if changed or isinstance(error, refused) else FAILED
+    return REFUSED if changed or isinstance(error, errors.REFUSALS) else FAILED
 
 
 def acted(report: Report | None) -> bool:
