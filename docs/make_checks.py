@@ -34,6 +34,26 @@ variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
 """
 MADE = "# made by docs/make_checks.py from the checks\n"
 
+#: settings of the history: default, what they may be, what they are
+HISTORY: Mapping[str, tuple[Any, dict[str, Any], str]] = {
+    "enabled": (True, {"type": "boolean"}, "Whether calls and runs are noted."),
+    "path": (
+        None,
+        {"type": ["string", "null"]},
+        "The file; null is clustertune/history.sqlite in the user's data folder.",
+    ),
+    "keep": (
+        10_000,
+        {"type": "integer", "minimum": 1},
+        "How many calls and runs are kept; the oldest go.",
+    ),
+    "job": (
+        None,
+        {"type": ["string", "null"]},
+        "What runs are noted as; null is workload and columns, like xgboost-20.",
+    ),
+}
+
 
 def page() -> str:
     """All checks, as a page of the documentation."""
@@ -58,7 +78,8 @@ def _settings() -> Mapping[str, Mapping[str, Any]]:
 
 def defaults() -> str:
     """The defaults, as a file of Dask's configuration."""
-    data = {"clustertune": {"checks": _settings()}}
+    history = {name: default for name, (default, *_) in HISTORY.items()}
+    data = {"clustertune": {"checks": _settings(), "history": history}}
     return MADE + yaml.safe_dump(data, sort_keys=False)
 
 
@@ -80,7 +101,11 @@ def schema() -> str:
     }
     # other packages add checks
     settings = _object(every) | {"additionalProperties": {"type": "object"}}
-    whole = _object({"clustertune": _object({"checks": settings})})
+    history = {
+        name: kind | {"description": text} for name, (_, kind, text) in HISTORY.items()
+    }
+    parts = {"checks": settings, "history": _object(history)}
+    whole = _object({"clustertune": _object(parts)})
     return MADE + yaml.safe_dump(whole, sort_keys=False, width=88)
 
 
