@@ -66,9 +66,9 @@ class Record:
         Epoch seconds, and how long it took.
     status
         As of a :class:`~clustertune.report.Report`.
-    cluster, workers, threads, cpus, hosts
-        The scheduler's address; how many there were. ``cpus`` are those that the
-        threads can keep busy together.
+    cluster, workers, threads, hosts, host_cpus
+        The scheduler's address; how many there were. ``host_cpus`` are the CPUs that
+        the workers of all hosts may use.
     workload, rows, columns, pieces, nbytes
         Of the training data, and what was to train on it.
     findings
@@ -99,8 +99,8 @@ class Record:
     cluster: str = ""
     workers: int | None = None
     threads: int | None = None
-    cpus: float | None = None
     hosts: int | None = None
+    host_cpus: float | None = None
     workload: str = ""
     rows: int | None = None
     columns: int | None = None
@@ -255,8 +255,8 @@ class Store:
             return 0
         if version > VERSION:
             raise HistoryError(
-                f"{self.path} was written by a newer clustertune (schema {version}; this "
-                f"one knows {VERSION}): install that one, or have another file by "
+                f"{self.path} is of a newer clustertune (schema {version}; this one "
+                f"knows {VERSION}): install that one, or have another file by "
                 "clustertune.history.path"
             )
         return int(version)
