@@ -32,25 +32,43 @@ Settings go into Dask's configuration, as `clustertune.checks.<name>.<setting>`,
 variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
 
 """
-MADE = "# made by docs/make_checks.py from the checks\n"
-
-#: settings of the history: default, what they may be, what they are
-HISTORY: Mapping[str, tuple[Any, dict[str, Any], str]] = {
-    "enabled": (True, {"type": "boolean"}, "Whether calls and runs are noted."),
-    "path": (
+MADE = "# made by docs/make_checks.py from the checks and what it says itself\n"
+# What may be set besides: by name, the default and its schema.
+OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "reason": (
         None,
-        {"type": ["string", "null"]},
-        "The file; null is clustertune/history.sqlite in the user's data folder.",
+        {
+            "type": ["string", "null"],
+            "description": "Why changes are made: it goes to the event log with each.",
+        },
     ),
-    "keep": (
-        10_000,
-        {"type": "integer", "minimum": 1},
-        "How many calls and runs are kept; the oldest go.",
-    ),
-    "job": (
-        None,
-        {"type": ["string", "null"]},
-        "What runs are noted as; null is workload and columns, like xgboost-20.",
+    "history": (
+        {"enabled": True, "path": None, "keep": 10_000, "job": None},
+        {
+            "type": "object",
+            "properties": {
+                "enabled": {
+                    "type": "boolean",
+                    "description": "Whether calls and runs are noted.",
+                },
+                "path": {
+                    "type": ["string", "null"],
+                    "description": "The file; null is clustertune/history.sqlite in the "
+                    "user's data folder.",
+                },
+                "keep": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "How many calls and runs are kept; the oldest go.",
+                },
+                "job": {
+                    "type": ["string", "null"],
+                    "description": "As what runs are noted; null is workload and "
+                    "columns, like xgboost-20.",
+                },
+            },
+            "additionalProperties": False,
+        },
     ),
 }
 
@@ -78,8 +96,8 @@ def _settings() -> Mapping[str, Mapping[str, Any]]:
 
 def defaults() -> str:
     """The defaults, as a file of Dask's configuration."""
-    history = {name: default for name, (default, *_) in HISTORY.items()}
-    data = {"clustertune": {"checks": _settings(), "history": history}}
+    others = {name: default for name, (default, _) in OTHERS.items()}
+    data = {"clustertune": {"checks": _settings(), **others}}
     return MADE + yaml.safe_dump(data, sort_keys=False)
 
 
@@ -101,11 +119,16 @@ def schema() -> str:
     }
     # other packages add checks
     settings = _object(every) | {"additionalProperties": {"type": "object"}}
-    history = {
-        name: kind | {"description": text} for name, (_, kind, text) in HISTORY.items()
-    }
-    parts = {"checks": settings, "history": _object(history)}
-    whole = _object({"clustertune": _object(parts)})
+    whole = _object(
+        {
+            "clustertune": _object(
+                {
+                    "checks": settings,
+                    **{name: kind for name, (_, kind) in OTHERS.items()},
+                }
+            )
+        }
+    )
     return MADE + yaml.safe_dump(whole, sort_keys=False, width=88)
 
 
