@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import checks, executor, guards, inputs, workloads
+from clustertune import checks, executor, guards, inputs, noting, workloads
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.journal import Journal
 from clustertune.live import Asked, LiveCluster, ids_of
@@ -74,6 +74,7 @@ async def carry_out(procedure: Procedure) -> Report:
         await asyncio.shield(cluster.staff.put_bounds_back())
         ours = _explained(error, procedure)
         report = journal.report("failed", monotonic() - start, str(ours) or repr(ours))
+        report = await noting.note_call(procedure.name, journal, report)
         if isinstance(ours, ClustertuneError):
             ours.report = report
         progress.finish(headlines(report))
@@ -81,6 +82,7 @@ async def carry_out(procedure: Procedure) -> Report:
             raise
         raise ours from error
     report = journal.report(_status(procedure, journal), monotonic() - start)
+    report = await noting.note_call(procedure.name, journal, report)
     progress.finish(headlines(report))
     if not procedure.dry_run:
         await cluster.keep(report.to_json())

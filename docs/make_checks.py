@@ -53,8 +53,8 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
                 },
                 "path": {
                     "type": ["string", "null"],
-                    "description": "The file; null is clustertune/history.sqlite in the "
-                    "user's data folder.",
+                    "description": "The file; null is clustertune/history.sqlite in "
+                    "the user's data folder.",
                 },
                 "keep": {
                     "type": "integer",
