@@ -28,6 +28,7 @@ COMMANDS = (
     "demo",
     "doctor",
     "explain",
+    "history",
     "prepare",
     "release",
     "report",

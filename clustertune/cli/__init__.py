@@ -34,6 +34,10 @@ COMMANDS = {
         "looking",
         "The page of a check; without NAME what checks there are.",
     ),
+    "history": (
+        "histories",
+        "What was noted of past calls and runs, and what follows from it.",
+    ),
     "prepare": (
         "preparing",
         "Get published data ready for a fit; the names point to the new pieces then.",
