@@ -152,7 +152,7 @@ class Hold(Block):
                 "" if self._label == UNNAMED else self._label,
                 began,
                 measures,
-                self.monitor.snapshots,
+                self.monitor,
                 self._error,
             )
         )

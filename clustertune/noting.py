@@ -19,13 +19,14 @@ from clustertune import inquiry, machines, monitor, settings
 from clustertune.errors import HistoryError
 from clustertune.journal import Journal
 from clustertune.machines import Workers
-from clustertune.model import Finding, Run, Snapshot, Unknown
+from clustertune.model import Finding, Run, Severity, Snapshot, Unknown
 from clustertune.record import Record, Store, WorkerMemory
 from clustertune.report import Done, Report
 from clustertune.wording import printable, workers_text
 
 if TYPE_CHECKING:
     from clustertune.holding import Measures
+    from clustertune.watcher import Monitor
 
 logger = logging.getLogger("clustertune")
 
@@ -63,7 +64,8 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
 
 
 def _named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
-    return tuple(dict.fromkeys((str(f.severity), f.check) for f in findings))
+    known = [f for f in findings if f.severity is not Severity.unknown]
+    return tuple(dict.fromkeys((str(f.severity), f.check) for f in known))
 
 
 def _with_costs(record: Record, steps: Sequence[Done], dry: bool) -> Record:
@@ -109,7 +111,7 @@ def of_hold(
     label: str,
     began: float,
     measures: Measures,
-    snapshots: Sequence[Snapshot],
+    watched: Monitor,
     error: BaseException | None,
 ) -> Record:
     """What a held block took.
@@ -121,11 +123,12 @@ def of_hold(
         workers that run.
     label
         What the block is called, if it is called anything.
-    snapshots
-        Some of the first and last minute; one alone is of what was before.
+    watched
+        What looked at the cluster meanwhile; one look alone is of what was before.
     """
+    snapshots = watched.snapshots
     seen = len(snapshots) > 1
-    text = "" if error is None else str(error) or type(error).__name__
+    text = "" if error is None else f"{type(error).__name__}: {error}"
     if measures.gone and not text:
         text = f"{workers_text(measures.gone)} went meanwhile"
     record = Record(
@@ -134,6 +137,7 @@ def of_hold(
         began=began,
         seconds=measures.seconds,
         status="failed" if error is not None else "left" if measures.gone else "done",
+        findings=_named(watched.findings),
         predicted_peak=measures.predicted,
         memory=tuple(
             WorkerMemory(

@@ -18,8 +18,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from shlex import quote as quote_shell
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote as quote_url
 
 from clustertune.errors import HistoryError
 
@@ -232,7 +233,7 @@ class Store:
         if mode == "rwc":
             self.path.parent.mkdir(parents=True, exist_ok=True)
         file = sqlite3.connect(
-            f"file:{quote(str(self.path.absolute()))}?mode={mode}",
+            f"file:{quote_url(str(self.path.absolute()))}?mode={mode}",
             uri=True,
             timeout=self.patience,
             isolation_level=None,  # transactions are begun and ended here
@@ -270,9 +271,8 @@ class Store:
             ) from error
 
     def _move_away(self) -> str:
-        return (
-            f"move the file away (mv {self.path} {self.path}.bad); a new one is begun"
-        )
+        old, new = quote_shell(str(self.path)), quote_shell(f"{self.path}.bad")
+        return f"move the file away (mv {old} {new}); a new one is begun"
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from clustertune import histories, noting
 from clustertune.cli.running import run, told
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.snapshots import Unknown
+from clustertune.trends import WhatIf
 from clustertune.wording import plural, printable
 
 _form = click.option(
@@ -156,11 +157,17 @@ def what_if(
         found = histories.history(job, path=path).what_if(workers)
     if form == "json":
         key = "unknown" if isinstance(found, Unknown) else "what_if"
-        data = found.reason if isinstance(found, Unknown) else asdict(found)
+        data = found.reason if isinstance(found, Unknown) else _with_errors(found)
         click.echo(json.dumps({"schema_version": 1, key: data}))
     else:
         click.echo(str(found))
     sys.exit(1 if isinstance(found, Unknown) else 0)
+
+
+def _with_errors(found: WhatIf) -> dict[str, object]:
+    known = [asdict(k) | {"error": k.error} for k in found.known]
+    errors = {"error": found.error, "worst": found.worst, "known": known}
+    return asdict(found) | errors
 
 
 @history.command()
