@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from textwrap import fill
@@ -213,14 +213,15 @@ def differences(found: Sequence[Difference]) -> str:
 
 
 def _json(**what: Any) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION} | what, default=plain)
+    return json.dumps({"schema_version": SCHEMA_VERSION} | what, default=_plain)
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """What JSON is to say of a value of ours."""
     if isinstance(value, Unknown):
         return {"unknown": value.reason}
-    return asdict(value)
+    # not asdict, which would make plain what lies deeper
+    return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def history(
