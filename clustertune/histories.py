@@ -20,7 +20,8 @@ from clustertune.wording import bytes_text, plural, printable, seconds_text
 
 SCHEMA_VERSION = 1
 KINDS = (
-    "prepare", "plan", "fit", "run", "restart", "resize", "scale", "trim", "release", "reset",
+    "prepare", "plan", "fit", "run",
+    "restart", "resize", "scale", "trim", "release", "reset",
 )  # fmt: skip
 MOST = 50  # records that are shown
 

@@ -196,7 +196,7 @@ def of_run(
     )
 
 
-def named(record: Record, job: str | None) -> Record:
+def with_job(record: Record, job: str | None) -> Record:
     """With the job that is set, or else that the data tells."""
     if job is None and not record.job and record.workload:
         job = (
@@ -231,7 +231,7 @@ async def _write(record: Record) -> str:
     try:
         history = settings.of_history()
         if history.enabled:
-            store, noted = Store(history.path), named(record, history.job)
+            store, noted = Store(history.path), with_job(record, history.job)
             await asyncio.to_thread(store.add, [noted], keep=history.keep)
     except (HistoryError, ValueError) as error:
         return f"not noted in the history: {error}"
@@ -267,8 +267,8 @@ async def collect(client: Client) -> int:
     def add() -> int:
         known = [r for r in store.read() if r.cluster == cluster and r.job]
         runs = (of_run(run, cluster, scheduler, limits) for run in seen)
-        named_runs = [named(_of_job(run, known), history.job) for run in runs]
-        return store.add(named_runs, keep=history.keep)
+        jobs = [with_job(_of_job(run, known), history.job) for run in runs]
+        return store.add(jobs, keep=history.keep)
 
     return await asyncio.to_thread(add)
 
