@@ -265,6 +265,13 @@ def test_numbers_that_are_none(file: Path, text: str) -> None:
     assert "is no list of numbers like 2,4,8" in result.stderr
 
 
+def test_an_option_of_the_list_before_a_command(file: Path) -> None:
+    """It would have no effect."""
+    result = run("--job", "other", "trends")
+    assert result.exit_code == 2
+    assert "options go behind the command: clustertune history trends" in result.stderr
+
+
 def test_trends(file: Path) -> None:
     """Each said, or unknown."""
     text = run("trends").stdout

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 import click
+from click.core import ParameterSource
 
 from clustertune import histories, noting
 from clustertune.cli.running import run, told
@@ -16,6 +17,8 @@ from clustertune.cli.target import Target, on_a_cluster
 from clustertune.snapshots import Unknown
 from clustertune.trends import WhatIf
 from clustertune.wording import plural, printable
+
+COMMANDLINE = ParameterSource.COMMANDLINE
 
 _form = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
@@ -74,8 +77,13 @@ def history(
     clustertune history --job nightly
     clustertune history what-if --job nightly --workers 2,4,8,16
     """  # noqa: D301, click reads it
-    if context.invoked_subcommand is None:
+    command = context.invoked_subcommand
+    if command is None:
         _list(job, kind, last, path, form)
+    elif any(context.get_parameter_source(p) is COMMANDLINE for p in context.params):
+        raise click.UsageError(
+            f"options go behind the command: clustertune history {command} --..."
+        )
 
 
 @history.command("list")
