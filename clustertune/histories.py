@@ -13,7 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 from clustertune import arguments, settings, trends
-from clustertune.record import Record, Store
+from clustertune.record import Record, Store, file_of
 from clustertune.snapshots import Unknown
 from clustertune.trends import Difference, Leak, Regression, Sizing, WhatIf
 from clustertune.wording import bytes_text, plural, printable, seconds_text
@@ -265,7 +265,7 @@ def history(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
-    file = settings.of_history().path if path is None else Path(path).expanduser()
+    file = settings.of_history().path if path is None else file_of(str(path))
     records = Store(file).read(
         job=job,
         kinds=() if kind is None else (kind,),

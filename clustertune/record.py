@@ -132,10 +132,26 @@ class Record:
         return max(known, default=None)
 
 
-def default_path() -> Path:
-    """In the user's data folder, where the XDG standard has it."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "clustertune" / "history.sqlite"
+def file_of(path: str | None) -> Path:
+    """The history file of that path; None: in the user's data folder, as XDG has it.
+
+    Raises
+    ------
+    HistoryError
+        The user has no home folder, as in some containers.
+    """
+    base = os.environ.get("XDG_DATA_HOME", "")
+    try:
+        if path is not None:
+            return Path(path).expanduser()
+        # a relative one is invalid, the XDG standard says
+        data = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
+    except RuntimeError as error:
+        raise HistoryError(
+            f"there is no home folder to keep the history in ({error}): set "
+            "clustertune.history.path, or clustertune.history.enabled to false"
+        ) from error
+    return data / "clustertune" / "history.sqlite"
 
 
 class Store:

@@ -24,9 +24,14 @@ class HistorySettings:
     """Where calls and runs are noted."""
 
     enabled: bool
-    path: Path
+    file: str | None  # None: in the user's data folder
     keep: int  # records
     job: str | None  # None: it is told from the data
+
+    @property
+    def path(self) -> Path:
+        """Of the file; raises HistoryError where the user has no folder for it."""
+        return record.file_of(self.file)
 
 
 def of_checks() -> Mapping[str, Mapping[str, Any]]:
@@ -67,10 +72,9 @@ def of_history() -> HistorySettings:
         if not fits(value):
             raise ValueError(f"clustertune.history.{name}={value!r} must be {what}")
     known = _defaults()["clustertune"]["history"] | dict(found)
-    path = known["path"]
     return HistorySettings(
         enabled=known["enabled"],
-        path=Path(path).expanduser() if path else record.default_path(),
+        file=known["path"],
         keep=known["keep"],
         job=known["job"],
     )

@@ -20,7 +20,7 @@ from clustertune.record import (
     Record,
     Store,
     WorkerMemory,
-    default_path,
+    file_of,
 )
 
 RECORD = Record(
@@ -237,10 +237,24 @@ def test_no_right_to_write() -> None:
                 Store(path).add([RECORD], keep=10)
 
 
-def test_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is in the user's data folder."""
-    monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert default_path() == Path("/data/clustertune/history.sqlite")
-    monkeypatch.delenv("XDG_DATA_HOME")
+def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the user's data folder, unless it was said where."""
     monkeypatch.setenv("HOME", "/home/ada")
-    assert default_path() == Path("/home/ada/.local/share/clustertune/history.sqlite")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert file_of(None) == Path("/data/clustertune/history.sqlite")
+    assert file_of("~/h.sqlite") == Path("/home/ada/h.sqlite")
+    usual = Path("/home/ada/.local/share/clustertune/history.sqlite")
+    for invalid in ("", "data"):
+        monkeypatch.setenv("XDG_DATA_HOME", invalid)
+        assert file_of(None) == usual
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a number."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    for path in (None, "~/h.sqlite"):
+        with pytest.raises(HistoryError, match=r"set clustertune\.history\.path, or"):
+            file_of(path)
+    assert file_of("/h.sqlite") == Path("/h.sqlite")
