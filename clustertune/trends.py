@@ -223,14 +223,14 @@ class WhatIf:
             hint = " (beyond what was seen)" if p.outside else ""
             yield f"  {plural(p.workers, 'worker')}: {seconds_text(p.seconds)}{hint}"
         yield (
-            f"of which {seconds_text(self.work)} of work are divided among CPUs, "
+            f"of it {seconds_text(self.work)} are work that CPUs share, "
             f"{seconds_text(self.communication)} come with each worker beyond the "
-            f"first, and {seconds_text(self.fixed)} with any fit"
+            f"first, {seconds_text(self.fixed)} always"
         )
         if self.single_host is not None:
             yield (
-                f"all workers shared one host of {plural(self.single_host, 'CPU')}; so "
-                "would these: on several hosts it takes less"
+                f"all workers shared one host of {plural(self.single_host, 'CPU')}, as "
+                "these would: on several hosts it may take less"
             )
 
 
