@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune.diagnosis import check as check
+    from clustertune.histories import History as History
+    from clustertune.histories import history as history
     from clustertune.holding import hold as hold
     from clustertune.operations import release as release
     from clustertune.operations import resize as resize
@@ -40,6 +42,8 @@ _PUBLIC = {
     "apply": "planning",
     "errors": "errors",
     "check": "diagnosis",
+    "history": "histories",
+    "History": "histories",
     "hold": "holding",
     "last_report": "preparation",
     "load": "saving",

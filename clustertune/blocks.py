@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Block(ABC):
     """What begins and ends as coroutines, in the event loop of its client."""
 
+    _error: BaseException | None = None  # that ended the block, if one did
+
     @property
     @abstractmethod
     def client(self) -> Client:
@@ -36,6 +38,7 @@ class Block(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._error = error
         if self.client.status == "running":
             self.client.sync(self._end)
 
@@ -49,4 +52,5 @@ class Block(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._error = error
         await self._end()

@@ -88,6 +88,10 @@ class RecreateError(ClustertuneError):
     """A cluster was not made anew; the text says where saved data lies."""
 
 
+class HistoryError(ClustertuneError):
+    """The file of past runs cannot be read or written; nothing else is affected."""
+
+
 class VerificationError(ClustertuneError):
     """Looking again showed a state that must not be: rows missing or mispaired."""
 

@@ -15,16 +15,17 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
 from distributed import Client, performance_report
 
-from clustertune import monitor
+from clustertune import monitor, noting
 from clustertune.blocks import Block
 from clustertune.errors import ClustertuneError, LeaseHeldError
 from clustertune.model import Finding, Snapshot
+from clustertune.record import Record
 from clustertune.watcher import Monitor
 from clustertune.wording import (
     bytes_text,
@@ -39,6 +40,7 @@ logger = logging.getLogger("clustertune")
 
 SAID = ("paused_workers", "silent_workers", "memory_pressure", "abandoned_tasks")
 PATIENCE = 60.0  # seconds for which another client's plan is waited for
+UNNAMED = "a hold"
 ENDING = 10.0  # seconds in which a hold is given back
 
 
@@ -56,6 +58,7 @@ class Measures:
     busy: Mapping[str | int, float] = field(default_factory=dict)  # CPUs, on average
     gone: tuple[str | int, ...] = ()  # workers that went meanwhile
     predicted: int | None = None  # bytes of the fullest worker; None: not known
+    idle: Mapping[str | int, int] = field(default_factory=dict)  # unmanaged, at first
 
     def __str__(self) -> str:
         text = f"held for {seconds_text(self.seconds)}"
@@ -91,10 +94,11 @@ class Hold(Block):
         self,
         client: Client,
         *,
-        label: str = "a hold",
+        label: str = UNNAMED,
         profile: str | None = None,
         say: Callable[[str], None] | None = None,
         predicted: int | None = None,
+        about: Record | None = None,
     ):
         self._client = client
         self.monitor = Monitor(client, window="1 minute")
@@ -103,6 +107,7 @@ class Hold(Block):
         self._profile = profile
         self._say = say or _tell
         self._predicted = predicted
+        self._about = about  # the data and the cluster that was prepared
         self._name = uuid4().hex
         self._held = False
         self._noted = _Noted()
@@ -117,7 +122,6 @@ class Hold(Block):
         return self._client
 
     async def _begin(self) -> None:
-        self._noted.start = monotonic()
         await self._around.__aenter__()
         try:
             await self._around.enter_async_context(self.monitor)
@@ -128,14 +132,32 @@ class Hold(Block):
                 await self._around.enter_async_context(report)
             task = asyncio.ensure_future(self._listen())
             self._around.push_async_callback(_cancelled, task)
+            self._noted.start = monotonic()  # from here on it is the run's
         except BaseException:
             await self._around.aclose()
             raise
 
     async def _end(self) -> None:
+        seconds = monotonic() - self._noted.start
+        began = time() - seconds
+        for snapshot in self.monitor.snapshots[-1:]:
+            for text in self._noted.take(snapshot):
+                self._say(text)
         await self._around.aclose()
-        self.measures = self._noted.measures(self._predicted)
-        self._say(str(self.measures))
+        self.measures = measures = self._noted.measures(seconds, self._predicted)
+        self._say(str(measures))
+        hindered = await noting.note_hold(
+            noting.of_hold(
+                self._about,
+                "" if self._label == UNNAMED else self._label,
+                began,
+                measures,
+                self.monitor,
+                self._error,
+            )
+        )
+        if hindered:
+            self._say(hindered)
 
     async def _take(self) -> None:
         """Waits while a plan of another client's is being carried out."""
@@ -192,20 +214,27 @@ class _Noted:
 
     def __init__(self) -> None:
         self.start = 0.0
+        self.last: Snapshot | None = None
         self.there: set[str | int] | None = None
         self.peaks: dict[str | int, int] = {}
         self.limits: dict[str | int, int] = {}
+        self.idle: dict[str | int, int] = {}
         self.spilled = 0
         self.cpu: dict[str | int, list[float]] = {}
         self.gone: list[str | int] = []
 
     def take(self, snapshot: Snapshot) -> list[str]:
         """Take notice of a look; what there is to say of it."""
+        if snapshot is self.last:
+            return []
         now = {w.id for w in snapshot.workers}
         for w in snapshot.workers:
             self.peaks[w.id] = max(w.process, self.peaks.get(w.id, 0))
             self.limits[w.id] = w.memory_limit
-            self.cpu.setdefault(w.id, []).append(w.cpu)
+            self.idle.setdefault(w.id, w.unmanaged)
+            if self.last is not None:  # the first look is of what was before
+                self.cpu.setdefault(w.id, []).append(w.cpu)
+        self.last = snapshot
         self.spilled = max(self.spilled, sum(w.spilled for w in snapshot.workers))
         went = sorted((self.there or set()) - now, key=str)
         self.gone += [id for id in went if id not in self.gone]
@@ -216,15 +245,16 @@ class _Noted:
             for id in went
         ]
 
-    def measures(self, predicted: int | None) -> Measures:
+    def measures(self, seconds: float, predicted: int | None) -> Measures:
         return Measures(
-            seconds=monotonic() - self.start,
+            seconds=seconds,
             peaks=self.peaks,
             limits=self.limits,
             spilled=self.spilled,
             busy={id: sum(n) / len(n) for id, n in self.cpu.items()},
             gone=tuple(self.gone),
             predicted=predicted,
+            idle=self.idle,
         )
 
 
@@ -244,7 +274,7 @@ def _tell(text: str) -> None:
 def hold(
     client: Client,
     *,
-    label: str = "a hold",
+    label: str = UNNAMED,
     profile: str | None = None,
 ) -> Hold:
     """Hold adaptive scaling and other plans off the cluster, for a block.

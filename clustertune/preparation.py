@@ -27,6 +27,7 @@ from clustertune import (
     executor,
     inputs,
     monitor,
+    noting,
     planner,
     verification,
     workloads,
@@ -380,12 +381,14 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
             text += where
             _tell(ours, where)
         report = journal.report("failed", monotonic() - start, text)
+        report = await noting.note_call("prepare", journal, report)
         if isinstance(ours, ClustertuneError):
             ours.report = report
         await _conclude(cluster, report, journal, progress, dry_run)
         if ours is error:
             raise
         raise ours from error
+    report = await noting.note_call("prepare", journal, report)
     await _conclude(cluster, report, journal, progress, dry_run)
     again = Again(
         client=request.client,

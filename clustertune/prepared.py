@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import time
 from typing import Any, NoReturn
 
 from distributed import Client
 
-from clustertune import workloads
+from clustertune import noting, workloads
 from clustertune.blocks import Block
 from clustertune.holding import Hold
 from clustertune.inputs import COMPANIONS, Inputs
@@ -156,11 +157,12 @@ class Prepared(Block):
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
         predicted = max(self.report.forecast.values(), default=None)
-        self.hold = Hold(self.client, label="a fit", predicted=predicted)
+        about = noting.of_call("fit", self._journal, self.report, time())
+        self.hold = Hold(self.client, label="a fit", predicted=predicted, about=about)
         await self.hold.__aenter__()
 
     async def _end(self) -> None:
-        await self.hold.__aexit__(None, None, None)
+        await self.hold.__aexit__(None, self._error, None)
         await self._again.put_bounds_back()
 
     def __iter__(self) -> Iterator[Any]:

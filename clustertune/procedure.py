@@ -22,6 +22,7 @@ from clustertune import (
     executor,
     guards,
     inputs,
+    noting,
     workloads,
 )
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
@@ -82,6 +83,7 @@ async def carry_out(procedure: Procedure) -> Report:
         await asyncio.shield(cluster.staff.put_bounds_back())
         ours = _explained(error, procedure)
         report = journal.report("failed", monotonic() - start, str(ours) or repr(ours))
+        report = await noting.note_call(procedure.name, journal, report)
         if isinstance(ours, ClustertuneError):
             ours.report = report
         progress.finish(headlines(report))
@@ -90,6 +92,7 @@ async def carry_out(procedure: Procedure) -> Report:
             raise
         raise ours from error
     report = journal.report(_status(procedure, journal), monotonic() - start)
+    report = await noting.note_call(procedure.name, journal, report)
     progress.finish(headlines(report))
     if not procedure.dry_run:
         await cluster.keep(report.to_json())

@@ -81,6 +81,8 @@ class Report:
         What a dry run would have to learn before it could plan further.
     error
         Why the call failed, if it did.
+    notes
+        What there is to say besides: that the call could not be noted in the history.
     """
 
     status: str
@@ -94,6 +96,7 @@ class Report:
     needs: tuple[str, ...] = ()
     error: str = ""
     forecast: Mapping[str | int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n\n".join(_text(self))
@@ -230,7 +233,8 @@ def headlines(report: Report) -> list[str]:
     if not acted and not report.error and not wrong and not unsettled:
         nothing = "nothing is wrong" if report.status == "looked" else "nothing to do"
         lines.append(f"{nothing} ({seconds_text(report.seconds)})")
-    return [printable(line) for line in lines[:6]]
+    most = 6 - len(report.notes)
+    return [printable(line) for line in (*lines[:most], *report.notes)]
 
 
 def _is_safe(step: Done) -> bool:
@@ -364,6 +368,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         data[name] = tuple(_summary(s) for s in data[name])
     data["steps"] = tuple(Done(**_only(Done, s)) for s in data["steps"])
     data["needs"] = tuple(data["needs"])
+    data["notes"] = tuple(data.get("notes", ()))
     data["forecast"] = {x["worker"]: x["nbytes"] for x in data.get("forecast", ())}
     return data
 

@@ -30,6 +30,7 @@ from clustertune import (
     inputs,
     manifests,
     monitor,
+    noting,
     publishing,
     saving,
     workloads,
@@ -273,6 +274,7 @@ async def _carry_out(operation: _Reset) -> Recreated:
     except BaseException as error:
         ours = _explained(error, operation, journal)
         report = journal.report("failed", monotonic() - start, str(ours) or repr(ours))
+        report = await noting.note_call("reset", journal, report)
         if isinstance(ours, ClustertuneError):
             ours.report = report
         progress.finish(headlines(report))
@@ -281,6 +283,7 @@ async def _carry_out(operation: _Reset) -> Recreated:
         raise ours from error
     status = "planned" if operation.dry_run else "done"
     report = journal.report(status, monotonic() - start)
+    report = await noting.note_call("reset", journal, report)
     progress.finish(headlines(report))
     client = cluster.client
     if not operation.dry_run:

@@ -7,14 +7,31 @@ the defaults, so that ``dask config list`` shows them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import dask
 import yaml
 
-from clustertune import checks
+from clustertune import checks, record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistorySettings:
+    """Where calls and runs are noted."""
+
+    enabled: bool
+    file: str | None  # None: in the user's data folder
+    keep: int  # records
+    job: str | None  # None: it is told from the data
+
+    @property
+    def path(self) -> Path:
+        """Of the file; raises HistoryError where the user has no folder for it."""
+        return record.file_of(self.file)
 
 
 def of_checks() -> Mapping[str, Mapping[str, Any]]:
@@ -28,6 +45,43 @@ def of_checks() -> Mapping[str, Mapping[str, Any]]:
     found: Mapping[str, Mapping[str, Any]] = dask.config.get("clustertune.checks", {})
     checks.refuse_wrong(found)
     return found
+
+
+def of_history() -> HistorySettings:
+    """What is set of the history.
+
+    Raises
+    ------
+    ValueError
+        Something is set that does not exist, or that is not what it must be.
+    """
+    found: Mapping[str, Any] = dask.config.get("clustertune.history", {})
+    allowed: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+        "enabled": (lambda v: isinstance(v, bool), "True or False"),
+        "path": (lambda v: v is None or _is_text(v), "the path of a file, or null"),
+        "keep": (lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+        "job": (lambda v: v is None or _is_text(v), "a name, or null"),
+    }
+    for name, value in found.items():
+        if name not in allowed:
+            raise ValueError(
+                f"clustertune.history has no setting {name!r}; it has "
+                f"{', '.join(allowed)}"
+            )
+        fits, what = allowed[name]
+        if not fits(value):
+            raise ValueError(f"clustertune.history.{name}={value!r} must be {what}")
+    known = _defaults()["clustertune"]["history"] | dict(found)
+    return HistorySettings(
+        enabled=known["enabled"],
+        file=known["path"],
+        keep=known["keep"],
+        job=known["job"],
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _defaults() -> Mapping[str, Any]:

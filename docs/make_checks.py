@@ -49,6 +49,34 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
             "description": "Why changes are made: it goes to the event log with each.",
         },
     ),
+    "history": (
+        {"enabled": True, "path": None, "keep": 10_000, "job": None},
+        {
+            "type": "object",
+            "properties": {
+                "enabled": {
+                    "type": "boolean",
+                    "description": "Whether calls and runs are noted.",
+                },
+                "path": {
+                    "type": ["string", "null"],
+                    "description": "The file; null is clustertune/history.sqlite in "
+                    "the user's data folder.",
+                },
+                "keep": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "How many calls and runs are kept; the oldest go.",
+                },
+                "job": {
+                    "type": ["string", "null"],
+                    "description": "As what runs are noted; null is workload and "
+                    "columns, like xgboost-20.",
+                },
+            },
+            "additionalProperties": False,
+        },
+    ),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,10 @@ if "forkserver" in multiprocessing.get_all_start_methods():
     get_mp_context().set_forkserver_preload(
         ["distributed", "dask.array", "dask.dataframe"]
     )
+
+# what tests do is no part of the history of whoever runs them
+os.environ["DASK_CLUSTERTUNE__HISTORY__ENABLED"] = "False"
+dask.config.set({"clustertune.history.enabled": False})
 
 # where gilknocker is installed, it raises a warning when the machine is busy
 dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})

@@ -29,6 +29,7 @@ COMMANDS = (
     "demo",
     "doctor",
     "explain",
+    "history",
     "plan",
     "playbooks",
     "prepare",

@@ -52,3 +52,23 @@ def test_every_setting_is_explained(name: str) -> None:
     """On its page and in the schema."""
     module = checks.available()[name]
     assert checks.settings_help(module).keys() == checks.settings_of(module).keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("enabled", "yes", "enabled='yes' must be True or False"),
+        ("path", "", "path='' must be the path of a file, or null"),
+        ("keep", 0, "keep=0 must be a whole number of at least 1"),
+        ("keep", True, "keep=True must be a whole number"),
+        ("job", 3, "job=3 must be a name, or null"),
+        ("where", 3, "has no setting 'where'; it has enabled, path, keep, job"),
+    ],
+)
+def test_a_history_that_is_set_wrongly(name: str, value: object, text: str) -> None:
+    """One line that says what is allowed."""
+    with (
+        dask.config.set({f"clustertune.history.{name}": value}),
+        pytest.raises(ValueError, match=text),
+    ):
+        settings.of_history()

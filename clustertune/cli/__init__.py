@@ -39,6 +39,10 @@ COMMANDS = {
         "looking",
         "The page of a check; without NAME what checks there are.",
     ),
+    "history": (
+        "histories",
+        "What was noted of past calls and runs, and what follows from it.",
+    ),
     "plan": (
         "planning",
         "Plan a change without making it, for `apply`; without VERB it is `prepare`.",

@@ -1,0 +1,339 @@
+"""The history: what calls and held runs note, and how it is read again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import pytest
+from click.testing import CliRunner, Result
+from distributed import LocalCluster
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune import noting
+from clustertune.cli import main
+from clustertune.errors import HistoryError, RefusedError
+from clustertune.histories import KINDS
+from clustertune.record import Record, Store, WorkerMemory
+from clustertune.report import Report
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def noted_in(folder: Path, **settings: Any) -> Any:
+    """Notes go into a file of that folder, for a block."""
+    path = str(folder / "history.sqlite")
+    known = {"enabled": True, "path": path, "keep": 100, "job": None}
+    return dask.config.set({"clustertune.history": known | settings})
+
+
+def data() -> tuple[Any, Any]:
+    X = da.random.random((1000, 20), chunks=(100, 20))
+    return X, X[:, 0]
+
+
+# --- what is noted --------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_calls_and_runs_are_noted(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """A plan, a prepare, held runs, one of which failed, and an operation."""
+    X, y = data()
+    with noted_in(tmp_path):
+        await clustertune.prepare(c, X, y, workload="xgboost", dry_run=True)
+        prepared = await clustertune.prepare(c, X, y, workload="xgboost")
+        async with prepared:
+            prepared.hold.monitor.interval = 0.05
+            await soon(lambda: len(prepared.hold.monitor.snapshots) > 2)
+        with pytest.raises(ZeroDivisionError):
+            async with prepared:
+                raise ZeroDivisionError("no")
+        async with clustertune.hold(c, label="mine"):
+            pass
+        await clustertune.trim(c)
+        found = clustertune.history()
+    assert found.path == tmp_path / "history.sqlite"
+    plan, prepare, fit, failed, mine, trim = found.records
+    kinds = [r.kind for r in found.records]
+    assert kinds == ["plan", "prepare", "fit", "fit", "fit", "trim"]
+    assert [r.status for r in found.records] == [
+        "planned", "done", "done", "failed", "done", "done"
+    ]  # fmt: skip
+    assert {r.job for r in (plan, prepare, fit, failed)} == {"xgboost-20"}
+    assert (mine.job, trim.job) == ("mine", "")
+    assert {r.cluster for r in found.records} == {s.address}
+    assert {(r.workers, r.threads, r.hosts) for r in found.records} == {(2, 2, 1)}
+    for record in (prepare, fit):
+        assert (record.rows, record.columns, record.pieces) == (1000, 20, 10)
+        assert record.workload == "xgboost"
+        assert record.nbytes == 1000 * 21 * 8
+        assert record.predicted_peak is not None
+    assert ("info", "unloaded_data") in prepare.findings
+    assert prepare.steps[0].startswith("load X, y")
+    assert prepare.predicted_seconds is None or prepare.actual_seconds is not None
+    assert {m.worker for m in fit.memory} == {0, 1}
+    assert fit.peak is None or fit.peak > 0
+    assert all(m.peak and m.idle is not None for m in fit.memory)
+    assert fit.spilled == 0
+    assert fit.busy is not None
+    # nobody looked while it went on
+    assert (failed.spilled, failed.busy, failed.peak) == (None, None, None)
+    assert failed.error == "ZeroDivisionError: no"
+    assert prepare.began <= prepare.ended <= fit.began + 0.1
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_worker_that_goes(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """The run is noted as another than one that went well."""
+    with noted_in(tmp_path, job="nightly"):
+        async with clustertune.hold(c) as held:
+            held.monitor.interval = 0.05
+            await b.close()
+            await soon(lambda: len(held.monitor.snapshots[-1].workers) == 1)
+        (record,) = clustertune.history("nightly").records
+    assert (record.status, record.error) == ("left", "worker 1 went meanwhile")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_call_that_fails_is_noted(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """With its reason."""
+    with noted_in(tmp_path, job="nightly"):
+        with pytest.raises(RefusedError):
+            await clustertune.restart(c)  # there are no nannies
+        (record,) = clustertune.history("nightly").records
+    assert (record.kind, record.status) == ("restart", "failed")
+    assert "nanny" in record.error
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_history_that_cannot_be_written(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Breaks nothing: one line says so, and what to do."""
+    (tmp_path / "history.sqlite").write_text("no history" * 1000)
+    X, y = data()
+    with noted_in(tmp_path):
+        prepared = await clustertune.prepare(c, X, y)
+        async with prepared:
+            pass
+    assert "not noted in the history" in caplog.messages[-1]
+    report = prepared.report
+    assert report.status == "done"
+    (note,) = report.notes
+    assert "not noted in the history: " in note
+    assert "mv " in note
+    assert str(report).count(note) == 1
+    assert Report.from_json(report.to_json()).notes == report.notes
+    with noted_in(tmp_path, keep="many"):
+        report = await clustertune.trim(c)
+    assert "keep='many' must be a whole number" in report.notes[0]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_switched_off(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
+    """Nothing is written."""
+    with noted_in(tmp_path, enabled=False):
+        await clustertune.trim(c)
+        assert clustertune.history().records == ()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_collecting(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
+    """What the scheduler has seen is noted once, as part of what went on then."""
+    await clustertune.check(c)
+    resident = s.plugins["clustertune"]
+    for n in range(3):
+        run = {"floors": [(0, n + 1)], "peaks": [(0, 100), (1, 90)]}
+        resident.runs.kept.append(run | {"began": 10.0 * n, "ended": 10.0 * n + 5})
+    with noted_in(tmp_path):
+        fit = Record(kind="fit", job="j", began=9, seconds=2, cluster=s.address)
+        other = Record(kind="fit", job="other", began=20, seconds=2, cluster="b")
+        Store(tmp_path / "history.sqlite").add([fit, other], keep=10)
+        assert await noting.collect(c) == 3
+        assert await noting.collect(c) == 0
+        runs = clustertune.history(kind="run").records
+    assert [r.job for r in runs] == ["", "j", ""]
+    assert [r.seconds for r in runs] == [5, 5, 5]
+    assert runs[2].memory == (
+        WorkerMemory(worker=0, limit=a.memory_manager.memory_limit, idle=3, peak=100),
+        WorkerMemory(worker=1, limit=b.memory_manager.memory_limit, peak=90),
+    )
+
+
+# --- how it is read -------------------------------------------------------------------
+
+
+def fits() -> list[Record]:
+    return [
+        Record(
+            kind="fit",
+            job="nightly",
+            status="done",
+            began=1e9 + n,
+            seconds=60 / n + 1,
+            workers=n,
+            threads=n,
+            workload="xgboost",
+            rows=1000,
+            memory=(WorkerMemory(worker=0, limit=100, idle=10, peak=30),),
+            error="\x1b[2J",
+        )
+        for n in (1, 2, 4)
+    ]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """A history of three fits and a restart."""
+    path = tmp_path / "history.sqlite"
+    Store(path).add([*fits(), Record(kind="restart", began=1, seconds=1)], keep=100)
+    with noted_in(tmp_path):
+        yield path
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, ["history", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.mark.parametrize("command", [(), ("list",)])
+def test_listing(file: Path, command: tuple[str, ...]) -> None:
+    """All, or some; the latest last."""
+    assert len(run(*command).stdout.splitlines()) == 6
+    assert "61 s" in run(*command, "--job", "nightly").stdout
+    assert "restart" not in run(*command, "--job", "nightly").stdout
+    assert len(run(*command, "--kind", "restart").stdout.splitlines()) == 3
+    found = json.loads(run(*command, "--last", "1", "-f", "json").stdout)
+    assert found["schema_version"] == 1
+    assert found["records"][0]["kind"] == "restart"
+    assert "nothing is noted in" in run(*command, "--job", "no").stdout
+    assert "nothing is noted in" in run(*command, "--path", "/no/such").stdout
+
+
+def test_showing(file: Path) -> None:
+    """One, or two side by side; names from a cluster cannot act."""
+    assert "30 B" in run("show", "1").stdout
+    assert "\\x1b[2J" in run("show", "1").stdout
+    assert json.loads(run("show", "1", "-f", "json").stdout)["record"]["id"] == 1
+    assert "0.508 times" in run("compare", "1", "2").stdout
+    found = json.loads(run("compare", "1", "2", "-f", "json").stdout)
+    assert {"what": "workers", "first": "1", "second": "2", "ratio": "2 times"} in (
+        found["differences"]
+    )
+    for command in (("show", "9"), ("compare", "1", "9")):
+        result = run(*command)
+        assert result.exit_code == 1
+        assert "there is no record 9" in result.stderr
+
+
+def test_what_if(file: Path) -> None:
+    """The error first; exit code 1 where too few runs tell nothing."""
+    result = run("what-if", "--workers", "2, 8")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("error at known points")
+    assert "  8 workers: 8.5 s (beyond what was seen)\n" in result.stdout
+    found = json.loads(run("what-if", "--workers", "8", "-f", "json").stdout)
+    assert found["what_if"]["predictions"][0]["seconds"] == pytest.approx(8.5)
+    assert found["what_if"]["error"] >= 0
+    result = run("what-if", "--workers", "8", "--job", "other")
+    assert (result.exit_code, result.stdout[:22]) == (1, "unknown: too few runs:")
+    result = run("what-if", "--workers", "8", "--job", "other", "-f", "json")
+    assert "too few runs" in json.loads(result.stdout)["unknown"]
+
+
+@pytest.mark.parametrize("text", ["2,x", "0", "", "2,,4", "-1", "²"])
+def test_numbers_that_are_none(file: Path, text: str) -> None:
+    """Are usage errors."""
+    result = run("what-if", "--workers", text)
+    assert result.exit_code == 2
+    assert "is no list of numbers like 2,4,8" in result.stderr
+
+
+def test_an_option_of_the_list_before_a_command(file: Path) -> None:
+    """It would have no effect."""
+    result = run("--job", "other", "trends")
+    assert result.exit_code == 2
+    assert "options go behind the command: clustertune history trends" in result.stderr
+
+
+def test_trends(file: Path) -> None:
+    """Each said, or unknown."""
+    text = run("trends").stdout
+    assert text.startswith("job nightly\nmemory: ")
+    assert "size: peaked at 30% of memory" in text
+    assert "change: unknown: too few runs: 1 fits on" in text
+    found = json.loads(run("trends", "-f", "json").stdout)["trends"]
+    assert found["sizing"]["enough"] == 1
+    assert "too few" in found["regressions"]["unknown"]
+
+
+def test_a_file_that_cannot_be_read(file: Path) -> None:
+    """One line that says how to mend it, and exit code 5."""
+    with closing(sqlite3.connect(file)) as newer:
+        newer.execute("PRAGMA user_version = 9")
+    result = run()
+    assert result.exit_code == 5
+    assert "is of a newer clustertune (schema 9" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_settings_that_are_wrong(file: Path, tmp_path: Path) -> None:
+    """Are usage errors."""
+    with noted_in(tmp_path, path=3):
+        assert run().exit_code == 2
+        assert "clustertune.history.path=3 must be the path of" in run().stderr
+
+
+def test_collecting_by_command(file: Path) -> None:
+    """From a scheduler; none is there yet."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=0, **options) as cluster:
+        result = run("collect", cluster.scheduler_address)
+    assert (result.exit_code, result.stdout) == (0, "0 runs noted\n")
+
+
+def test_in_python(file: Path) -> None:
+    """The same, as values."""
+    found = clustertune.history("nightly")
+    assert repr(found) == "<History: 3 records>"
+    assert "<table>" in found._repr_html_()
+    assert "\x1b" not in found._repr_html_()
+    assert found.record(2).workers == 2
+    with pytest.raises(LookupError, match="no record 4"):
+        found.record(4)
+    assert str(found.what_if([8])).startswith("error at")
+    for wrong in ([0], ["2"], [None], [True]):
+        with pytest.raises(ValueError, match="whole number"):
+            found.what_if(wrong)
+    for kind in KINDS:
+        assert all(r.kind == kind for r in clustertune.history(kind=kind).records)
+    with pytest.raises(ValueError, match="kind='fits' is none of prepare, plan, fit"):
+        clustertune.history(kind="fits")
+    with pytest.raises(ValueError, match="last=0"):
+        clustertune.history(last=0)
+    file.write_text("no history")
+    with pytest.raises(HistoryError, match="mv "):
+        clustertune.history()
+
+
+def test_many(tmp_path: Path) -> None:
+    """Only the last ones are shown."""
+    path = tmp_path / "h.sqlite"
+    Store(path).add([fits()[0]] * 60, keep=100)
+    assert str(clustertune.history(path=path)).startswith("(10 older ones)\n")
