@@ -17,9 +17,11 @@ from distributed import Client
 from clustertune import (
     arguments,
     checks,
+    conditions,
     contents,
     inputs,
     inquiry,
+    monitor,
     report,
     workloads,
 )
@@ -147,6 +149,9 @@ async def diagnose(question: Question) -> Report:
             "see what keeps its scheduler"
         ) from None
     found = checks.run(view, settings)
+    # restarts that are scheduled may depend on them
+    rows = conditions.noted(found)
+    await monitor.ask(question.client, "note_findings", rows=rows)
     return _report(view, found, monotonic() - start)
 
 

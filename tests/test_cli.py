@@ -40,6 +40,7 @@ COMMANDS = (
     "restart",
     "run",
     "scale",
+    "schedule",
     "size",
     "trim",
     "watch",

@@ -14,7 +14,7 @@ from distributed import Client
 
 from clustertune import calls, planning
 from clustertune.cli import COMMANDS
-from clustertune.cli.changing import Instead, carry_out, told_usage
+from clustertune.cli.changing import Instead, carry_out
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
 from clustertune.cli.lazy import LazyGroup
@@ -26,6 +26,7 @@ from clustertune.cli.running import (
     run,
     seconds_of,
     told,
+    told_usage,
 )
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import ChangedError
@@ -74,6 +75,11 @@ def _planned(command: click.Command) -> click.Command:
     assert own is not None
 
     def call(*, output: str | None, expires: float, **others: Any) -> None:
+        if others.get("between_runs"):
+            raise click.UsageError(
+                "--between-runs is planned when its time comes: leave `plan` out; "
+                "`clustertune restart --between-runs --dry-run` shows it"
+            )
         instead = Instead(partial(_store, output, expires))
         click.get_current_context().obj = instead
         own(dry_run=True, yes=False, **others)

@@ -16,9 +16,8 @@ from tabulate import tabulate
 
 from clustertune import playbook as playbooks_of
 from clustertune import playing, workloads
-from clustertune.cli.changing import told_usage
 from clustertune.cli.consent import Consent, with_consent
-from clustertune.cli.running import format_option, rendered
+from clustertune.cli.running import format_option, rendered, told_usage
 from clustertune.cli.running import run as run_on
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import PlaybookError

@@ -29,14 +29,16 @@ from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.names import Names
 from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens, by_group
+from clustertune.remote.schedules import OWNER, Schedules
 from clustertune.remote.survey import survey
 
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 8
+PROTOCOL = 9
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
+MOST_FINDINGS = 1000
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 
 
@@ -83,6 +85,8 @@ class Resident(SchedulerPlugin):
         self.runs = runs.Runs()
         self.holds = Holds(scheduler, FROZEN)
         self.names = Names(scheduler)
+        self.findings: dict[str, Any] | None = None
+        self.schedules = Schedules(self)
         self.watching: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
@@ -93,6 +97,7 @@ class Resident(SchedulerPlugin):
     async def close(self) -> None:
         """End what runs. Unregistering a plugin alone would leave its tasks running."""
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.values()]
+        tasks += self.schedules.close()
         tasks += [self.watching] if self.watching is not None else []
         for task in tasks:
             task.cancel()
@@ -100,6 +105,11 @@ class Resident(SchedulerPlugin):
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.scheduler.handlers.get(NAME) == self.handle:
             del self.scheduler.handlers[NAME]
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """A new process: it has none of the memory that the one before it had."""
+        ws = scheduler.workers[worker]
+        self.runs.forget(runs.worker_id(ws.address, ws.name, ws.nanny))
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """A plan whose client is gone lands what is in flight and stops; holds end."""
@@ -182,8 +192,8 @@ class Resident(SchedulerPlugin):
 
     def holder(self) -> dict[str, Any] | None:
         """Who holds the lease, unless that client is gone or frozen."""
-        if self.lease is None:
-            return None
+        if self.lease is None or self.lease["client"] == OWNER:
+            return self.lease
         client = self.scheduler.clients.get(self.lease["client"])
         seen = self.lease["seen"]
         if client is None or time() - max(seen, client.last_seen) > FROZEN:
@@ -375,6 +385,29 @@ class Resident(SchedulerPlugin):
             NAME, event | work.state() | {"state": "ended", "problem": problem}
         )
         return problem
+
+    # --- restarts that wait for a gap -------------------------------------------------
+
+    def schedule(self, terms: Mapping[str, Any]) -> dict[str, Any]:
+        """Restart workers once there is a gap; what it waits for, as it is listed."""
+        return self.schedules.add(terms)
+
+    def list_schedules(self) -> dict[str, Any]:
+        """All that wait and the last that have ended; when findings are from."""
+        found = self.findings and self.findings["time"]
+        return {"schedules": self.schedules.listed(), "findings": found, "now": time()}
+
+    def cancel_schedule(self, name: str) -> dict[str, Any] | None:
+        """End one, now or after the worker whose turn it is; None: there is none."""
+        return self.schedules.cancel(name)
+
+    def note_findings(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Keep what a client has found: check, severity, message of each."""
+        self.findings = {"time": time(), "rows": list(rows)[:MOST_FINDINGS]}
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """To Dask's event log."""
+        self.scheduler.log_event(NAME, dict(event))
 
     # --- data that is let go ----------------------------------------------------------
 
@@ -583,6 +616,10 @@ METHODS = frozenset(
         "unpin",
         "wanted",
         "let_go",
+        "schedule",
+        "list_schedules",
+        "cancel_schedule",
+        "note_findings",
         "keep",
         "recall",
     )

@@ -241,7 +241,7 @@ class Restarting:
             return {self.parked.address: float("inf")} if self._is_parked() else {}
         others = {ws.address: ws for ws in self.scheduler.running if ws is not worker}
         return {
-            address: float("inf") if not most else most - _used(others[address])
+            address: float("inf") if not most else most - used(others[address])
             for address, most in self.ceilings.items()
             if address in others
         }
@@ -435,7 +435,7 @@ class Restarting:
         }
 
 
-def _used(worker: Any) -> int:
+def used(worker: Any) -> int:
     """Bytes of its process; what a heartbeat has not told yet is in its keys."""
     on_disk = worker.metrics.get("spilled_bytes", {}).get("memory", 0)
     return int(max(worker.memory.process, worker.nbytes - on_disk))

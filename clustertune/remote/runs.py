@@ -71,6 +71,14 @@ class Runs:
         for run in self.kept:
             run["floors"] = [(w, n) for w, n in run["floors"] if w not in new]
 
+    def forget(self, worker: Id) -> None:
+        """What was seen of a process that is gone says nothing of the one that came."""
+        self.peaks.pop(worker, None)
+        self.floors.pop(worker, None)
+        for run in self.kept:
+            for name in ("floors", "peaks"):
+                run[name] = [row for row in run[name] if row[0] != worker]
+
 
 async def watch(scheduler: Any, runs: Runs) -> None:
     """Tell of the scheduler's workers until cancelled; a failure is one gap in it."""

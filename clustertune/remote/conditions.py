@@ -1,0 +1,136 @@
+"""Whether the condition of a scheduled restart is met, as far as the scheduler sees it.
+
+Memory states and what past runs have left it sees by itself. Of checks it has what a
+client has found last: checks run only where clustertune is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from clustertune.remote.park import is_parking
+from clustertune.remote.runs import worker_id
+
+CRITICAL = 3  # severity: of memory, at the line at which a worker pauses
+ENOUGH = 3  # runs: two steps, as for the check `memory_growth`
+MOST = 3  # workers that are named
+
+
+def met(
+    condition: Mapping[str, Any],
+    scheduler: Any,
+    runs: Iterable[Mapping[str, Any]],
+    lines: Mapping[Any, Mapping[str, float]],
+    findings: Mapping[str, Any] | None,
+    since: float,
+) -> tuple[bool, str]:
+    """Whether it is, and what was seen.
+
+    Parameters
+    ----------
+    condition
+        ``kind``, and what belongs to it, as ``clustertune.conditions`` ships it.
+    scheduler
+        Whose workers are looked at.
+    runs
+        The last ones, oldest first.
+    lines
+        By id of worker the fractions of its limit at which it spills and pauses.
+    findings
+        The last ones: ``time``, and ``rows`` of check, severity and message.
+    since
+        Epoch seconds: what was found before is no longer so, as all was restarted then.
+    """
+    workers = {
+        worker_id(ws.address, ws.name, ws.nanny): ws
+        for ws in scheduler.workers.values()
+        if not is_parking(ws.name)
+    }
+    if condition["kind"] == "leak":
+        return _leak(condition["least"], workers, list(runs))
+    if condition["kind"] == "memory":
+        return _memory(condition["severity"], workers, lines)
+    return _found(condition, findings, since)
+
+
+def _leak(
+    least: float, workers: Mapping[Any, Any], runs: Sequence[Mapping[str, Any]]
+) -> tuple[bool, str]:
+    if len(runs) < ENOUGH:
+        return False, f"{len(runs)} runs were seen, {ENOUGH} are needed to see a leak"
+    floors: dict[Any, list[int]] = {}
+    for run in runs:
+        for worker, nbytes in run["floors"]:
+            floors.setdefault(worker, []).append(nbytes)
+    growing = [
+        worker
+        for worker, ws in workers.items()
+        if grows(floors.get(worker, []), ws.memory_limit or 0, least)
+    ]
+    if not growing:
+        return False, f"no worker's memory grows over {len(runs)} runs"
+    return True, f"memory of {_names(growing)} grows from run to run"
+
+
+def grows(floors: Sequence[int], limit: int, least: float) -> bool:
+    """Whether unmanaged memory rises in nearly every run; `memory_growth` says why."""
+    steps = [b - a for a, b in zip(floors, floors[1:])]  # noqa: B905, RUF007
+    if len(floors) < ENOUGH or not limit:
+        return False
+    return median(steps) >= least * limit and (
+        sum(step > 0 for step in steps) >= 0.8 * len(steps)
+    )
+
+
+def _memory(
+    severity: int,
+    workers: Mapping[Any, Any],
+    lines: Mapping[Any, Mapping[str, float]],
+) -> tuple[bool, str]:
+    """A restart brings data back: what counts is memory that is mostly no data."""
+    name = "pause" if severity >= CRITICAL else "spill"
+    known = [at[name] for at in lines.values() if name in at]
+    full: list[Any] = []
+    data: list[Any] = []
+    for worker, ws in workers.items():
+        # one that came later is taken for one like the others
+        line = lines.get(worker, {name: min(known, default=1.0)}).get(name)
+        memory = ws.memory
+        at = line is not None and memory.process >= line * (
+            ws.memory_limit or float("inf")
+        )
+        if at or ws.status.name == "paused":
+            mostly = memory.unmanaged > memory.managed
+            (full if mostly else data).append(worker)
+    if full:
+        return True, f"{_names(full)} at the {name} threshold, with mostly no data"
+    if data:
+        return False, (
+            f"{_names(data)} at the {name} threshold, but most of it is data, which a "
+            "restart would bring back"
+        )
+    return False, f"no worker is at its {name} threshold"
+
+
+def _found(
+    condition: Mapping[str, Any], findings: Mapping[str, Any] | None, since: float
+) -> tuple[bool, str]:
+    check = condition["check"]
+    if findings is None:
+        return False, "nothing was looked for yet: clustertune check does"
+    if findings["time"] < since:
+        return False, (
+            f"{check} was looked for before the last restart; clustertune check looks "
+            "again"
+        )
+    for name, severity, message in findings["rows"]:
+        if name == check and severity >= condition["severity"]:
+            return True, str(message)
+    return False, f"{condition['text']} was not found"
+
+
+def _names(workers: Sequence[Any]) -> str:
+    more = f" and {len(workers) - MOST} more" if len(workers) > MOST else ""
+    return f"worker {', '.join(map(str, workers[:MOST]))}{more}"
