@@ -115,6 +115,8 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     """
     await _approve(client, identity["workers"])
     try:
+        if await ship.on_scheduler(client, resident.present) == resident.PROTOCOL:
+            return
         answer = await ship.on_scheduler(client, resident.install)
     except OSError as error:
         raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
