@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from dask._task_spec import Task
 from dask.array.utils import meta_from_array
+from dask.sizeof import sizeof
 
 from clustertune.model import Conversion, Goal
 from clustertune.wording import names_text
@@ -90,12 +91,13 @@ def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
     _refuse_lossy(label, [_plain(t) for _, t in changed], dtype)
     sizes = [dtype.itemsize if _is_number(t) else None for _, t in types]
     known = [s for s in sizes if s is not None]
-    return Conversion(
+    made = Conversion(
         kind="dataframe" if isinstance(x, dd.DataFrame) else "series",
         dtype=dtype.name,
         columns=tuple(name for name, _ in changed),
         row_bytes=sum(known) if len(known) == len(sizes) else None,
     )
+    return replace(made, fixed=sizeof(meta(x, made)))
 
 
 def with_categories(

@@ -375,6 +375,7 @@ def member(
         columns=columns,
         column_blocks=blocks,
         itemsize=max((t.itemsize for t in numbers), default=None),
+        fixed=0 if kind == "array" else sizeof(x._meta),  # noqa: SLF001
         total_bytes=size,
         conversion=conversion,
         types=_column_types(x) if frame else {},

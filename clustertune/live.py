@@ -49,6 +49,7 @@ from clustertune.lease import Lease
 from clustertune.model import (
     Bounds,
     Drop,
+    Flow,
     Goal,
     Key,
     Layout,
@@ -212,6 +213,11 @@ class LiveCluster:
     async def overhead(self, view: View) -> float | None:
         """Seconds that a task takes beside its work; measured once for all looks."""
         return await monitor.overhead(self.client, view.now)
+
+    async def timed(self, view: View, flows: Sequence[Flow]) -> View:
+        """Ask workers how fast they are; the first time bytes are sent for it."""
+        now = await monitor.timed(self.client, view.now, flows)
+        return replace(view, snapshots=(*view.snapshots[:-1], now))
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:

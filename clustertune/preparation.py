@@ -26,6 +26,7 @@ from clustertune import (
     inputs,
     monitor,
     planner,
+    pricing,
     verification,
     workloads,
 )
@@ -117,6 +118,8 @@ async def _look_and_plan(
         found = checks.run(view, settings)
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view)
+    if flows := pricing.worth_timing(plan):
+        plan = pricing.again(plan, await cluster.timed(view, flows))
     journal.plans.append(plan)
     if not plan.steps:
         _refuse(found)  # what could have been put right was not

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import coverage, layouts
+from clustertune import coverage, layouts, pricing
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.memory import room
 from clustertune.model import (
     Cluster,
     Finding,
+    Flow,
     Int64s,
     Key,
     Layout,
@@ -149,11 +150,7 @@ def _step(layout: Layout, view: View, placement: Placement) -> Step:
         action="rebalance",
         summary=f"move {bytes_text(placement.moved)} of {layout.label} "
         f"({plural(moves.count, 'key')})",
-        price=Price(
-            nbytes=placement.moved,
-            seconds=_seconds(layout, view, placement.target),
-            peak=_peak(layout, view, placement.target),
-        ),
+        price=_price(layout, view, placement),
         gain=_gain(layout, view, placement),
         args=moves,
     )
@@ -213,21 +210,16 @@ def _arriving(
     return into.astype(np.int64), out.astype(np.int64)
 
 
-def _seconds(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> float | None:
-    """The busiest link, at the bandwidth that its worker has measured."""
-    into, out = _arriving(layout, view, target)
-    speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
-    if not speeds.all():
-        return None
-    return OVERHEAD + float((np.maximum(into, out) / speeds).max(initial=0.0))
-
-
-def _peak(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> int:
-    """Bytes by which a worker's memory rises at most.
-
-    What it receives may arrive before what it sends has left.
-    """
-    return int(_arriving(layout, view, target)[0].max(initial=0))
+def _price(layout: Layout, view: View, placement: Placement) -> Price:
+    into, out = _arriving(layout, view, placement.target)
+    flow = Flow(into=into, out=out, made=np.zeros_like(into), seconds=OVERHEAD)
+    return Price(
+        nbytes=placement.moved,
+        seconds=pricing.seconds(flow, view),
+        # what a worker receives may arrive before what it sends has left
+        peak=int(into.max(initial=0)),
+        flow=flow,
+    )
 
 
 def _ceiling(worker: WorkerSnapshot) -> int:

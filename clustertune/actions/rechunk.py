@@ -26,6 +26,7 @@ from clustertune import (
     coverage,
     granularity,
     layouts,
+    pricing,
     replicas,
 )
 from clustertune.errors import AlignmentError, CapacityError
@@ -46,11 +47,10 @@ from clustertune.model import (
     View,
 )
 from clustertune.placement import Placement, place
-from clustertune.sizes import held_bytes
+from clustertune.sizes import held_bytes, part_bytes
 from clustertune.wording import bytes_text, names_text, plural
 
 AIM = 0.2  # of the tolerance, as where whole pieces are placed
-COPYING = 1e9  # bytes per second: what one thread copied here, page faults included
 OVERHEAD = 0.1  # seconds that any graph takes
 ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
@@ -233,19 +233,7 @@ def _draft(member: Member, rows: Int64s, view: View) -> Cut:
 
 def _part_bytes(cut: Cut, member: Member) -> Int64s:
     """Bytes of every part as it will be."""
-    assert member.nbytes is not None
-    rows = np.repeat(boundaries.rows_of(member), member.column_blocks)[cut.key]
-    share = (cut.stop - cut.start) / np.maximum(1, rows) * _growth(member)
-    return (member.nbytes[cut.key] * share).astype(np.int64)
-
-
-def _growth(member: Member) -> float:
-    """Bytes of a converted member over those that it has."""
-    assert member.nbytes is not None
-    conversion, now = member.conversion, int(member.nbytes.sum())
-    if conversion is None or conversion.row_bytes is None or not now:
-        return 1.0
-    return conversion.row_bytes * int(boundaries.rows_of(member).sum()) / now
+    return part_bytes(member, cut.key, cut.stop - cut.start)
 
 
 def _targets(
@@ -448,20 +436,13 @@ def _too_much(
 
 
 def _price(recut: Recut, changed: list[Member], view: View) -> Price:
-    n_workers = len(view.now.workers)
-    into, out, made = (np.zeros(n_workers) for _ in range(3))
-    for cut, member in zip(recut.cuts, changed, strict=True):
-        amount, target = _part_bytes(cut, member), recut.targets[cut.new]
-        away = cut.owner != target
-        np.add.at(into, target[away], amount[away])
-        np.add.at(out, cut.owner[away], amount[away])
-        np.add.at(made, target, amount)
-    speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
-    seconds = None
-    if speeds.all():
-        links = np.maximum(into, out) / speeds
-        seconds = OVERHEAD + float((links + made / COPYING).max(initial=0.0))
-    return Price(nbytes=int(into.sum()), seconds=seconds, peak=int(made.max(initial=0)))
+    flow = pricing.of_recut(recut, changed, len(view.now.workers), OVERHEAD)
+    return Price(
+        nbytes=int(flow.into.sum()),
+        seconds=pricing.seconds(flow, view),
+        peak=int(flow.made.max(initial=0)),
+        flow=flow,
+    )
 
 
 def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
