@@ -539,7 +539,7 @@ class Cluster(Protocol):
     async def overhead(self, view: View) -> float | None:
         """Seconds that a task takes beside its work; None: it cannot be told now."""
 
-    async def timed(self, view: View, flows: Sequence[Flow]) -> View:
+    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
         """The view in which it is known how fast workers do what is planned."""
 
     async def persist(self, load: Load, notify: Notify) -> None:

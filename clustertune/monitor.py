@@ -280,7 +280,7 @@ async def overhead(client: Client, snapshot: Snapshot) -> float | None:
     return None if memory.overhead is None else memory.overhead[0]
 
 
-async def timed(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> Snapshot:
+async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> Snapshot:
     """The snapshot whose workers know how fast they receive and copy.
 
     As it was where workers have work to do, and would be timed with it.
@@ -301,9 +301,9 @@ async def timed(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> Sn
     if any(w.processing for w in snapshot.workers) or not {*pair} <= {*taking_part}:
         return snapshot
     copying = bool(made.any())
-    speeds = await links.measure(client, taking_part, pair, copying=copying)
+    found = await links.measure(client, taking_part, pair, copying=copying)
     workers = tuple(
-        _at_speed(w, *speeds.get(w.address, (0, 0))) for w in snapshot.workers
+        _at_speed(w, *found.get(w.address, (0, 0))) for w in snapshot.workers
     )
     return replace(snapshot, workers=workers)
 

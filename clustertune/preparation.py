@@ -119,7 +119,7 @@ async def _look_and_plan(
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view)
     if flows := pricing.worth_timing(plan):
-        plan = pricing.again(plan, await cluster.timed(view, flows))
+        plan = pricing.again(plan, await cluster.speeds(view, flows))
     journal.plans.append(plan)
     if not plan.steps:
         _refuse(found)  # what could have been put right was not

@@ -17,6 +17,7 @@ from clustertune.sizes import list_bytes, part_bytes
 
 #: bytes per second that one thread copies where none was timed, page faults included
 COPYING = 1e9
+GRAPH = 0.05  # seconds that any graph takes, and the questions about it
 #: bytes on the busiest link below which nothing is timed: that would take longer
 LEAST = 2**24
 
@@ -50,13 +51,9 @@ def worth_timing(plan: Plan) -> list[Flow]:
     return flows if most >= LEAST else []
 
 
-def of_recut(
-    recut: Recut, members: Sequence[Member], n_workers: int, besides: float
-) -> Flow:
-    """What the cuts of ``members``, in this order, send and copy.
-
-    ``besides`` are seconds that any graph takes.
-    """
+def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
+    """What the cuts of ``members``, in this order, send and copy."""
+    n_workers, n_tasks = len(view.now.workers), 0
     into, out, made = (np.zeros(n_workers, dtype=np.int64) for _ in range(3))
     for cut, member in zip(recut.cuts, members, strict=True):
         amount = part_bytes(member, cut.key, cut.stop - cut.start)
@@ -65,9 +62,12 @@ def of_recut(
         np.add.at(into, target[away], amount[away])
         np.add.at(out, cut.owner[away], amount[away])
         np.add.at(made, target, amount)
+        n_tasks += len(recut.rows)
         sent, receiver, more = _bundles(cut.new[away], cut.owner[away], recut.targets)
         np.add.at(into, receiver, more)
         np.add.at(out, sent, more)
+        n_tasks += len(more)
+    besides = GRAPH + n_tasks * (view.now.overhead or 0.0)
     return Flow(into=into, out=out, made=made, seconds=besides)
 
 

@@ -185,7 +185,7 @@ class MemoryCluster:
     async def overhead(self, view: View) -> float | None:
         return self.task_overhead
 
-    async def timed(self, view: View, flows: Sequence[Flow]) -> View:
+    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
         return view
 
     async def persist(self, load: Load, notify: Notify) -> None:

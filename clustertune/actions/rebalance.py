@@ -42,7 +42,7 @@ from clustertune.wording import bytes_text, plural
 # A layout that is wrong is brought well within the tolerance: at its very edge the
 # next small change would make it wrong again, and the fullest worker ends the fit.
 AIM = 0.2  # of the tolerance
-OVERHEAD = 0.1  # seconds that any move takes: cycles of the mover, and questions to it
+OVERHEAD = 0.04  # seconds that any move takes: cycles of the mover, and questions to it
 REMEDIES = frozenset(
     ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
 )  # checks; and whatever names this action

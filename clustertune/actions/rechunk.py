@@ -51,7 +51,6 @@ from clustertune.sizes import held_bytes, part_bytes
 from clustertune.wording import bytes_text, names_text, plural
 
 AIM = 0.2  # of the tolerance, as where whole pieces are placed
-OVERHEAD = 0.1  # seconds that any graph takes
 ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
     "; or free the old pieces while they are cut, which makes the collections that you "
@@ -436,7 +435,7 @@ def _too_much(
 
 
 def _price(recut: Recut, changed: list[Member], view: View) -> Price:
-    flow = pricing.of_recut(recut, changed, len(view.now.workers), OVERHEAD)
+    flow = pricing.of_recut(recut, changed, view)
     return Price(
         nbytes=int(flow.into.sum()),
         seconds=pricing.seconds(flow, view),

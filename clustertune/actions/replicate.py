@@ -34,8 +34,6 @@ from clustertune.model import (
 from clustertune.sizes import held_bytes
 from clustertune.wording import bytes_text, plural
 
-OVERHEAD = 0.1  # seconds that any graph takes
-
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step for each eval set that is not on every worker.
@@ -89,7 +87,7 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
         cuts=cuts,
         copies=len(first),
     )
-    flow = pricing.of_recut(recut, layout.members, len(view.now.workers), OVERHEAD)
+    flow = pricing.of_recut(recut, layout.members, view)
     return Step(
         action="replicate",
         summary=f"copy all of {layout.label} ({bytes_text(nbytes)}) to each of "

@@ -57,9 +57,18 @@ def speeds(dask_worker: Any, copying: bool) -> list[float]:
     """
     recent = list(dask_worker.transfer_incoming_log)[-RECENT:]
     large = [t for t in recent if t["total"] >= LARGE]
-    seconds = sum(t["duration"] for t in large)
-    received = sum(t["total"] for t in large) / seconds if seconds else 0.0
+    busy = _covered((t["start"], t["stop"]) for t in large)
+    received = sum(t["total"] for t in large) / busy if busy else 0.0
     return [received, _copying() if copying else 0.0]
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in at least one of the spans: transfers may go on side by side."""
+    total, until = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, until))
+        until = max(until, stop)
+    return total
 
 
 def _copying() -> float:
