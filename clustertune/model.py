@@ -309,7 +309,8 @@ class Price:
     seconds: float | None
     peak: int | None = None  # bytes by which one worker's memory rises at most
     at_risk: str = "nothing"
-    flow: Flow | None = None  # of what the seconds are made, where they depend on it
+    #: of what the seconds are made, where they depend on how fast workers are
+    flow: Flow | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
