@@ -291,7 +291,7 @@ class Finding:
 # --- what we do ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flow:
     """What travels and is copied in a step, by worker in the order of the snapshot."""
 
@@ -301,7 +301,7 @@ class Flow:
     seconds: float  # that the step takes besides
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """What a step is predicted to cost; None is not known beforehand."""
 
