@@ -365,6 +365,7 @@ class Recut:
     aside: int = 0  # rows of the last new piece, which is no part of the data then
     copies: int = 1  # how often each row is in the new pieces
     shortage: str = ""  # why it does not fit the workers' memory, if it does not
+    moves: Moves | None = None  # of what stays as it is, to beside the new pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,11 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.model import Flow, Int64s, Member, Plan, Recut, Step, View
+from clustertune.model import Flow, Int64s, Layout, Member, Plan, Recut, Step, View
+from clustertune.moving import Targets, travelling
 from clustertune.sizes import list_bytes, part_bytes
 
 #: bytes per second that one thread copies where none was timed, page faults included
 COPYING = 1e9
+MOVE = 0.04  # seconds that any move takes: cycles of the mover, and questions to it
 GRAPH = 0.05  # seconds that any graph takes, and the questions about it
 #: bytes on the busiest link below which nothing is timed: that would take longer
 LEAST = 2**24
@@ -49,6 +51,22 @@ def worth_timing(plan: Plan) -> list[Flow]:
     flows = [s.price.flow for s in plan.steps if s.price.flow is not None]
     most = sum(int(np.maximum(f.into, f.out).max(initial=0)) for f in flows)
     return flows if most >= LEAST else []
+
+
+def of_moves(layout: Layout, view: View, target: Targets) -> Flow:
+    """What travels so that the pieces of a layout lie on their targets."""
+    into, out = travelling(layout, view, target)
+    return Flow(into=into, out=out, made=np.zeros_like(into), seconds=MOVE)
+
+
+def both(first: Flow, then: Flow) -> Flow:
+    """One after the other."""
+    return Flow(
+        into=first.into + then.into,
+        out=first.out + then.out,
+        made=first.made + then.made,
+        seconds=first.seconds + then.seconds,
+    )
 
 
 def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import checks
+from clustertune import checks, layouts
 from clustertune.actions import rechunk
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.model import Conversion, Layout, Profile, Step, View
@@ -60,6 +60,35 @@ def test_only_what_differs_is_cut() -> None:
     assert step.args.rows.tolist() == [10] * 8
     assert step.price.nbytes is not None
     assert step.price.nbytes < 80 * 8
+
+
+def test_what_stays_as_it_is_comes_along() -> None:
+    """Pieces of X move in the step in which y is cut to them, to where that is."""
+    start = view(two(), [unlike([10] * 8, [20] * 4, homes=0)])
+    (step,) = proposed(start)
+    (move,) = step.args.moves.moves
+    assert move.label == "X"
+    assert len(move.keys) == 4
+    positions = [k[1] for k in move.keys]
+    assert step.args.targets[positions].tolist() == move.targets.tolist()
+    cluster = MemoryCluster(start)
+    (outcome,) = run(cluster).outcomes
+    assert cluster.calls == ["recut 8", "move 4"]
+    (one,) = list_bytes(np.array([1]))
+    assert outcome.nbytes == 40 * 88
+    assert outcome.step.price.nbytes == 40 * 88 + 4 * one
+    assert outcome.step.price.peak == 80 * 8 + 40 * 80 - 40 * 8
+    assert not layouts.apart(now(cluster).layouts[0], 2).any()
+
+
+def test_what_lies_evenly_enough_stays() -> None:
+    """A cut of y is no reason to move X."""
+    X = member("X", [104, 100, 100, 100], [0, 0, 1, 1], 80)
+    y = member("y", [202, 202], [0, 1], 8)
+    data = Layout(label="training data", members=(X, y))
+    (step,) = proposed(view(two(), [data]))
+    assert step.args.moves is None
+    assert step.args.targets.tolist() == [0, 0, 1, 1]
 
 
 def test_too_few_pieces_are_cut_for_every_thread() -> None:

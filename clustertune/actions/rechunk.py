@@ -26,6 +26,7 @@ from clustertune import (
     coverage,
     granularity,
     layouts,
+    moving,
     pricing,
     replicas,
 )
@@ -172,6 +173,7 @@ def _step(
     cuts = tuple(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
     )
+    moves = _beside(layout, view, changed, target)
     recut = Recut(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
@@ -181,14 +183,33 @@ def _step(
         aside=aside,
         copies=replicas.copies(layout),
         shortage=shortage,
+        moves=None if moves is None else moving.of(moves, view, target),
     )
     return Step(
         action="rechunk",
-        summary=_summary(changed, rows) + _aside(recut),
-        price=_price(recut, changed, view),
+        summary=_summary(changed, rows) + _aside(recut) + _said(moves),
+        price=_price(recut, changed, moves, view),
         gain=_gain(layout, rows, about, view),
         args=recut,
     )
+
+
+def _beside(
+    layout: Layout, view: View, changed: list[Member], target: Int64s
+) -> Layout | None:
+    """Members that stay as they are, and do not lie where the new pieces will be."""
+    rest = tuple(m for m in layout.members if m not in changed)
+    copied = layout is not view.layouts[0] and view.goal.workload.eval_copies
+    if not rest or copied or replicas.is_copied(layout):
+        return None  # copies lie beside the training data, by another action
+    staying = replace(layout, members=rest)
+    return staying if moving.of(staying, view, target).count else None
+
+
+def _said(moves: Layout | None) -> str:
+    if moves is None:
+        return ""
+    return f", and bring {names_text([m.label for m in moves.members])} to them"
 
 
 def _summary(changed: list[Member], rows: Int64s) -> str:
@@ -265,6 +286,11 @@ def _targets(
         held.append((*member.holders, member.nbytes[member.holders[0]]))
     coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
     trained = _trained(layout, rows, view)
+    tolerance = view.goal.tolerance
+    staying = replace(layout, members=tuple(members.values()))
+    # where whole pieces lie evenly, none of them has to move
+    if not (members and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
+        tolerance *= AIM
 
     def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
         try:
@@ -274,7 +300,7 @@ def _targets(
                 layouts.weights(view),
                 nbytes=nbytes,
                 budget=budget,
-                tolerance=AIM * view.goal.tolerance,
+                tolerance=tolerance,
             )
         except CapacityError:
             return None
@@ -434,12 +460,18 @@ def _too_much(
 # --- what it costs and is good for ----------------------------------------------------
 
 
-def _price(recut: Recut, changed: list[Member], view: View) -> Price:
+def _price(
+    recut: Recut, changed: list[Member], moves: Layout | None, view: View
+) -> Price:
     flow = pricing.of_recut(recut, changed, view)
+    peak = flow.made
+    if moves is not None:
+        moved = pricing.of_moves(moves, view, recut.targets)
+        flow, peak = pricing.both(flow, moved), peak + moved.into
     return Price(
         nbytes=int(flow.into.sum()),
         seconds=pricing.seconds(flow, view),
-        peak=int(flow.made.max(initial=0)),
+        peak=int(peak.max(initial=0)),
         flow=flow,
     )
 
@@ -466,6 +498,13 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Cut and join, as the port does it."""
+    """Cut and join, as the port does it; then bring beside it what stays as it is."""
     assert isinstance(step.args, Recut)
-    return await cluster.recut(step.args, notify)
+    cut = await cluster.recut(step.args, notify)
+    if step.args.moves is None:
+        return cut
+    moved = await cluster.move(step.args.moves, notify)
+    known = cut.nbytes is not None and moved.nbytes is not None
+    return replace(
+        moved, nbytes=(cut.nbytes or 0) + (moved.nbytes or 0) if known else None
+    )
