@@ -407,7 +407,7 @@ def test_the_search_ends_where_nothing_better_exists(case):
     found = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(placement, "ALL", 1)  # as if there were too many ways
-        for bound in (placement._most_kept, lambda *_: math.inf):  # noqa: SLF001
+        for bound in (placement._most_kept, lambda *_: math.inf):
             patched.setattr(placement, "_most_kept", bound)
             try:
                 found.append(place(rows, held, weights, **options))
