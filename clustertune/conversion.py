@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 from dask._task_spec import Task
 from dask.array.utils import meta_from_array
+from dask.sizeof import sizeof
 
 from clustertune.model import Conversion, Goal
 from clustertune.wording import names_text
@@ -90,12 +92,13 @@ def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
     _refuse_lossy(label, [_plain(t) for _, t in changed], dtype)
     sizes = [dtype.itemsize if _is_number(t) else None for _, t in types]
     known = [s for s in sizes if s is not None]
-    return Conversion(
+    made = Conversion(
         kind="dataframe" if isinstance(x, dd.DataFrame) else "series",
         dtype=dtype.name,
         columns=tuple(name for name, _ in changed),
         row_bytes=sum(known) if len(known) == len(sizes) else None,
     )
+    return replace(made, fixed=fixed_bytes(x, made))
 
 
 def with_categories(
@@ -267,6 +270,20 @@ def meta(x: Any, conversion: Conversion | None) -> Any:
     for function in converter(x, conversion):
         own = function(own)
     return own
+
+
+def fixed_bytes(x: Any, conversion: Conversion | None) -> int:
+    """Bytes of each piece of a collection besides its rows, as Dask counts them.
+
+    pandas keeps an index of the names of columns that were looked up. A piece has none
+    where it was sent, until it is converted.
+    """
+    if isinstance(x, da.Array):
+        return 0
+    empty = meta(x, conversion)
+    if conversion is None:
+        empty = pickle.loads(pickle.dumps(empty))  # noqa: S301 (our own bytes)
+    return int(sizeof(empty))
 
 
 def column_chunks(x: Any, *, joined: bool) -> tuple[tuple[Any, ...], ...]:

@@ -21,6 +21,7 @@ from dask.core import flatten
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
+from clustertune.conversion import fixed_bytes
 from clustertune.errors import AlignmentError, ConnectionLostError
 from clustertune.model import Conversion, Goal, Int64s, Key, Member, Profile
 from clustertune.wording import names_text
@@ -375,6 +376,7 @@ def member(
         columns=columns,
         column_blocks=blocks,
         itemsize=max((t.itemsize for t in numbers), default=None),
+        fixed=fixed_bytes(x, None),
         total_bytes=size,
         conversion=conversion,
         types=_column_types(x) if frame else {},

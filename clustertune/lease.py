@@ -22,7 +22,7 @@ from clustertune.wording import printable
 
 logger = logging.getLogger("clustertune")
 
-POLL = (0.02, 0.25)  # seconds between two questions how far a job is: at first, at most
+WAIT = 0.25  # seconds in which it is told how far a job is, if it has not ended
 LANDING = 10.0  # seconds that a cancelled job is given to land what is in flight
 
 
@@ -96,13 +96,11 @@ class Lease:
         ``tell`` is given its state meanwhile. Cancelled, it stops the job.
         """
         name = await self.ask(method, **arguments)
-        pause, longest = POLL
+        asked = {"job": name, "wait": WAIT}
         try:
-            while not (state := await self.ask("progress", job=name))["finished"]:
+            while not (state := await self.ask("progress", **asked))["finished"]:
                 self.refuse_late()
                 tell(state)
-                await asyncio.sleep(pause)
-                pause = min(longest, pause * 1.5)
         except BaseException:
             await asyncio.shield(self.quietly("stop", job=name))
             raise

@@ -16,7 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
-from distributed import Client, Future
+from distributed import CancelledError, Client, Future, wait
 
 from clustertune import (
     contents,
@@ -49,6 +49,7 @@ from clustertune.lease import Lease
 from clustertune.model import (
     Bounds,
     Drop,
+    Flow,
     Goal,
     Key,
     Layout,
@@ -213,6 +214,11 @@ class LiveCluster:
         """Seconds that a task takes beside its work; measured once for all looks."""
         return await monitor.overhead(self.client, view.now)
 
+    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
+        """Ask workers how fast they are; the first time bytes are sent for it."""
+        now = await monitor.speeds(self.client, view.now, flows)
+        return replace(view, snapshots=(*view.snapshots[:-1], now))
+
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
             find = partial(_find, given.collection, self.client)
@@ -277,10 +283,19 @@ class LiveCluster:
             if release is not None:
                 await release()
             # looking at 100,000 states takes as long as the pause should
-            await asyncio.sleep(pause + len(futures) * 1e-6)
+            await asyncio.sleep(len(futures) * 1e-6)
+            await self._done_soon(pending[-1], pause)
         await self._refuse_failed(futures)
         if release is not None:
             await release()
+
+    async def _done_soon(self, future: Future[Any], seconds: float) -> None:
+        """Wait for one of many, which are then looked at again, or so long."""
+        with self.client.as_current():
+            done: Any = wait(future, timeout=seconds)
+        # one that is cancelled is no surprise to whoever looks at it next
+        with suppress(asyncio.TimeoutError, CancelledError):
+            await done
 
     async def _refuse_failed(self, futures: list[Any]) -> None:
         for future in futures:

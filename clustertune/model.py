@@ -10,7 +10,7 @@ What is not known is :class:`Unknown` with the reason, never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -59,6 +59,7 @@ class Conversion:
     columns: tuple[Any, ...] = ()  # of a frame that stays one: those that change
     categories: tuple[tuple[Any, Any], ...] = ()  # and (column, type) of categories
     nullable: bool = False  # may lack values, which become NaN
+    fixed: int = 0  # bytes of each piece of a frame besides its rows
 
     def __str__(self) -> str:
         kinds = {
@@ -104,6 +105,7 @@ class Member:
     columns: int | None  # columns of a row; None: unknown
     column_blocks: int = 1  # 1: every piece has all columns
     itemsize: int | None = None  # bytes of the widest number in a row; None: no number
+    fixed: int = 0  # bytes of each piece of a frame besides its rows: index, names
     total_bytes: int | None = None  # what the collection says of itself before loading
     conversion: Conversion | None = None  # what it has to become
     derived: bool = False  # not loaded, but made of data that is in memory
@@ -294,6 +296,16 @@ class Finding:
 # --- what we do ---------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flow:
+    """What travels and is copied in a step, by worker in the order of the snapshot."""
+
+    into: Int64s  # bytes that it receives
+    out: Int64s  # bytes that it sends
+    made: Int64s  # bytes that it copies, or makes anew
+    seconds: float  # that the step takes besides
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """What a step is predicted to cost; None is not known beforehand."""
@@ -302,6 +314,8 @@ class Price:
     seconds: float | None
     peak: int | None = None  # bytes by which one worker's memory rises at most
     at_risk: str = "nothing"
+    #: of what the seconds are made, where they depend on how fast workers are
+    flow: Flow | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -356,6 +370,7 @@ class Recut:
     aside: int = 0  # rows of the last new piece, which is no part of the data then
     copies: int = 1  # how often each row is in the new pieces
     shortage: str = ""  # why it does not fit the workers' memory, if it does not
+    moves: Moves | None = None  # of what stays as it is, to beside the new pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -530,6 +545,9 @@ class Cluster(Protocol):
 
     async def overhead(self, view: View) -> float | None:
         """Seconds that a task takes beside its work; None: it cannot be told now."""
+
+    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
+        """The view in which it is known how fast workers do what is planned."""
 
     async def persist(self, load: Load, notify: Notify) -> None:
         """Load everything given that is not in memory yet, jointly."""

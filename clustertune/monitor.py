@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from distributed import Client
 
-from clustertune import adapters, counting
+from clustertune import adapters, counting, links
 from clustertune import overhead as measuring
 from clustertune.errors import (
     ConnectionLostError,
@@ -26,6 +26,7 @@ from clustertune.errors import (
 )
 from clustertune.model import (
     Burden,
+    Flow,
     Holding,
     Int64s,
     Key,
@@ -115,6 +116,8 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     """
     await _approve(client, identity["workers"])
     try:
+        if await ship.on_scheduler(client, resident.present) == resident.PROTOCOL:
+            return
         answer = await ship.on_scheduler(client, resident.install)
     except OSError as error:
         raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
@@ -275,6 +278,43 @@ async def overhead(client: Client, snapshot: Snapshot) -> float | None:
         seconds = await measuring.measure(client, snapshot)
         memory.overhead = None if seconds is None else (seconds, workers)
     return None if memory.overhead is None else memory.overhead[0]
+
+
+async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> Snapshot:
+    """The snapshot whose workers know how fast they receive and copy.
+
+    As it was where workers have work to do, and would be timed with it.
+    """
+    into, out, made = (
+        np.sum([getattr(f, name) for f in flows], axis=0)
+        for name in ("into", "out", "made")
+    )
+    approved = known(client).approved
+    there = {address for address, _ in approved}
+    taking_part = [
+        w.address
+        for w, nbytes in zip(snapshot.workers, into + out + made, strict=True)
+        if nbytes and w.running and w.address in there
+    ]
+    receiver, sender = int(into.argmax()), int(out.argmax())
+    pair = snapshot.workers[sender].address, snapshot.workers[receiver].address
+    if any(w.processing for w in snapshot.workers) or not {*pair} <= {*taking_part}:
+        return snapshot
+    copying = bool(made.any())
+    found = await links.measure(client, taking_part, pair, copying=copying)
+    workers = tuple(
+        _at_speed(w, *found.get(w.address, (0, 0))) for w in snapshot.workers
+    )
+    return replace(snapshot, workers=workers)
+
+
+def _at_speed(worker: WorkerSnapshot, received: float, copied: float) -> WorkerSnapshot:
+    """With what was measured, and what was known before of the rest."""
+    return replace(
+        worker,
+        bandwidth=received or worker.bandwidth,
+        copying=copied or worker.copying,
+    )
 
 
 async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:

@@ -24,6 +24,8 @@ PREFIX = "clustertune-overhead"
 TASKS = 40  # more in the large graph than in the small one
 MOST = 0.2  # seconds after which no other pair of graphs is begun
 ROUNDS = 5
+FEWEST = 3  # rounds that have to agree for the others to be spared,
+ALIKE = 0.2  # of the median
 PATIENCE = 5.0  # seconds in which a graph is done, or nothing is learned
 
 
@@ -40,10 +42,19 @@ async def measure(client: Client, snapshot: Snapshot) -> float | None:
         while len(found) < ROUNDS and perf_counter() < end:
             small = await _seconds(client, 1)
             found.append((await _seconds(client, 1 + TASKS) - small) / TASKS)
+            if agree(found):
+                break
     except asyncio.TimeoutError:  # somebody else's work has come meanwhile
         return None
     middle = median(found)
     return middle if middle > 0 else None
+
+
+def agree(found: list[float]) -> bool:
+    """Whether more measurements would hardly change the median."""
+    middle = median(found)
+    off = max(abs(seconds - middle) for seconds in found)
+    return len(found) >= FEWEST and off <= ALIKE * middle
 
 
 async def _seconds(client: Client, n_tasks: int) -> float:

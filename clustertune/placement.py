@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ALL = 2_000_000  # all ways of all pieces are tried if their loads are so few numbers
 WAYS, TRIES = 4_096, 800  # else so many ways for a few pieces, and so often
 PATIENCE = 200  # fruitless tries in a row after which a placement counts as good
+NEAR = 1e-4  # of all bytes: what more could stay, which is not searched for
 LARGE = 20_000  # pieces: with more, the first placement is near the bound already
 OVER = 1e6  # strain of a worker filled to its budget; above, it does not fit
 EXACT = 1 + 1e-12  # what rounding may add to a ratio
@@ -365,13 +366,46 @@ def _occupy(problem: _Problem, target: Array, limit: float) -> None:
 def _polish(problem: _Problem, target: Array, floor: float) -> None:
     """Put a few pieces in the best way, again and again."""
     generator = np.random.default_rng(0)  # same input, same output
-    patience = PATIENCE
+    patience, bound = PATIENCE, _most_kept(problem, floor)
     for _ in range(TRIES):
+        if _is_best(problem, target, floor, bound):
+            break
         pieces, workers = _neighbours(problem, target, floor, generator)
         if not pieces.size or not patience:
             break
         better = _replace(problem, target, floor, pieces, workers)
         patience = PATIENCE if better else patience - 1
+
+
+def _most_kept(problem: _Problem, limit: float) -> float:
+    """Bytes that can stay where they are at most.
+
+    Each worker for itself keeps what has most bytes for its rows until its rows are
+    full, be it a part of a piece; rows come in whole units.
+    """
+    unit = int(np.gcd.reduce(problem.rows)) or 1
+    room = np.floor(limit * problem.share / unit) * unit
+    rows = problem.rows[problem.piece]
+    density = np.divide(
+        problem.held, rows, out=np.full(rows.size, np.inf), where=rows > 0
+    )
+    order = np.lexsort((-density, problem.holder))
+    holder, rows, held = problem.holder[order], rows[order], problem.held[order]
+    before = np.cumsum(rows) - rows  # of this worker and of those before it
+    first = np.searchsorted(holder, np.arange(room.size))
+    before -= np.append(before, 0)[first][holder]
+    fits = np.clip(room[holder] - before, 0, rows)
+    share = np.divide(fits, rows, out=np.ones(rows.size), where=rows > 0)
+    return float((held * share).sum())
+
+
+def _is_best(problem: _Problem, target: Array, floor: float, bound: float) -> bool:
+    """Whether nothing can exist that is better by more than a search is worth."""
+    least = bound - NEAR * problem.nbytes.sum()
+    if _kept(problem, target).sum() < least or _worst(problem, target) > floor:
+        return False
+    load, _ = _loads(problem, target)
+    return not ((load == 0) & (problem.share > TINY)).any()
 
 
 def _neighbours(

@@ -29,6 +29,7 @@ from clustertune import (
     monitor,
     noting,
     planner,
+    pricing,
     verification,
     workloads,
 )
@@ -120,6 +121,8 @@ async def _look_and_plan(
         found = checks.run(view, settings)
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view)
+    if flows := pricing.worth_timing(plan):
+        plan = pricing.again(plan, await cluster.speeds(view, flows))
     journal.plans.append(plan)
     if not plan.steps:
         _refuse_left(found, view)

@@ -1,7 +1,11 @@
-"""How large data is: by its pieces once it is loaded, before by what it says itself."""
+"""How large data is: by its pieces once it is loaded, before by what it says itself.
+
+Bytes are those that Dask counts.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 import numpy as np
@@ -44,6 +48,47 @@ def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
             piece, worker = member.holders
             np.add.at(total, worker, member.nbytes[piece])
     return total
+
+
+def part_bytes(member: Member, key: Int64s, n_rows: Int64s) -> Int64s:
+    """Bytes of rows of these keys of a loaded member, as they will be.
+
+    Exact for numbers, in arrays and frames. Of text and other objects Dask itself knows
+    only about how large they are.
+
+    Parameters
+    ----------
+    member
+        Loaded and counted.
+    key, n_rows : (parts,)
+        Index into its keys; how many rows of that key.
+    """
+    assert member.nbytes is not None
+    assert member.rows is not None
+    blocks, conversion = member.column_blocks, member.conversion
+    rows, nbytes = np.repeat(member.rows, blocks), member.nbytes
+    if conversion is None or conversion.row_bytes is None:
+        fixed, each = member.fixed, np.maximum(0, nbytes - member.fixed)
+    else:
+        fixed, whole = (
+            conversion.fixed,
+            np.add.reduceat(nbytes, _starts(nbytes, blocks)),
+        )
+        # of a row, each block of columns has as much as before
+        part = nbytes / np.maximum(1, np.repeat(whole, blocks))
+        each = conversion.row_bytes * rows * part
+    amount = each[key] * n_rows / np.maximum(1, rows[key])
+    return np.rint(fixed + amount).astype(np.int64)
+
+
+def _starts(nbytes: Int64s, blocks: int) -> Int64s:
+    return np.arange(0, len(nbytes), blocks)
+
+
+def list_bytes(lengths: Int64s) -> Int64s:
+    """Bytes of lists of so many parts, besides those of the parts."""
+    known = {n: sys.getsizeof(list(range(n))) for n in set(lengths.tolist())}
+    return np.array([known[n] for n in lengths.tolist()], dtype=np.int64)
 
 
 def _largest_of(member: Member) -> int | Unknown:

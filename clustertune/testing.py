@@ -31,6 +31,7 @@ from clustertune.model import (
     Contents,
     Cut,
     Drop,
+    Flow,
     Goal,
     Int64s,
     Layout,
@@ -51,7 +52,7 @@ from clustertune.model import (
 )
 from clustertune.reordering import NEW, OLD, ORDER
 from clustertune.replicas import COPIED
-from clustertune.sizes import held_bytes
+from clustertune.sizes import held_bytes, part_bytes
 from clustertune.verification import problems
 
 Homes = dict[str, list[set[str]]]
@@ -183,6 +184,9 @@ class MemoryCluster:
 
     async def overhead(self, view: View) -> float | None:
         return self.task_overhead
+
+    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
+        return view
 
     async def persist(self, load: Load, notify: Notify) -> None:
         self.calls.append("persist")
@@ -369,8 +373,7 @@ class MemoryCluster:
         for piece, key, start, stop in zip(*(c.tolist() for c in columns), strict=True):
             if key % blocks == 0:
                 new[piece] += old[key // blocks][start:stop]
-            share = (stop - start) / max(1, int(m.rows[key // blocks]))
-            part = int(m.nbytes[key] * share)
+            (part,) = part_bytes(m, np.array([key]), np.array([stop - start])).tolist()
             nbytes[piece] += part
             if self.homes[m.label][key].isdisjoint(homes[piece]):
                 self.moved += part

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import clustertune
-from clustertune import actions, checks
+from clustertune import actions, checks, pricing
 from clustertune.actions import persist, rebalance, scale
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.model import Layout, Load, Moves, Step, Unknown, View
@@ -214,7 +214,7 @@ def test_rebalance_is_priced_by_what_travels() -> None:
     assert step.price.nbytes == 4 * row * 88
     assert step.price.peak == 2 * row * 88
     # all of it leaves one worker, half of it comes to each of the others
-    assert step.price.seconds == pytest.approx(rebalance.OVERHEAD + 1.0, rel=1e-3)
+    assert step.price.seconds == pytest.approx(pricing.MOVE + 1.0, rel=1e-3)
     assert step.price.at_risk == "nothing"
     assert step.summary == "move 95.4 MiB of training data (8 keys)"
     assert "holds 1.00 times its share of rows instead of 3.00" in step.gain

@@ -139,6 +139,16 @@ def test_it_is_not_measured_for_anything_else(homes: list[int]) -> None:
     assert cluster.timed == 0
 
 
+@pytest.mark.parametrize(
+    ("found", "enough"),
+    [([1.0], False), ([1.0, 1.0], False), ([1.0, 0.8, 1.2], True), ([1, 1, 1.3], False),
+     ([-1.0, -1.0, -1.0], False)],
+)  # fmt: skip
+def test_measurements_that_agree_are_enough(found: list[float], enough: bool) -> None:
+    """Three of them; one far from the others asks for more."""
+    assert overhead.agree(found) == enough
+
+
 # --- live -----------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ The expected numbers come from trying all placements, from SciPy, or from a penc
 """
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -396,6 +397,38 @@ def test_few_pieces_are_placed_in_the_best_way(case):
     idle = int(((placement.rows == 0) & (share > 1e-9)).sum())
     assert placement.limit == pytest.approx(best[0], rel=1e-5)
     assert (idle, placement.moved) == best[1:]
+
+
+@given(layouts(most_pieces=7, most_workers=3))
+@settings(deadline=None, max_examples=12)
+def test_the_search_ends_where_nothing_better_exists(case):
+    """As much stays as if it went on and on."""
+    rows, held, weights, options = case
+    found = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(placement, "ALL", 1)  # as if there were too many ways
+        for bound in (placement._most_kept, lambda *_: math.inf):
+            patched.setattr(placement, "_most_kept", bound)
+            try:
+                found.append(place(rows, held, weights, **options))
+            except CapacityError:
+                found.append(None)
+    early, late = found
+    assert (early is None) == (late is None)
+    if early is not None and late is not None:
+        assert early.limit == late.limit
+        assert early.moved <= late.moved + placement.NEAR * late.moved
+
+
+def test_pieces_alike_are_placed_at_once(monkeypatch):
+    """No search where as much stays as can: 300 of them, all on half of the workers."""
+    searched = []
+    monkeypatch.setattr(placement, "_neighbours", lambda *_: searched.append(1))
+    rows = [10] * 300
+    found = lay([i % 2 for i in range(300)], rows, [1] * 4, tolerance=0.0)
+    assert found.rows.tolist() == [750] * 4
+    assert found.moved == 150 * 100
+    assert not searched
 
 
 def test_what_rounding_sets_apart_is_as_good():

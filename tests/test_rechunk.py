@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import checks
+from clustertune import checks, layouts
 from clustertune.actions import rechunk
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.model import Conversion, Layout, Profile, Step, View
 from clustertune.planner import make_plan
+from clustertune.sizes import list_bytes
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 from tests.test_loop import now, run
 
@@ -61,6 +62,35 @@ def test_only_what_differs_is_cut() -> None:
     assert step.price.nbytes < 80 * 8
 
 
+def test_what_stays_as_it_is_comes_along() -> None:
+    """Pieces of X move in the step in which y is cut to them, to where that is."""
+    start = view(two(), [unlike([10] * 8, [20] * 4, homes=0)])
+    (step,) = proposed(start)
+    (move,) = step.args.moves.moves
+    assert move.label == "X"
+    assert len(move.keys) == 4
+    positions = [k[1] for k in move.keys]
+    assert step.args.targets[positions].tolist() == move.targets.tolist()
+    cluster = MemoryCluster(start)
+    (outcome,) = run(cluster).outcomes
+    assert cluster.calls == ["recut 8", "move 4"]
+    (one,) = list_bytes(np.array([1]))
+    assert outcome.nbytes == 40 * 88
+    assert outcome.step.price.nbytes == 40 * 88 + 4 * one
+    assert outcome.step.price.peak == 80 * 8 + 40 * 80 - 40 * 8
+    assert not layouts.apart(now(cluster).layouts[0], 2).any()
+
+
+def test_what_lies_evenly_enough_stays() -> None:
+    """A cut of y is no reason to move X."""
+    X = member("X", [104, 100, 100, 100], [0, 0, 1, 1], 80)
+    y = member("y", [202, 202], [0, 1], 8)
+    data = Layout(label="training data", members=(X, y))
+    (step,) = proposed(view(two(), [data]))
+    assert step.args.moves is None
+    assert step.args.targets.tolist() == [0, 0, 1, 1]
+
+
 def test_too_few_pieces_are_cut_for_every_thread() -> None:
     """Four pieces a thread, on two workers with one and three threads."""
     some = [worker(0, nthreads=1), worker(1, nthreads=3)]
@@ -68,7 +98,9 @@ def test_too_few_pieces_are_cut_for_every_thread() -> None:
     recut = step.args
     assert recut.rows.tolist() == [100] * 16
     assert np.bincount(recut.targets).tolist() == [4, 12]
-    assert step.price.nbytes == 1200 * 88
+    (one,) = list_bytes(np.array([1]))
+    # parts of twelve new pieces travel, of X and of y, each in a list
+    assert step.price.nbytes == 1200 * 88 + 24 * one
 
 
 def test_tiny_pieces_are_joined() -> None:
@@ -106,7 +138,8 @@ def test_as_many_rows_for_each_worker_where_most_of_them_lie(
     targets = step.args.targets[: len(made)]
     assert step.args.aside == aside
     assert np.bincount(targets, made).tolist() == [120, 120]
-    assert step.price.nbytes <= 41 * 88
+    lists = 8 * list_bytes(np.array([1])).max()  # of four parts at most, of X and of y
+    assert step.price.nbytes <= 41 * 88 + lists
 
 
 def test_blocks_of_columns_are_joined() -> None:

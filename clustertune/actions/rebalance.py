@@ -16,24 +16,20 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from clustertune import coverage, layouts
+from clustertune import coverage, layouts, moving, pricing
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.memory import room
 from clustertune.model import (
     Cluster,
     Finding,
-    Int64s,
     Key,
     Layout,
-    Move,
     Moves,
     Notify,
     Price,
     Result,
     Step,
-    Unknown,
     View,
-    WorkerSnapshot,
 )
 from clustertune.placement import Placement, place, placed
 from clustertune.wording import bytes_text, plural
@@ -41,7 +37,6 @@ from clustertune.wording import bytes_text, plural
 # A layout that is wrong is brought well within the tolerance: at its very edge the
 # next small change would make it wrong again, and the fullest worker ends the fit.
 AIM = 0.2  # of the tolerance
-OVERHEAD = 0.1  # seconds that any move takes: cycles of the mover, and questions to it
 REMEDIES = frozenset(
     ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
 )  # checks; and whatever names this action
@@ -140,20 +135,12 @@ def _too_much(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> st
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
-    moves = Moves(
-        workers=tuple(w.address for w in view.now.workers),
-        ceilings=tuple(_ceiling(w) for w in view.now.workers),
-        moves=tuple(_moves(layout, placement.target)),
-    )
+    moves = moving.of(layout, view, placement.target)
     return Step(
         action="rebalance",
         summary=f"move {bytes_text(placement.moved)} of {layout.label} "
         f"({plural(moves.count, 'key')})",
-        price=Price(
-            nbytes=placement.moved,
-            seconds=_seconds(layout, view, placement.target),
-            peak=_peak(layout, view, placement.target),
-        ),
+        price=_price(layout, view, placement),
         gain=_gain(layout, view, placement),
         args=moves,
     )
@@ -177,65 +164,15 @@ def _gain(layout: Layout, view: View, placement: Placement) -> str:
     return text + (f"; one copy of {plural(copied, 'piece')}" if copied else "")
 
 
-def _moves(layout: Layout, target: npt.NDArray[np.intp]) -> Iterator[Move]:
-    """The keys that are not on their target, or not on it alone."""
-    for member in layout.members:
-        if member.holders is None:
-            continue
-        piece, holder = member.holders
-        stray = np.ones(len(target), dtype=bool)
-        alone = np.bincount(piece, minlength=len(target)) == 1
-        stray[piece[(holder == target[piece]) & alone[piece]]] = False
-        which = np.flatnonzero(stray)
-        if len(which):
-            yield Move(
-                label=member.label,
-                keys=tuple(member.keys[i] for i in which),
-                targets=target[which].astype(np.int64),
-            )
-
-
-def _arriving(
-    layout: Layout, view: View, target: npt.NDArray[np.intp]
-) -> tuple[Int64s, Int64s]:
-    """Bytes that every worker receives, and that every worker sends."""
-    n_workers = len(view.now.workers)
-    total = layouts.piece_bytes(layout)
-    there = layouts.held(layout, n_workers)
-    present = np.zeros(len(target), dtype=np.int64)
-    stays = there.worker == target[there.piece]
-    present[there.piece[stays]] = there.nbytes[stays]
-    travels = total - present
-    home = layouts.homes(layout, n_workers)
-    known = home >= 0
-    into = np.bincount(target, travels, minlength=n_workers)
-    out = np.bincount(home[known], travels[known], minlength=n_workers)
-    return into.astype(np.int64), out.astype(np.int64)
-
-
-def _seconds(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> float | None:
-    """The busiest link, at the bandwidth that its worker has measured."""
-    into, out = _arriving(layout, view, target)
-    speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
-    if not speeds.all():
-        return None
-    return OVERHEAD + float((np.maximum(into, out) / speeds).max(initial=0.0))
-
-
-def _peak(layout: Layout, view: View, target: npt.NDArray[np.intp]) -> int:
-    """Bytes by which a worker's memory rises at most.
-
-    What it receives may arrive before what it sends has left.
-    """
-    return int(_arriving(layout, view, target)[0].max(initial=0))
-
-
-def _ceiling(worker: WorkerSnapshot) -> int:
-    """Process memory at which the worker would pause; transfers stay below."""
-    thresholds = worker.thresholds
-    if isinstance(thresholds, Unknown) or thresholds.pause is None:
-        return 0
-    return int(thresholds.pause * worker.memory_limit)
+def _price(layout: Layout, view: View, placement: Placement) -> Price:
+    flow = pricing.of_moves(layout, view, placement.target)
+    return Price(
+        nbytes=placement.moved,
+        seconds=pricing.seconds(flow, view),
+        # what a worker receives may arrive before what it sends has left
+        peak=int(flow.into.max(initial=0)),
+        flow=flow,
+    )
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

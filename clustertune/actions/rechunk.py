@@ -26,6 +26,8 @@ from clustertune import (
     coverage,
     granularity,
     layouts,
+    moving,
+    pricing,
     replicas,
 )
 from clustertune.errors import AlignmentError, CapacityError
@@ -46,12 +48,10 @@ from clustertune.model import (
     View,
 )
 from clustertune.placement import Placement, place
-from clustertune.sizes import held_bytes
+from clustertune.sizes import held_bytes, part_bytes
 from clustertune.wording import bytes_text, names_text, plural
 
 AIM = 0.2  # of the tolerance, as where whole pieces are placed
-COPYING = 1e9  # bytes per second: what one thread copied here, page faults included
-OVERHEAD = 0.1  # seconds that any graph takes
 ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
     "; or free the old pieces while they are cut, which makes the collections that you "
@@ -173,6 +173,7 @@ def _step(
     cuts = tuple(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
     )
+    moves = _beside(layout, view, changed, target)
     recut = Recut(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
@@ -182,14 +183,33 @@ def _step(
         aside=aside,
         copies=replicas.copies(layout),
         shortage=shortage,
+        moves=None if moves is None else moving.of(moves, view, target),
     )
     return Step(
         action="rechunk",
-        summary=_summary(changed, rows) + _aside(recut),
-        price=_price(recut, changed, view),
+        summary=_summary(changed, rows) + _aside(recut) + _said(moves),
+        price=_price(recut, changed, moves, view),
         gain=_gain(layout, rows, about, view),
         args=recut,
     )
+
+
+def _beside(
+    layout: Layout, view: View, changed: list[Member], target: Int64s
+) -> Layout | None:
+    """Members that stay as they are, and do not lie where the new pieces will be."""
+    rest = tuple(m for m in layout.members if m not in changed)
+    copied = layout is not view.layouts[0] and view.goal.workload.eval_copies
+    if not rest or copied or replicas.is_copied(layout):
+        return None  # copies lie beside the training data, by another action
+    staying = replace(layout, members=rest)
+    return staying if moving.of(staying, view, target).count else None
+
+
+def _said(moves: Layout | None) -> str:
+    if moves is None:
+        return ""
+    return f", and bring {names_text([m.label for m in moves.members])} to them"
 
 
 def _summary(changed: list[Member], rows: Int64s) -> str:
@@ -233,19 +253,7 @@ def _draft(member: Member, rows: Int64s, view: View) -> Cut:
 
 def _part_bytes(cut: Cut, member: Member) -> Int64s:
     """Bytes of every part as it will be."""
-    assert member.nbytes is not None
-    rows = np.repeat(boundaries.rows_of(member), member.column_blocks)[cut.key]
-    share = (cut.stop - cut.start) / np.maximum(1, rows) * _growth(member)
-    return (member.nbytes[cut.key] * share).astype(np.int64)
-
-
-def _growth(member: Member) -> float:
-    """Bytes of a converted member over those that it has."""
-    assert member.nbytes is not None
-    conversion, now = member.conversion, int(member.nbytes.sum())
-    if conversion is None or conversion.row_bytes is None or not now:
-        return 1.0
-    return conversion.row_bytes * int(boundaries.rows_of(member).sum()) / now
+    return part_bytes(member, cut.key, cut.stop - cut.start)
 
 
 def _targets(
@@ -278,6 +286,11 @@ def _targets(
         held.append((*member.holders, member.nbytes[member.holders[0]]))
     coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
     trained = _trained(layout, rows, view)
+    tolerance = view.goal.tolerance
+    staying = replace(layout, members=tuple(members.values()))
+    # where whole pieces lie evenly, none of them has to move
+    if not (members and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
+        tolerance *= AIM
 
     def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
         try:
@@ -287,7 +300,7 @@ def _targets(
                 layouts.weights(view),
                 nbytes=nbytes,
                 budget=budget,
-                tolerance=AIM * view.goal.tolerance,
+                tolerance=tolerance,
             )
         except CapacityError:
             return None
@@ -447,21 +460,20 @@ def _too_much(
 # --- what it costs and is good for ----------------------------------------------------
 
 
-def _price(recut: Recut, changed: list[Member], view: View) -> Price:
-    n_workers = len(view.now.workers)
-    into, out, made = (np.zeros(n_workers) for _ in range(3))
-    for cut, member in zip(recut.cuts, changed, strict=True):
-        amount, target = _part_bytes(cut, member), recut.targets[cut.new]
-        away = cut.owner != target
-        np.add.at(into, target[away], amount[away])
-        np.add.at(out, cut.owner[away], amount[away])
-        np.add.at(made, target, amount)
-    speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
-    seconds = None
-    if speeds.all():
-        links = np.maximum(into, out) / speeds
-        seconds = OVERHEAD + float((links + made / COPYING).max(initial=0.0))
-    return Price(nbytes=int(into.sum()), seconds=seconds, peak=int(made.max(initial=0)))
+def _price(
+    recut: Recut, changed: list[Member], moves: Layout | None, view: View
+) -> Price:
+    flow = pricing.of_recut(recut, changed, view)
+    peak = flow.made
+    if moves is not None:
+        moved = pricing.of_moves(moves, view, recut.targets)
+        flow, peak = pricing.both(flow, moved), peak + moved.into
+    return Price(
+        nbytes=int(flow.into.sum()),
+        seconds=pricing.seconds(flow, view),
+        peak=int(peak.max(initial=0)),
+        flow=flow,
+    )
 
 
 def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
@@ -486,6 +498,13 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Cut and join, as the port does it."""
+    """Cut and join, as the port does it; then bring beside it what stays as it is."""
     assert isinstance(step.args, Recut)
-    return await cluster.recut(step.args, notify)
+    cut = await cluster.recut(step.args, notify)
+    if step.args.moves is None:
+        return cut
+    moved = await cluster.move(step.args.moves, notify)
+    known = cut.nbytes is not None and moved.nbytes is not None
+    return replace(
+        moved, nbytes=(cut.nbytes or 0) + (moved.nbytes or 0) if known else None
+    )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import layouts, replicas
+from clustertune import layouts, pricing, replicas
 from clustertune.errors import CapacityError
 from clustertune.memory import room
 from clustertune.model import (
@@ -33,8 +33,6 @@ from clustertune.model import (
 )
 from clustertune.sizes import held_bytes
 from clustertune.wording import bytes_text, plural
-
-OVERHEAD = 0.1  # seconds that any graph takes
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -82,23 +80,26 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
         for m in layout.members
     )
     nbytes = layout.nbytes // replicas.copies(layout)
-    speeds = [w.bandwidth for w in view.now.workers]
-    seconds = None
-    if all(speeds):
-        seconds = OVERHEAD + nbytes * len(first) / min(speeds)
+    recut = Recut(
+        workers=tuple(w.address for w in view.now.workers),
+        rows=rows,
+        targets=home,
+        cuts=cuts,
+        copies=len(first),
+    )
+    flow = pricing.of_recut(recut, layout.members, view)
     return Step(
         action="replicate",
         summary=f"copy all of {layout.label} ({bytes_text(nbytes)}) to each of "
         f"{plural(len(first), 'worker')}",
-        price=Price(nbytes=nbytes * (len(first) - 1), seconds=seconds, peak=nbytes),
-        gain="all workers have the same score, and stop at the same round",
-        args=Recut(
-            workers=tuple(w.address for w in view.now.workers),
-            rows=rows,
-            targets=home,
-            cuts=cuts,
-            copies=len(first),
+        price=Price(
+            nbytes=int(flow.into.sum()),
+            seconds=pricing.seconds(flow, view),
+            peak=nbytes,
+            flow=flow,
         ),
+        gain="all workers have the same score, and stop at the same round",
+        args=recut,
     )
 
 

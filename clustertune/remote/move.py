@@ -312,7 +312,12 @@ async def place(scheduler: Any, policy: Placing, hold: ManagerHold) -> None:
 async def _run(manager: Any, policy: Placing, seconds: float) -> None:
     """Cycles until nothing is open, or in flight once launching has ended."""
     end = monotonic() + seconds
-    while monotonic() < end and (policy.open if policy.launching else policy.flying):
+    while monotonic() < end and _goes_on(policy):
         manager.run_once()
-        # with nothing in flight all targets are full: that does not change in 20 ms
-        await asyncio.sleep(CYCLE if policy.flying else 10 * CYCLE)
+        if _goes_on(policy):
+            # with nothing in flight all targets are full: not otherwise in 20 ms
+            await asyncio.sleep(CYCLE if policy.flying else 10 * CYCLE)
+
+
+def _goes_on(policy: Placing) -> bool:
+    return policy.open if policy.launching else bool(policy.flying)

@@ -35,11 +35,21 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 9
+PROTOCOL = 10
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_FINDINGS = 1000
+LONGEST = 1.0  # seconds that an answer how far a job is waits for its end, at most
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
+
+
+def present(dask_scheduler: Any) -> int | None:
+    """The protocol of the resident that is there; None: there is none.
+
+    A few bytes travel for this question, and for :func:`install` all of the code.
+    """
+    protocol: int | None = getattr(dask_scheduler.plugins.get(NAME), "protocol", None)
+    return protocol
 
 
 async def install(dask_scheduler: Any) -> dict[str, Any]:
@@ -469,10 +479,15 @@ class Resident(SchedulerPlugin):
 
     # --- jobs -------------------------------------------------------------------------
 
-    def progress(self, job: str, token: str) -> dict[str, Any]:
-        """How far a job is, and once it is finished what went wrong, if anything."""
+    async def progress(self, job: str, token: str, wait: float) -> dict[str, Any]:
+        """How far a job is, and once it is finished what went wrong, if anything.
+
+        The answer comes when it has finished, after ``wait`` seconds at the latest.
+        """
         self._check(token)
         work, task = self.jobs[job].work, self.jobs[job].task
+        await asyncio.wait([task], timeout=min(wait, LONGEST))
+        self._check(token)  # it may have ended in between
         finished = task.done()
         return work.state() | {
             "finished": finished,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -41,6 +42,21 @@ def test_a_parents_quota_counts(cgroups: Path) -> None:
     found = {name.rpartition(":")[2]: cpus for name, cpus in probe.cpu_quotas()}
     assert found == {"/jobs/one": 4.0, "/jobs": 1.5}
     assert [n for _, n in probe.memory_limits()] == [2**30]
+
+
+def test_transfers_side_by_side_are_no_slower() -> None:
+    """Bytes of what is large, over the time in which any of it was received."""
+    log = [
+        {"total": 3 * 10**7, "start": 10.0, "stop": 10.2, "duration": 0.2},
+        {"total": 10**7, "start": 10.1, "stop": 10.15, "duration": 0.05},
+        {"total": 10**7, "start": 11.0, "stop": 11.3, "duration": 0.3},
+        {"total": 10**3, "start": 12.0, "stop": 13.0, "duration": 1.0},
+    ]
+    worker = SimpleNamespace(transfer_incoming_log=log)
+    assert probe.speeds(worker, copying=False) == [pytest.approx(1e8), 0.0]
+    assert probe.speeds(worker, copying=True)[1] > 0
+    nothing = SimpleNamespace(transfer_incoming_log=log[3:])
+    assert probe.speeds(nothing, copying=False) == [0.0, 0.0]
 
 
 def test_version_1(cgroups: Path) -> None:

@@ -25,13 +25,28 @@ from tests.processes import soon
 TWO = [("127.0.0.1", 1)] * 2
 
 
+def noted(handler, heard):
+    """The handler, which keeps how many bytes of code it was given."""
+
+    async def handle(comm, function, **kwargs):
+        heard.append(len(function))
+        return await handler(comm, function=function, **kwargs)
+
+    return handle
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_installed_once(c, s, a, b):
     """A second client finds the resident of the first, and code travels no more."""
     await monitor.open_door(c, await monitor.identify(c))
     first = s.plugins[NAME]
-    await monitor.open_door(c, await monitor.identify(c))
+    second, heard = Client(s.address, asynchronous=True), []
+    s.handlers["run_function"] = noted(s.handlers["run_function"], heard)
+    async with second:
+        await monitor.open_door(second, await monitor.identify(second))
     assert s.plugins[NAME] is first
+    assert len(heard) == 1
+    assert heard[0] < 2000  # bytes: a question, not the resident
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -184,8 +199,11 @@ async def test_the_deadline_of_a_move(c, s, a, b):
         moves=[(keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())],
         deadline=0.2,
     )
-    await soon(s.plugins[NAME].jobs[job].task.done)
-    state = await monitor.ask(c, "progress", job=job, token=token)
+    asked = {"job": job, "token": token}
+    state = await monitor.ask(c, "progress", **asked, wait=0)
+    assert not state["finished"]
+    state = await monitor.ask(c, "progress", **asked, wait=resident.LONGEST)
+    assert state["finished"]  # the answer came with the end
     assert "deadline" in state["error"]
     assert state["done"] == 0
     assert s.extensions["amm"].running
