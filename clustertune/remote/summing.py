@@ -22,7 +22,7 @@ Reduce = Callable[[Any, Any], Any]
 def batch(
     code: bytes,
     numbers: Sequence[int],
-    items: Sequence[Sequence[Any]],
+    columns: Sequence[Sequence[Any]],
     broadcast: Sequence[Any],
 ) -> Any:
     """The sum of ``function(*item, *broadcast)``.
@@ -33,8 +33,8 @@ def batch(
         The pickled function, and the reduction or None.
     numbers
         Of the items, for errors.
-    items
-        The arguments that differ, of each item.
+    columns
+        The arguments that differ: the first of each item, the second of each, and on.
     broadcast
         The arguments that are the same for all.
 
@@ -47,7 +47,7 @@ def batch(
     function, reduce = pickle.loads(code)  # noqa: S301 (made by the caller's client)
 
     def results() -> Any:
-        for number, item in zip(numbers, items, strict=True):
+        for number, *item in zip(numbers, *columns, strict=True):
             yield number, _guarded("func", number, _call, function, item, broadcast)
 
     return _total(results(), reduce)
@@ -164,6 +164,8 @@ def add(total: Any, more: Any, ours: bool = False, path: str = "") -> Any:
 
 def _begin(value: Any, path: str = "") -> Any:
     """A result as the first of a sum: truth values count, small integers get room."""
+    import numpy as np
+
     if isinstance(value, Mapping):
         return {k: _begin(v, f"{path}[{k!r}]") for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -171,9 +173,9 @@ def _begin(value: Any, path: str = "") -> Any:
         return _like(value, parts)
     if value is None:
         return None
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if kind is not None and kind in "biu" and hasattr(value, "astype"):
-        return value.astype("uint64" if kind == "u" else "int64", copy=False)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biu":
+        room = np.uint64 if value.dtype.kind == "u" else np.int64
+        return value.astype(room, copy=False)
     if isinstance(value, bool):
         return int(value)
     number = hasattr(value, "__add__") and not isinstance(value, str | bytes)

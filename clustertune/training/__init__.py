@@ -1,0 +1,3 @@
+"""Patterns for training code itself, on a cluster that is ready for it."""
+
+from clustertune.training.reduction import map_reduce as map_reduce

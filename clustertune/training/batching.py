@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from clustertune.wording import bytes_text, names_text, plural, workers_text
+from clustertune.wording import bytes_text, plural, workers_text
 
 WORTH = 8_000_000  # bytes that tasks may carry again and again, in all
 FAN = 4  # results of workers that one task joins
 SKEW = 1.5  # the fullest thread's share over the mean, from which it is worth a word
 
-Slot = tuple[str, int]  # a worker's address and its threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +28,11 @@ class Batch:
     worker
         Address of the worker on which it is to run.
     items
-        Numbers of the items.
+        Numbers of the items; a range where they are neighbours that lie nowhere.
     """
 
     worker: str
-    items: tuple[int, ...]
+    items: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def spread(n_items: int, threads: Mapping[str, int]) -> tuple[Batch, ...]:
     taken = sorted((worker for _, worker in first), key=order.__getitem__)
     ends = [n_items * (i + 1) // len(taken) for i in range(len(taken))]
     return tuple(
-        Batch(worker, tuple(range(start, end)))
+        Batch(worker, range(start, end))
         for worker, start, end in zip(taken, [0, *ends], ends, strict=False)
     )
 
@@ -257,7 +256,3 @@ def _sent(argument: Argument, n_tasks: int) -> str:
         )
     return f"{argument.name} ({size}) goes with each task, {total} in all"
 
-
-def idle_text(names: Sequence[str | int]) -> str:
-    """Workers that were left out since they did not say their versions."""
-    return f"{names_text(names)} did not answer, and get no task"
