@@ -63,8 +63,8 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
         quiet = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
         around.enter_context(dask.config.set(quiet))
         if graph.where:
-            where = _lookup(graph.where, ())
-            around.enter_context(annotate(workers=where, allow_other_workers=graph.loose))
+            bound = {"workers": _lookup(graph.where, ())}
+            around.enter_context(annotate(**bound, allow_other_workers=graph.loose))
         if graph.priority:
             around.enter_context(annotate(priority=_lookup(graph.priority, 0)))
         futures = client.get(layers, wanted, sync=False)

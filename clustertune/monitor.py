@@ -142,9 +142,7 @@ def _failed(error: BaseException) -> str:
     )
 
 
-async def approve(
-    client: Client, workers: Mapping[str, Mapping[str, Any]]
-) -> set[str]:
+async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Ask the sides that were not asked yet for their versions.
 
     One that does not answer is not asked again for a while, and is sent no code.

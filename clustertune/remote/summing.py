@@ -64,6 +64,33 @@ def same(value: Any) -> Any:
     return value
 
 
+# --- on the scheduler -----------------------------------------------------------------
+
+
+async def free_stuck(dask_scheduler: Any, name: str) -> int:
+    """Let tasks run anywhere that wait for a worker that is gone; how many there were.
+
+    Dask lets tasks with ``allow_other_workers`` run elsewhere in the moment in which
+    they are handed out. Where no worker runs in that moment, they wait for theirs.
+    """
+    waiting = [
+        task
+        for task in dask_scheduler.unrunnable
+        if isinstance(task.key, tuple) and str(task.key[0]).endswith(name)
+    ]
+    for task in waiting:
+        task.worker_restrictions = None
+        task.loose_restrictions = False
+        task.annotations = {
+            k: v
+            for k, v in (task.annotations or {}).items()
+            if k not in ("workers", "allow_other_workers")
+        }
+    recommended = {task.key: "processing" for task in waiting}
+    dask_scheduler.transitions(recommended, f"clustertune-{name}")
+    return len(waiting)
+
+
 # --- one after the other --------------------------------------------------------------
 
 
@@ -80,17 +107,15 @@ def _call(
 
 
 def _total(results: Any, reduce: Reduce | None) -> Any:
-    count, total = 0, None
-    for number, result in results:
-        count += 1
-        if reduce is not None:
-            if count > 1:
-                result = _guarded("reduce", number, reduce, total, result)
-            total = result
-        elif count == 1:
-            total = _guarded("sum", number, _begin, result)
+    total = None
+    for count, (number, result) in enumerate(results):
+        if count == 0:
+            begin = _begin if reduce is None else same
+            total = _guarded("sum", number, begin, result)
+        elif reduce is not None:
+            total = _guarded("reduce", number, reduce, total, result)
         else:
-            total = _guarded("sum", number, add, total, result, count > 2)
+            total = _guarded("sum", number, add, total, result, count > 1)
     return total
 
 

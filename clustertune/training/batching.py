@@ -18,7 +18,6 @@ FAN = 4  # results of workers that one task joins
 SKEW = 1.5  # the fullest thread's share over the mean, from which it is worth a word
 
 
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One task: the results of some items, added in this order.
@@ -216,10 +215,11 @@ def remarks(batches: Sequence[Batch], pieces: Sequence[Mapping[str, int]]) -> li
     mean = sum(loads) / len(loads)
     if max(loads) <= SKEW * mean:
         return []
-    return [
+    remark = (
         f"the fullest thread has {max(loads) / mean:.2g} times the mean of what there "
         "is to do, and all others wait for it; clustertune.prepare spreads the pieces"
-    ]
+    )
+    return [remark]
 
 
 def _lines(plan: Plan) -> list[str]:
@@ -228,10 +228,9 @@ def _lines(plan: Plan) -> list[str]:
     each = " or ".join(f"{n:,}" for n in {counts[0], counts[-1]})
     working = {batch.worker for batch in plan.batches}
     used = [plan.workers[w] for w in plan.workers if w in working]
-    lines = [
-        f"{plural(n_items, 'item')} in {plural(len(plan.batches), 'task')} "
-        f"({each} in each) on {workers_text(used)}"
-    ]
+    tasks = plural(len(plan.batches), "task")
+    first = f"{plural(n_items, 'item')} in {tasks} ({each} in each)"
+    lines = [f"{first} on {workers_text(used)}"]
     idle = sum(plan.threads.values()) - len(plan.batches)
     if idle > 0:
         total = plural(sum(plan.threads.values()), "thread")
@@ -255,4 +254,3 @@ def _sent(argument: Argument, n_tasks: int) -> str:
             f"would be {total}"
         )
     return f"{argument.name} ({size}) goes with each task, {total} in all"
-

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -23,8 +24,8 @@ import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.base import is_dask_collection
-from dask.sizeof import sizeof
 from dask.delayed import Delayed
+from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
 
 from clustertune import graphs, inputs, monitor
@@ -41,6 +42,7 @@ from clustertune.training.batching import Argument, Plan
 from clustertune.wording import bytes_text, plural, printable
 
 POLL = 0.02  # seconds between two looks whether pieces are in memory
+WATCH = 2.0  # seconds between two looks whether a worker was lost
 LARGE = 10_000_000  # bytes of items that had better lie on the cluster, as Dask says
 
 Reduce = Callable[[Any, Any], Any]
@@ -157,7 +159,7 @@ class _Request:
     code: bytes  # function and reduction
     values: Any  # items of this process, in a sequence that can be sliced; or None
     collections: tuple[Any, ...]  # or else these
-    futures: tuple[Future, ...]  # or else these
+    futures: tuple[Future[Any], ...]  # or else these
     broadcast: tuple[Any, ...]
     remarks: tuple[str, ...] = ()
 
@@ -263,7 +265,7 @@ def _with_values(request: _Request, values: Any) -> _Request:
     return replace(request, values=values, remarks=(remark,))
 
 
-def _refuse_foreign(client: Client, futures: Sequence[Future]) -> None:
+def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
     for i, future in enumerate(futures):
         owner = future.client
         if owner is None or owner.status != "running" or future.cancelled():
@@ -413,8 +415,8 @@ async def _places(
 async def _carry_out(request: _Request) -> Any:
     with _loaded(request) as columns:
         await _settle([f for column in columns for f in column])
-        plan = await _decided(request, columns)
-        graph = _graph(request, plan, columns)
+        plan, name = await _decided(request, columns), uuid4().hex
+        graph = _graph(request, plan, columns, name)
         try:
             (result,) = graphs.submit(request.client, graph).values()
         # whatever a class of somebody's does when it is pickled
@@ -422,7 +424,7 @@ async def _carry_out(request: _Request) -> Any:
             _refuse_unsendable_arguments(request)
             raise
         try:
-            return await request.client.gather(result)
+            return await _awaited(request.client, result, plan, name)
         except (RuntimeError, KilledWorker) as error:
             failure = _failure(error, plan)
             if failure is None:
@@ -440,10 +442,10 @@ async def _carry_out(request: _Request) -> Any:
 
 
 @contextmanager
-def _loaded(request: _Request) -> Iterator[list[list[Future]]]:
+def _loaded(request: _Request) -> Iterator[list[list[Future[Any]]]]:
     """Futures of the items, by collection; those made for this call are let go."""
     columns = [list(request.futures)] if request.futures else []
-    made: list[Future] = []
+    made: list[Future[Any]] = []
     try:
         found = [inputs.pieces(x)[1] for x in request.collections]
         lazy = [
@@ -469,17 +471,29 @@ def _loaded(request: _Request) -> Iterator[list[list[Future]]]:
             future.release()
 
 
-async def _settle(futures: Sequence[Future]) -> None:
+async def _settle(futures: Sequence[Future[Any]]) -> None:
     """Wait until the items are somewhere, or have failed."""
     # "lost" is what a client calls a key whose worker died until it is there again
     while any(future.status in ("pending", "lost") for future in futures):
         await asyncio.sleep(POLL)
 
 
+async def _awaited(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
+    """The result; where a worker is lost meanwhile, no task waits for it."""
+    gathering = asyncio.ensure_future(client.gather(result))
+    try:
+        while not (await asyncio.wait({gathering}, timeout=WATCH))[0]:
+            workers = (await monitor.identify(client))["workers"]
+            if not plan.workers.keys() <= workers.keys():
+                await ship.on_scheduler(client, summing.free_stuck, name=name)
+        return await gathering
+    finally:
+        gathering.cancel()
+
+
 def _graph(
-    request: _Request, plan: Plan, columns: Sequence[Sequence[Future]]
+    request: _Request, plan: Plan, columns: Sequence[Sequence[Future[Any]]], name: str
 ) -> graphs.Graph:
-    name = uuid4().hex
     graph = graphs.Graph(loose=True)
     code, *broadcast = (
         _argument(graph, (f"broadcast-{name}", i), argument, value)
@@ -487,7 +501,7 @@ def _graph(
             zip(plan.arguments, (request.code, *request.broadcast), strict=True)
         )
     )
-    run, join = ship.function(summing.batch), ship.function(summing.join)
+    run, join = _shipped(summing.batch), _shipped(summing.join)
     keys: list[Key] = []
     first: list[int] = []  # item of each of them
     for i, batch in enumerate(plan.batches):
@@ -509,18 +523,21 @@ def _graph(
     return graph
 
 
+_shipped = cache(ship.function)  # pickling them takes longer than a small sum
+
+
 def _argument(graph: graphs.Graph, key: Key, argument: Argument, value: Any) -> Any:
     """What stands for it in the tasks."""
     if argument.nbytes is None:
         return TaskRef(value.key)
     if not argument.apart:
         return value
-    graph.tasks[key] = Task(key, ship.function(summing.same), value)
+    graph.tasks[key] = Task(key, _shipped(summing.same), value)
     return TaskRef(key)
 
 
 def _items(
-    request: _Request, columns: Sequence[Sequence[Future]], numbers: Sequence[int]
+    request: _Request, columns: Sequence[Sequence[Future[Any]]], numbers: Sequence[int]
 ) -> Any:
     if not columns:
         return [request.values[numbers[0] : numbers[-1] + 1]]
@@ -565,13 +582,18 @@ def _failure(error: BaseException, plan: Plan) -> ItemError | None:
 def _killed(error: KilledWorker, plan: Plan) -> ItemError | None:
     """A task that took its workers with it, one after the other."""
     name, number = error.task if isinstance(error.task, tuple) else (error.task, -1)
-    if not str(name).startswith("map_reduce-"):
+    if not str(name).startswith("map_reduce-") or not isinstance(number, int):
         return None
     items = tuple(plan.batches[number].items)
     failure = ItemError(
-        f"{error.allowed_failures + 1} workers ended while they worked on the items "
-        f"{items[0]} to {items[-1]}, as when memory is exceeded or native code fails; "
-        "see the workers' logs"
+        f"{error.allowed_failures + 1} workers ended while they worked on "
+        f"{_numbers(items)}, as when memory is exceeded or native code fails; see the "
+        "workers' logs"
     )
     failure.items = items
     return failure
+
+
+def _numbers(items: Sequence[int]) -> str:
+    first, last = items[0], items[-1]
+    return f"item {first}" if first == last else f"some of the items {first} to {last}"
