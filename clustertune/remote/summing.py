@@ -260,7 +260,7 @@ def _kind(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     if hasattr(value, "shape"):
         return f"shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
+    return f"something of type {type(value).__name__}"
 
 
 def _at(path: str) -> str:

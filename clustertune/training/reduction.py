@@ -474,8 +474,10 @@ def _loaded(request: _Request) -> Iterator[list[list[Future[Any]]]]:
 async def _settle(futures: Sequence[Future[Any]]) -> None:
     """Wait until the items are somewhere, or have failed."""
     # "lost" is what a client calls a key whose worker died until it is there again
-    while any(future.status in ("pending", "lost") for future in futures):
-        await asyncio.sleep(POLL)
+    pending = futures
+    while pending := [f for f in pending if f.status in ("pending", "lost")]:
+        # looking at 100,000 states takes as long as the pause should
+        await asyncio.sleep(POLL + len(pending) * 1e-6)
 
 
 async def _awaited(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
