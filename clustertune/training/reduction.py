@@ -31,6 +31,7 @@ from distributed import Client, Future, KilledWorker
 from clustertune import graphs, inputs, monitor
 from clustertune.errors import (
     AlignmentError,
+    ConnectionLostError,
     IncompleteError,
     ItemError,
     NoWorkersError,
@@ -227,7 +228,8 @@ def _with_items(request: _Request, items: Any) -> _Request:
         )
     if not len(items):
         raise ValueError("items is empty: there is nothing to add up")
-    if isinstance(items, np.ndarray | range):
+    rows = isinstance(items, np.ndarray) and items.dtype.kind != "O"
+    if rows or isinstance(items, range):
         return _with_values(request, items)
     listed = items if isinstance(items, list | tuple) else list(items)
     if all(isinstance(item, Future) for item in listed):
@@ -414,7 +416,7 @@ async def _places(
 
 async def _carry_out(request: _Request) -> Any:
     with _loaded(request) as columns:
-        await _settle([f for column in columns for f in column])
+        await _settle(request.client, [f for column in columns for f in column])
         plan, name = await _decided(request, columns), uuid4().hex
         graph = _graph(request, plan, columns, name)
         try:
@@ -471,11 +473,13 @@ def _loaded(request: _Request) -> Iterator[list[list[Future[Any]]]]:
             future.release()
 
 
-async def _settle(futures: Sequence[Future[Any]]) -> None:
+async def _settle(client: Client, futures: Sequence[Future[Any]]) -> None:
     """Wait until the items are somewhere, or have failed."""
     # "lost" is what a client calls a key whose worker died until it is there again
     pending = futures
     while pending := [f for f in pending if f.status in ("pending", "lost")]:
+        if client.status != "running":
+            raise ConnectionLostError(f"the client is {client.status}")
         # looking at 100,000 states takes as long as the pause should
         await asyncio.sleep(POLL + len(pending) * 1e-6)
 

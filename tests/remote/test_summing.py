@@ -14,6 +14,8 @@ from clustertune.remote import summing
 
 
 class Gradient(NamedTuple):
+    """What a function may return."""
+
     weights: Any
     loss: float
 
@@ -109,7 +111,7 @@ def test_what_does_not_fit_is_named(first: Any, second: Any, said: str) -> None:
         raise error
 
 
-class Stubborn(Exception):
+class StubbornError(Exception):
     """Does not come back from being pickled."""
 
     def __init__(self, one: str, two: str):
@@ -119,14 +121,14 @@ class Stubborn(Exception):
 def test_an_error_travels_with_its_item() -> None:
     def fail(item: int, shift: int) -> float:
         if item + shift == 5:
-            raise Stubborn("no ", "way")
+            raise StubbornError("no ", "way")
         return 0.0
 
     code = cloudpickle.dumps((fail, None))
     with pytest.raises(RuntimeError) as caught:
         summing.batch(code, [7, 8], [[3, 4]], [1])
     _, what, number, error, where = pickle.loads(pickle.dumps(caught.value)).args
-    assert (what, number, str(error)) == ("func", 8, "Stubborn: no way")
+    assert (what, number, str(error)) == ("func", 8, "StubbornError: no way")
     assert where.endswith("in fail")
 
 

@@ -120,15 +120,15 @@ def test_a_plan_in_words() -> None:
         workers={"tcp://1": "left", "tcp://2": "ri\x1bght"},
         threads=threads,
     )
+    apart = "broadcast[0] (38.1 MiB) goes to each worker once; with each task it would "
+    joined = "results are joined on the workers in 2 tasks, those of a worker first; "
     assert str(plan).splitlines() == [
         "3 items in 3 tasks (1 in each) on workers left and ri\\x1bght",
         "1 of 4 threads have nothing to do",
         "func (500 B) goes with each task, 1.5 KiB in all",
-        "broadcast[0] (38.1 MiB) goes to each worker once; with each task it would be "
-        "114.4 MiB",
+        apart + "be 114.4 MiB",
         "broadcast[1] lies on the cluster",
-        "results are joined on the workers in 2 tasks, those of a worker first; one "
-        "comes home",
+        joined + "one comes home",
     ]
 
 
