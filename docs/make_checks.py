@@ -32,7 +32,17 @@ Settings go into Dask's configuration, as `clustertune.checks.<name>.<setting>`,
 variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
 
 """
-MADE = "# made by docs/make_checks.py from the checks\n"
+MADE = "# made by docs/make_checks.py from the checks and what it says itself\n"
+# What may be set besides: by name, the default and its schema.
+OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "reason": (
+        None,
+        {
+            "type": ["string", "null"],
+            "description": "Why changes are made: it goes to the event log with each.",
+        },
+    ),
+}
 
 
 def page() -> str:
@@ -58,7 +68,8 @@ def _settings() -> Mapping[str, Mapping[str, Any]]:
 
 def defaults() -> str:
     """The defaults, as a file of Dask's configuration."""
-    data = {"clustertune": {"checks": _settings()}}
+    others = {name: default for name, (default, _) in OTHERS.items()}
+    data = {"clustertune": {"checks": _settings(), **others}}
     return MADE + yaml.safe_dump(data, sort_keys=False)
 
 
@@ -80,7 +91,16 @@ def schema() -> str:
     }
     # other packages add checks
     settings = _object(every) | {"additionalProperties": {"type": "object"}}
-    whole = _object({"clustertune": _object({"checks": settings})})
+    whole = _object(
+        {
+            "clustertune": _object(
+                {
+                    "checks": settings,
+                    **{name: kind for name, (_, kind) in OTHERS.items()},
+                }
+            )
+        }
+    )
     return MADE + yaml.safe_dump(whole, sort_keys=False, width=88)
 
 

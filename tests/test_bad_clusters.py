@@ -196,6 +196,25 @@ def test_the_right_certificate(secure: Any, tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
 
 
+def test_a_certificate_that_is_named(secure: Any, tmp_path: Path) -> None:
+    """On the command line, where the configuration has none."""
+    cluster, security = secure
+    settings(security, tmp_path)
+    pem = str(tmp_path / "cert.pem")
+    named = ("--tls-ca-file", str(tmp_path / "ca.pem"), "--tls-cert", pem)
+    result = run("check", *named, "--tls-key", pem, cluster.scheduler_address)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_file_that_is_no_certificate(secure: Any) -> None:
+    """One line, as for a scheduler that is not there."""
+    cluster, _ = secure
+    result = run("check", "--tls-ca-file", __file__, cluster.scheduler_address)
+    assert result.exit_code == 3
+    assert len(result.stderr.splitlines()) == 1
+
+
 @pytest.mark.usefixtures("quickly")
 def test_the_wrong_certificate_and_none(secure: Any, tmp_path: Path) -> None:
     """One line, and the exit code of what was not reached."""

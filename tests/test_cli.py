@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from distributed import Client, LocalCluster
 
 import clustertune
 from clustertune import errors
+from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import main, running
 from clustertune.model import Severity
 
@@ -61,12 +64,45 @@ def run(*arguments: str) -> Result:
     return result
 
 
+def known(name: str) -> click.Command:
+    """The command of that name."""
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return command
+
+
 # --- help and usage ---------------------------------------------------------------
 
 
 def test_every_command_is_known_here() -> None:
     """A new command needs a line in these tests, too."""
-    assert tuple(sorted(main.commands)) == COMMANDS
+    assert tuple(main.list_commands(click.Context(main))) == COMMANDS
+
+
+def test_help_says_the_same_everywhere() -> None:
+    """What stands beside a command in the list is how its own help begins."""
+    for name, (_, text) in TABLE.items():
+        lines = (known(name).help or "").splitlines()
+        assert lines[0] == text
+
+
+def test_help_needs_no_dask() -> None:
+    """So that it is there at once, and `dask --help` as fast as before."""
+    code = (
+        "import sys; from clustertune.cli import main; "
+        "main(['--help'], standalone_mode=False); "
+        "print({m.split('.')[0] for m in sys.modules} & {'dask', 'distributed', "
+        "'numpy', 'pandas', 'yaml', 'bokeh'}, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("Usage: ")
+    assert done.stderr == "set()\n"
 
 
 @pytest.mark.parametrize("command", [(), *((c,) for c in COMMANDS)])
@@ -77,7 +113,7 @@ def test_help(command: tuple[str, ...], flag: str) -> None:
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
     assert len(result.stdout.splitlines()) > 5
-    for parameter in (main.commands[command[0]] if command else main).params:
+    for parameter in (known(command[0]) if command else main).params:
         if isinstance(parameter, click.Option):
             assert parameter.opts[-1] in result.stdout
             assert parameter.help
@@ -100,6 +136,12 @@ def test_version() -> None:
         (["report"], "which cluster? give ADDRESS"),
         (["report", "a", "b"], "unexpected extra argument"),
         (["doctor", "--scheduler-file", "/no/such/file"], "does not exist"),
+        (["doctor", "--scheduler-file", __file__, "a"], "stands instead of ADDRESS"),
+        (["doctor", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
+        (["doctor", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
+        (["trim", "--cluster", "gateway:x", "a"], "stands instead of ADDRESS"),
+        (["trim", "--cluster", "x:y"], "is none of coiled:NAME, gateway:NAME"),
+        (["trim", "--cluster", "gateway:x", "--tls-ca-file", __file__], "leave --tls"),
         (["demo", "--parquet", "x"], "--parquet and --label go together"),
         (["demo", "--label", "x"], "--parquet and --label go together"),
         (["demo", "--workers", "1"], "1 is not in the range"),
@@ -422,7 +464,7 @@ def test_asking(
     nannies: LocalCluster, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a terminal the plan is shown first; anything but yes changes nothing."""
-    monkeypatch.setattr("clustertune.cli.changing._is_terminal", lambda: True)
+    monkeypatch.setattr("clustertune.cli.consent.is_terminal", lambda: True)
     result = CliRunner().invoke(main, ["trim", nannies.scheduler_address], input=answer)
     assert "Go on?" in result.stderr
     assert result.exit_code == {"y\n": 0, "n\n": 4, "": 1}[answer]

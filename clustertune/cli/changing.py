@@ -6,47 +6,34 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import (
-    arguments,
-    monitor,
-    operations,
-    resetting,
-)
-from clustertune.adapters import saturn
+from clustertune import arguments, monitor, operations
+from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.running import (
-    CONNECT,
     FAILED,
     REFUSED,
-    address_argument,
-    cluster_option,
-    file_option,
     format_option,
     part_of,
     rendered,
     run,
     seconds_of,
-    told,
 )
+from clustertune.cli.target import Target, on_a_cluster
 from clustertune.model import Holding
 from clustertune.report import Report
 from clustertune.wording import bytes_text, names_text, printable
+
+T = TypeVar("T")
 
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="A worker's name or "
     "address; may be given several times. All by default."
 )  # fmt: skip
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Show what would be done, and change nothing."
-)
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-
-
 _unavailable = click.option(
     "--max-unavailable", metavar="N", default="1", show_default=True, help="How many "
     "workers may be away at the same time: a number, or a part like 25%."
@@ -66,9 +53,7 @@ _timeout = click.option(
 
 
 @click.command()
-@address_argument
-@file_option
-@cluster_option
+@on_a_cluster(manager=True)
 @format_option
 @worker_option
 @click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
@@ -80,12 +65,9 @@ _timeout = click.option(
 @_unavailable
 @_wait
 @_timeout
-@dry_run_option
-@yes_option
+@with_consent
 def resize(
-    address: str | None,
-    scheduler_file: str | None,
-    cluster: tuple[str, str] | None,
+    target: Target,
     form: str,
     workers: tuple[str, ...],
     max_unavailable: str,
@@ -94,8 +76,7 @@ def resize(
     variables: tuple[str, ...],
     wait: str,
     timeout: str,
-    dry_run: bool,
-    yes: bool,
+    consent: Consent,
 ) -> None:
     """Give workers other threads, memory or variables, without losing data."""
     if not (nthreads or memory_limit or variables):
@@ -115,14 +96,11 @@ def resize(
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),
     }
-    target = (address, scheduler_file)
-    change(target, operations.resize, workers, form, dry_run, yes, cluster, **options)
+    change(target, operations.resize, workers, form, consent, **options)
 
 
 @click.command()
-@address_argument
-@file_option
-@cluster_option
+@on_a_cluster(manager=True)
 @format_option
 @worker_option
 @_unavailable
@@ -133,12 +111,9 @@ def resize(
 @_others
 @_wait
 @_timeout
-@dry_run_option
-@yes_option
+@with_consent
 def restart(
-    address: str | None,
-    scheduler_file: str | None,
-    cluster: tuple[str, str] | None,
+    target: Target,
     form: str,
     workers: tuple[str, ...],
     max_unavailable: str,
@@ -146,8 +121,7 @@ def restart(
     include_other_clients: bool,
     wait: str,
     timeout: str,
-    dry_run: bool,
-    yes: bool,
+    consent: Consent,
 ) -> None:
     """Restart workers one after the other, without losing what they hold."""
     if drop_data and workers:
@@ -159,87 +133,23 @@ def restart(
     options["max_unavailable"] = part_of("--max-unavailable", max_unavailable)
     options["drop_data"] = drop_data
     options["include_other_clients"] = include_other_clients
-    target = (address, scheduler_file)
-    change(target, operations.restart, workers, form, dry_run, yes, cluster, **options)
-
-
-@click.command()
-@format_option
-@click.option("--worker-size", metavar="NAME", help="As the manager calls it.")
-@click.option("--scheduler-size", metavar="NAME", help="As the manager calls it.")
-@click.option("--n-workers", type=click.IntRange(1), help="As many as now by default.")
-@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
-@click.option("--save-to", metavar="PATH", help="Where --dataset is saved before.")
-@click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", help="A published data set "
-    "that is saved, loaded and published again; may be given several times."
-)  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace a save that is in PATH.")
-@click.option(
-    "--include-other-clients", is_flag=True, help="Lose what clients and other names "
-    "have in memory."
-)  # fmt: skip
-@click.option(
-    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="For "
-    "everything together."
-)  # fmt: skip
-@dry_run_option
-@yes_option
-def reset(form: str, timeout: str, dry_run: bool, yes: bool, **options: Any) -> None:
-    """Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.
-
-    Everything in its memory is lost but for data sets that are named with --dataset. It
-    is the cluster of the environment in which this is typed.
-    """
-    options["timeout"] = seconds_of("--timeout", timeout)
-    if not (dry_run or yes or _is_terminal()):
-        raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
-    with told():
-        found = _reset(yes, dry_run, options)
-    click.echo(rendered(found.report, form))
-    refused = any(s.status == "refused" for s in found.report.steps)
-    sys.exit(REFUSED if refused else 0)
-
-
-def _reset(yes: bool, dry_run: bool, options: dict[str, Any]) -> resetting.Recreated:
-    def confirm(plan: Report) -> bool:
-        click.echo(str(plan), err=True)
-        return yes or click.confirm("Go on?", err=True)
-
-    with Client(
-        saturn.of_this_resource(), set_as_default=False, timeout=CONNECT
-    ) as client:
-        try:
-            found = resetting.reset(
-                client, confirm=confirm, dry_run=dry_run, progress=False, **options
-            )
-        except (ValueError, TypeError) as error:
-            text = printable(str(error), longest=2000)
-            raise click.UsageError(text) from error
-    found.client.close()
-    return found
+    change(target, operations.restart, workers, form, consent, **options)
 
 
 @click.command()
 @click.argument("n_workers", type=click.IntRange(1))
-@address_argument
-@file_option
-@cluster_option
+@on_a_cluster(manager=True)
 @format_option
 @_wait
 @_timeout
-@dry_run_option
-@yes_option
+@with_consent
 def scale(
+    target: Target,
     n_workers: int,
-    address: str | None,
-    scheduler_file: str | None,
-    cluster: tuple[str, str] | None,
     form: str,
     wait: str,
     timeout: str,
-    dry_run: bool,
-    yes: bool,
+    consent: Consent,
 ) -> None:
     """Have N_WORKERS workers; those that go hand their data to those that stay.
 
@@ -253,51 +163,39 @@ def scale(
         del others["workers"]  # which go is decided by what they hold
         return operations.scale(client, n_workers, **others)
 
-    target = (address, scheduler_file)
-    change(target, operation, (), form, dry_run, yes, cluster, **options)
+    change(target, operation, (), form, consent, **options)
 
 
 @click.command()
-@address_argument
-@file_option
-@cluster_option
+@on_a_cluster(manager=True)
 @format_option
 @worker_option
-@dry_run_option
-@yes_option
+@with_consent
 def trim(
-    address: str | None,
-    scheduler_file: str | None,
-    cluster: tuple[str, str] | None,
+    target: Target,
     form: str,
     workers: tuple[str, ...],
-    dry_run: bool,
-    yes: bool,
+    consent: Consent,
 ) -> None:
     """Have workers give memory back that they do not need; nothing is at risk."""
-    target = (address, scheduler_file)
-    change(target, operations.trim, workers, form, dry_run, yes, cluster)
+    change(target, operations.trim, workers, form, consent)
 
 
 @click.command()
-@address_argument
-@file_option
+@on_a_cluster()
 @format_option
 @click.option(
     "--prefix", "prefixes", multiple=True, metavar="NAME", help="Of keys to let go, as "
     "they are listed; may be given several times."
 )  # fmt: skip
 @_others
-@dry_run_option
-@yes_option
+@with_consent
 def release(
-    address: str | None,
-    scheduler_file: str | None,
+    target: Target,
     form: str,
     prefixes: tuple[str, ...],
     include_other_clients: bool,
-    dry_run: bool,
-    yes: bool,
+    consent: Consent,
 ) -> None:
     """Let go of data in memory, by the prefix of its keys.
 
@@ -312,10 +210,10 @@ def release(
         )
 
     if not prefixes:
-        listed = run(address, scheduler_file, _holdings)
+        listed = run(target, _holdings)
         click.echo(_render_holdings(listed, form))
         return
-    change((address, scheduler_file), operation, (), form, dry_run, yes)
+    change(target, operation, (), form, consent)
 
 
 async def _holdings(client: Client) -> tuple[Holding, ...]:
@@ -347,13 +245,11 @@ def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
 
 
 def change(
-    target: tuple[str | None, str | None],
+    target: Target,
     operation: Callable[..., Any],
     workers: tuple[str, ...],
     form: str,
-    dry_run: bool,
-    yes: bool,
-    cluster: tuple[str, str] | None = None,
+    consent: Consent,
     *,
     in_part: bool = False,
     **options: Any,
@@ -364,42 +260,32 @@ def change(
     """
 
     def call(client: Client, dry: bool) -> Awaitable[Report]:
-        names = list(workers) or None
         work: Awaitable[Report] = operation(
-            client, workers=names, dry_run=dry, **options
+            client,
+            workers=list(workers) or None,
+            dry_run=dry,
+            progress=consent.progress,
+            **options,
         )
-        return _told_usage(work)
+        return told_usage(work)
 
-    if dry_run or not yes:
-        plan = run(*target, lambda client: call(client, True), cluster)
+    if consent.dry_run or not consent.yes:
+        plan = run(target, lambda client: call(client, True))
         refused = any(s.status == "refused" for s in plan.steps)
         if in_part and any(s.status == "planned" for s in plan.steps):
             refused = False
-        if dry_run or refused or not plan.steps:
+        if consent.dry_run or refused or not plan.steps:
             click.echo(rendered(plan, form))
             sys.exit(REFUSED if refused else 0)
-        click.echo(str(plan), err=True)
-        _ask()
-    done = run(*target, lambda client: call(client, False), cluster)
+        consent.ask(str(plan))
+    done = run(target, lambda client: call(client, False))
     click.echo(rendered(done, form))
     sys.exit(0 if done.status in ("done", "fine") else FAILED)
 
 
-async def _told_usage(work: Awaitable[Report]) -> Report:
+async def told_usage(work: Awaitable[T]) -> T:
     """A worker that is not there was typed wrongly."""
     try:
         return await work
     except ValueError as error:
         raise click.UsageError(printable(str(error), longest=2000)) from error
-
-
-def _ask() -> None:
-    if not _is_terminal():
-        raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
-    if not click.confirm("Go on?", err=True):
-        click.echo("nothing was changed", err=True)
-        sys.exit(REFUSED)
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()

@@ -21,14 +21,13 @@ from clustertune import (
     workloads,
 )
 from clustertune.cli.running import (
-    address_argument,
-    file_option,
     format_option,
     rendered,
     run,
     seconds_of,
     told,
 )
+from clustertune.cli.target import Target, on_a_cluster
 from clustertune.doctor import examine
 from clustertune.model import Finding, Severity
 from clustertune.report import Report
@@ -58,23 +57,21 @@ def demo(parquet: str | None, label: str | None, workers: int) -> None:
 
 
 @click.command()
-@address_argument
-@file_option
+@on_a_cluster()
 @format_option
-def doctor(address: str | None, scheduler_file: str | None, form: str) -> None:
+def doctor(target: Target, form: str) -> None:
     """What of clustertune will work on this cluster, and what is in the way."""
-    found = run(address, scheduler_file, examine)
+    found = run(target, examine)
     click.echo(rendered(found, form))
     sys.exit(0 if found.healthy else 1)
 
 
 @click.command()
-@address_argument
-@file_option
+@on_a_cluster()
 @format_option
-def report(address: str | None, scheduler_file: str | None, form: str) -> None:
+def report(target: Target, form: str) -> None:
     """The report of the last `prepare` on this cluster."""
-    found = run(address, scheduler_file, monitor.last_report)
+    found = run(target, monitor.last_report)
     if found is None:
         text = "nothing was prepared on this cluster since its scheduler started"
         click.echo(f"clustertune: {text}", err=True)
@@ -91,14 +88,12 @@ _workload = click.option("--workload", help="What will train, like xgboost.")
 
 
 @click.command()
-@address_argument
-@file_option
+@on_a_cluster()
 @format_option
 @_workload
 @_fail_on
 def check(
-    address: str | None,
-    scheduler_file: str | None,
+    target: Target,
     form: str,
     workload: str | None,
     fail_on: str,
@@ -110,14 +105,13 @@ def check(
         found: Report = await diagnosis.check(client, workload=profile)  # type: ignore[misc]
         return found
 
-    found = run(address, scheduler_file, look)
+    found = run(target, look)
     click.echo(rendered(found, form))
     sys.exit(_severe(found.found, fail_on))
 
 
 @click.command()
-@address_argument
-@file_option
+@on_a_cluster()
 @_workload
 @click.option(
     "--interval", metavar="TIME", help="Between two looks, like 5s; by default as often"
@@ -131,8 +125,7 @@ def check(
     show_default=True, help="Form of the output: a line for each event.",
 )  # fmt: skip
 def watch(
-    address: str | None,
-    scheduler_file: str | None,
+    target: Target,
     workload: str | None,
     interval: str | None,
     duration: str | None,
@@ -150,7 +143,7 @@ def watch(
             except asyncio.TimeoutError:
                 return  # as long as was asked for
 
-    run(address, scheduler_file, follow)
+    run(target, follow)
 
 
 async def _print_events(monitor: Monitor, form: str) -> None:

@@ -9,18 +9,10 @@ import click
 from distributed import Client
 
 from clustertune import arguments, publishing, workloads
-from clustertune.cli.changing import (
-    change,
-    dry_run_option,
-    worker_option,
-    yes_option,
-)
-from clustertune.cli.running import (
-    address_argument,
-    cluster_option,
-    file_option,
-    format_option,
-)
+from clustertune.cli.changing import change, worker_option
+from clustertune.cli.consent import Consent, with_consent
+from clustertune.cli.running import format_option
+from clustertune.cli.target import Target, on_a_cluster
 from clustertune.report import Report
 
 Check = Callable[[str, Any], Any]
@@ -94,9 +86,7 @@ def _options_of_prepare(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@address_argument
-@file_option
-@cluster_option
+@on_a_cluster(manager=True)
 @format_option
 @click.option(
     "--dataset", "datasets", multiple=True, required=True, metavar="NAME", help="A "
@@ -116,20 +106,16 @@ def _options_of_prepare(command: Callable[..., None]) -> Callable[..., None]:
 )  # fmt: skip
 @worker_option
 @_options_of_prepare
-@dry_run_option
-@yes_option
+@with_consent
 def prepare(
-    address: str | None,
-    scheduler_file: str | None,
-    cluster: tuple[str, str] | None,
+    target: Target,
     form: str,
     datasets: tuple[str, ...],
     workers: tuple[str, ...],
     rechunk: int | None,
     no_rechunk: bool,
     restart: str | None,
-    dry_run: bool,
-    yes: bool,
+    consent: Consent,
     **options: Any,
 ) -> None:
     """Get published data ready for a fit; the names point to the new pieces then.
@@ -148,7 +134,4 @@ def prepare(
         report: Report = await work
         return report
 
-    target = (address, scheduler_file)
-    change(
-        target, operation, workers, form, dry_run, yes, cluster, in_part=True, **options
-    )
+    change(target, operation, workers, form, consent, in_part=True, **options)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import dask
 from distributed import Client
 
 from clustertune import (
@@ -23,6 +22,7 @@ from clustertune import (
     errors,
     settings,
 )
+from clustertune.cli.target import Target
 from clustertune.wording import printable
 
 T = TypeVar("T")
@@ -31,32 +31,6 @@ UNREACHED, REFUSED, FAILED = 3, 4, 5
 CONNECT = 10  # seconds
 ATTACH = 60  # seconds: a manager is asked, and may forward a port
 
-address_argument = click.argument("address", required=False)
-file_option = click.option(
-    "--scheduler-file", type=click.Path(exists=True, dir_okay=False), help="Instead of "
-    "ADDRESS: the file that `dask scheduler --scheduler-file` wrote."
-)  # fmt: skip
-
-
-def _kind_and_name(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> tuple[str, str] | None:
-    """Where a cluster is to be attached to, checked before anything is asked."""
-    if text is None:
-        return None
-    kind, _, name = text.partition(":")
-    kinds = adapters.attachable()
-    if kind not in kinds or not name:
-        allowed = ", ".join(f"{k}:NAME" for k in sorted(kinds))
-        raise click.BadParameter(f"{text!r} is none of {allowed}")
-    return kind, name
-
-
-cluster_option = click.option(
-    "--cluster", metavar="KIND:NAME", callback=_kind_and_name, help="Instead of "
-    "ADDRESS: a running cluster of a manager, which can start workers too: "
-    "gateway:NAME, coiled:NAME or kubernetes:NAME."
-)  # fmt: skip
 format_option = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
     default="text", show_default=True, help="Form of the output.",
@@ -86,47 +60,36 @@ def rendered(thing: Any, form: str) -> str:
     return str(thing._repr_html_()) if form == "html" else str(thing)
 
 
-def run(
-    address: str | None,
-    scheduler_file: str | None,
-    work: Callable[[Client], Awaitable[T]],
-    cluster: tuple[str, str] | None = None,
-) -> T:
+def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect, work, and turn what goes wrong into one line and an exit code."""
-    if cluster and (address or scheduler_file):
-        raise click.UsageError("--cluster stands instead of ADDRESS, not beside it")
-    target = address or dask.config.get("scheduler-address", None)
-    if not cluster and target is None and scheduler_file is None:
-        raise click.UsageError(
-            "which cluster? give ADDRESS or --scheduler-file, or set "
-            "DASK_SCHEDULER_ADDRESS"
-        )
     try:
         settings.of_checks()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     with told():
-        if cluster:
-            return asyncio.run(_attached(*cluster, work))
-        return asyncio.run(_connected(target, scheduler_file, work))
+        if target.cluster:
+            return asyncio.run(_attached(*target.cluster, work))
+        return asyncio.run(_connected(target, work))
 
 
-async def _connected(
-    target: str | None,
-    scheduler_file: str | None,
-    work: Callable[[Client], Awaitable[T]],
-) -> T:
+async def _connected(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
+    place = target.place
     try:
-        where = _address_in(scheduler_file) if scheduler_file else target
-        client = Client(where, asynchronous=True, timeout=CONNECT, set_as_default=False)
+        client = Client(
+            _address_in(place) if target.scheduler_file else place,
+            asynchronous=True,
+            timeout=CONNECT,
+            set_as_default=False,
+            security=target.security,
+        )
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise _unreached(scheduler_file or target, error) from error
+        raise _unreached(place, error) from error
     try:
         await client
     # what Dask raises for an address of tls:// without certificates is a TypeError
     except (OSError, asyncio.TimeoutError, ValueError, TypeError) as error:
         await client.close()
-        raise _unreached(scheduler_file or target, error) from error
+        raise _unreached(place, error) from error
     async with client:
         return await work(client)
 

@@ -1,0 +1,83 @@
+"""``reset``: a cluster of Saturn Cloud's is destroyed and made anew."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from distributed import Client
+
+from clustertune import resetting
+from clustertune.adapters import saturn
+from clustertune.cli.consent import Consent, with_consent
+from clustertune.cli.running import (
+    CONNECT,
+    REFUSED,
+    format_option,
+    rendered,
+    seconds_of,
+    told,
+)
+from clustertune.report import Report
+from clustertune.wording import printable
+
+
+@click.command()
+@format_option
+@click.option("--worker-size", metavar="NAME", help="As the manager calls it.")
+@click.option("--scheduler-size", metavar="NAME", help="As the manager calls it.")
+@click.option("--n-workers", type=click.IntRange(1), help="As many as now by default.")
+@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
+@click.option("--save-to", metavar="PATH", help="Where --dataset is saved before.")
+@click.option(
+    "--dataset", "datasets", multiple=True, metavar="NAME", help="A published data set "
+    "that is saved, loaded and published again; may be given several times."
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a save that is in PATH.")
+@click.option(
+    "--include-other-clients", is_flag=True, help="Lose what clients and other names "
+    "have in memory."
+)  # fmt: skip
+@click.option(
+    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="For "
+    "everything together."
+)  # fmt: skip
+@with_consent
+def reset(form: str, timeout: str, consent: Consent, **options: Any) -> None:
+    """Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.
+
+    Everything in its memory is lost but for data sets that are named with --dataset. It
+    is the cluster of the environment in which this is typed.
+    """
+    options["timeout"] = seconds_of("--timeout", timeout)
+    consent.refuse_where_nobody_answers()
+    with told():
+        found = _reset(consent, options)
+    click.echo(rendered(found.report, form))
+    refused = any(s.status == "refused" for s in found.report.steps)
+    sys.exit(REFUSED if refused else 0)
+
+
+def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
+    def confirm(plan: Report) -> bool:
+        if not (consent.quiet and consent.yes):
+            click.echo(str(plan), err=True)
+        return consent.yes or click.confirm("Go on?", err=True)
+
+    with Client(
+        saturn.of_this_resource(), set_as_default=False, timeout=CONNECT
+    ) as client:
+        try:
+            found = resetting.reset(
+                client,
+                confirm=confirm,
+                dry_run=consent.dry_run,
+                progress=False,
+                **options,
+            )
+        except (ValueError, TypeError) as error:
+            text = printable(str(error), longest=2000)
+            raise click.UsageError(text) from error
+    found.client.close()
+    return found

@@ -1,0 +1,58 @@
+"""The public names: loaded when they are used, and the same for who checks types."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clustertune
+
+
+def test_type_checkers_see_the_names_that_are_there():
+    """Each name comes from the module that the table says."""
+    tree = ast.parse(Path(clustertune.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: "errors" if node.module == "clustertune" else node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    table = {
+        name: module if module == name else f"clustertune.{module}"
+        for name, module in clustertune._PUBLIC.items()
+    }
+    assert seen == table
+
+
+def test_every_name_is_there():
+    """And listed, so that a shell completes it."""
+    for name in clustertune._PUBLIC:
+        assert getattr(clustertune, name) is not None
+        assert name in dir(clustertune)
+
+
+def test_a_name_that_is_not_there():
+    """As of every module."""
+    with pytest.raises(AttributeError, match="no attribute 'divine'"):
+        _ = clustertune.divine
+
+
+def test_importing_loads_nothing_else():
+    """Dask's command line loads this package each time it is used."""
+    code = (
+        "import sys, clustertune; "
+        "print([m for m in sys.modules if m.startswith(('clustertune.', 'dask'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
