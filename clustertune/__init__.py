@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clustertune import errors as errors
+    from clustertune import training as training
     from clustertune.diagnosis import check as check
     from clustertune.holding import hold as hold
     from clustertune.operations import release as release
@@ -50,6 +51,7 @@ _PUBLIC = {
     "scale": "operations",
     "size": "sizing",
     "Sizing": "sizing",
+    "training": "training",
     "trim": "operations",
 }
 
