@@ -2,8 +2,8 @@
 
     python benchmarks/map_reduce.py [--rounds 8] [--case middle] [--workers 4]
 
-A sum has as many items as fill 1.6 GB with their results; parameters are as large as one
-result. Each variant has a cluster of its own and is warmed up alike; a figure is the
+A sum has as many items as fill 1.6 GB with their results; parameters are as large as
+one result. Each variant has a cluster of its own and is warmed up alike; a figure is the
 median of some sums, with parameters that are others in each, as when training.
 
 ``plain``: parameters go with each task, results are gathered and added here.
@@ -72,7 +72,7 @@ def batch(items: range, w: Any) -> Any:
 
 
 def plain(client: Client, n: int, w: Any) -> Any:
-    return add(client.gather(client.map(f, range(n), w=w, pure=False)))
+    return add(client.gather(client.map(f, range(n), [w] * n, pure=False)))
 
 
 def scattered(client: Client, w: Any) -> Any:
