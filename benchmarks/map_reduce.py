@@ -3,8 +3,8 @@
     python benchmarks/map_reduce.py [--rounds 8] [--case middle] [--workers 4]
 
 A sum has as many items as fill 1.6 GB with their results; parameters are as large as
-one result. Each variant has a cluster of its own and is warmed up alike; a figure is the
-median of some sums, with parameters that are others in each, as when training.
+one result. Each variant has a cluster of its own and is warmed up alike; a figure is
+the median of some sums, with parameters that are others in each, as when training.
 
 ``plain``: parameters go with each task, results are gathered and added here.
 ``scatter``: parameters are scattered to all workers, results gathered.

@@ -22,6 +22,8 @@ class Seat:
 
     Attributes
     ----------
+    address
+        Where it is reached.
     id
         Its name.
     host
@@ -34,6 +36,7 @@ class Seat:
         Bytes that its process has.
     """
 
+    address: str
     id: str | int
     host: str
     threads: int
@@ -59,8 +62,8 @@ def obstacle(seats: Sequence[Seat], nbytes: int, fraction: float) -> str | None:
     worst = max(full, key=lambda s: s.used + needed(nbytes, s.threads) - s.limit)
     return (
         f"{workers_text([seat.id for seat in full])}: a copy of the data "
-        f"({bytes_text(nbytes)}) and what {plural(worst.threads, 'thread')} of worker "
-        f"{workers_text([worst.id]).partition(' ')[2]} copy to fit models take about "
+        f"({bytes_text(nbytes)}) and what {plural(worst.threads, 'thread')} of "
+        f"{workers_text([worst.id])} copy to fit models take about "
         f"{bytes_text(needed(nbytes, worst.threads))}; it has {bytes_text(worst.used)} "
         f"in use and may fill {fraction:.0%} of its limit of "
         f"{bytes_text(worst.limit)}. Give workers more memory or fewer threads "
@@ -73,10 +76,11 @@ def remarks(seats: Sequence[Seat]) -> list[str]:
     if len({seat.host for seat in seats}) > 1:
         return []
     threads = sum(seat.threads for seat in seats)
-    return [
+    remark = (
         f"all workers are on one host, with {plural(threads, 'thread')}: a process "
         "there that fits without Dask, under joblib.parallel_config("
         f'backend="threading", n_jobs={threads}), sends and copies nothing, and is '
         "faster with estimators that release Python's lock, as forests and linear "
         "models do"
-    ]
+    )
+    return [remark]

@@ -8,7 +8,8 @@ scheduler's memory manager is kept from deleting the copies.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,12 @@ from distributed import Client, Future
 
 from clustertune import arguments, inputs, monitor
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.remote import copies, ship
+from clustertune.remote import copies, pools, ship
 from clustertune.training import room
 from clustertune.training.room import Seat
+from clustertune.wording import printable
+
+PATIENCE = 30.0  # seconds in which a worker loads NumPy and SciPy
 
 logger = logging.getLogger("clustertune")
 
@@ -52,6 +56,7 @@ def joblib_backend(
     client: Client,
     *arrays: Any,
     n_workers: int = 1,
+    inner_threads: int | None = None,
     memory_fraction: float = 0.7,
     timeout: str | float = "5 minutes",
 ) -> Iterator[Backend]:
@@ -68,6 +73,10 @@ def joblib_backend(
         C order).
     n_workers
         How many workers to wait for.
+    inner_threads
+        How many threads linear algebra (BLAS) uses in each fit; by default as many as
+        there are CPUs for each task that runs on the same machine. OpenMP has what the
+        worker's environment says.
     memory_fraction
         How much of its memory limit a worker may fill with the copy, with what its
         threads copy, and with what it has now: above 0, up to 1.
@@ -106,6 +115,7 @@ def joblib_backend(
     inputs.check_client(client, inputs.NOTHING)
     _refuse_arrays(client, arrays)
     fraction = arguments.fraction("memory_fraction", memory_fraction)
+    inner = arguments.count("inner_threads", inner_threads)
     _wait(client, n_workers, arguments.duration("timeout", timeout))
     seats: list[Seat] = client.sync(_seats, client)
     nbytes = sum(sizeof(array) for array in arrays)
@@ -117,6 +127,7 @@ def joblib_backend(
         logger.warning("%s", remark)
     threads = sum(seat.threads for seat in seats)
     with (
+        _pools(client, seats, inner),
         _copied(client, arrays) as futures,
         joblib.parallel_config("dask", client=client),
     ):
@@ -159,6 +170,7 @@ async def _seats(client: Client) -> list[Seat]:
     approved = await monitor.approve(client, entries)
     return [
         Seat(
+            address=address,
             id=monitor.worker_id(address, entry),
             host=str(entry["host"]),
             threads=int(entry["nthreads"]),
@@ -168,6 +180,38 @@ async def _seats(client: Client) -> list[Seat]:
         for address, entry in entries.items()
         if address in approved and entry["status"] == "running"
     ]
+
+
+@contextmanager
+def _pools(client: Client, seats: Sequence[Seat], inner: int | None) -> Iterator[None]:
+    """Threads for linear algebra in each fit, as long as the block lasts."""
+    name, addresses = uuid4().hex, [seat.address for seat in seats]
+    hosts = Counter[str]()
+    for seat in seats:
+        hosts[seat.host] += seat.threads
+    beside = {seat.address: hosts[seat.host] for seat in seats}
+    try:
+        more = {"beside": beside, "threads": inner}
+        _tell(client.sync(_ask, client, pools.limit, addresses, name=name, **more))
+        yield
+    finally:
+        if client.status == "running":
+            # those that are gone have nothing to put back
+            there = [a for a in addresses if a in client.nthreads()]
+            _tell(client.sync(_ask, client, pools.restore, there, name=name))
+
+
+async def _ask(
+    client: Client, function: Any, workers: list[str], **more: Any
+) -> dict[str, Any]:
+    return await ship.on_workers(client, function, workers, timeout=PATIENCE, **more)
+
+
+def _tell(answers: Mapping[str, Any]) -> None:
+    for address, answer in answers.items():
+        if isinstance(answer, BaseException):
+            who, text = printable(address), printable(repr(answer), longest=300)
+            logger.warning("worker %s keeps its threads for BLAS: %s", who, text)
 
 
 @contextmanager
