@@ -6,11 +6,12 @@ takes from the environment what it begins with, which a nanny sets to 1.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-KEPT = "_clustertune_pools"  # on the worker: for whom, and what it was before
+KEPT = "_clustertune"  # of threadpoolctl in this process: for whom, what was before
 
 
 async def limit(
@@ -35,31 +36,33 @@ async def limit(
     import asyncio
 
     try:
-        from threadpoolctl import threadpool_limits
+        import threadpoolctl
     except ImportError:
         return None
     from dask.system import CPU_COUNT
 
     found = threads or max(1, CPU_COUNT // beside[dask_worker.address])
-    kept = dask_worker.__dict__.setdefault(KEPT, {"names": {}, "before": None})
-    kept["names"][name] = found
+    # several workers may be in one process, and share its pools
+    kept = vars(threadpoolctl).setdefault(KEPT, {"names": {}, "before": None})
+    kept["names"][name, dask_worker.address] = found
     if len(kept["names"]) > 1:
         return int(next(iter(kept["names"].values())))
     # a library that is loaded later would have the threads that it likes
     await asyncio.to_thread(_load)
     if kept["names"]:
-        kept["before"] = threadpool_limits(found, user_api="blas")
+        kept["before"] = threadpoolctl.threadpool_limits(found, user_api="blas")
     return int(found)
 
 
 async def restore(dask_worker: Any, name: str) -> None:
     """End what :func:`limit` began for ``name``."""
-    kept = dask_worker.__dict__.get(KEPT)
+    module: Any = sys.modules.get("threadpoolctl")
+    kept = vars(module).get(KEPT) if module is not None else None
     if kept is None:
         return
-    kept["names"].pop(name, None)
+    kept["names"].pop((name, dask_worker.address), None)
     if not kept["names"]:
-        del dask_worker.__dict__[KEPT]
+        del vars(module)[KEPT]
         if kept["before"] is not None:
             kept["before"].restore_original_limits()
 
