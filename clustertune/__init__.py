@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clustertune import errors as errors
+    from clustertune import training as training
     from clustertune.diagnosis import check as check
     from clustertune.histories import History as History
     from clustertune.histories import history as history
@@ -70,6 +71,7 @@ _PUBLIC = {
     "size": "sizing",
     "StoredPlan": "planfile",
     "Sizing": "sizing",
+    "training": "training",
     "trim": "operations",
 }
 

@@ -100,6 +100,18 @@ class LayoutChanged(VerificationError):  # noqa: N818 (it says what happened)
     """Prepared data lies otherwise than it was handed over."""
 
 
+class ItemError(ClustertuneError):
+    """A function failed at an item; where it raised an error, that is the cause.
+
+    Attributes
+    ----------
+    items
+        Numbers of the items: one, or those of a task whose worker did not survive it.
+    """
+
+    items: tuple[int, ...] = ()
+
+
 class TimedOutError(ClustertuneError, TimeoutError):
     """The time that was given is over; the data is whole, where the report says."""
 

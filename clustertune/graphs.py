@@ -27,12 +27,16 @@ from clustertune.model import Conversion, Int64s, Key
 
 @dataclass
 class Graph:
-    """Tasks, the worker of each, and the keys of the pieces to be made, by label."""
+    """Tasks, the worker of each, and the keys of the pieces to be made, by label.
+
+    ``loose`` tasks run elsewhere where their worker is gone.
+    """
 
     tasks: dict[Key, Any] = field(default_factory=dict)
     where: dict[Key, str] = field(default_factory=dict)
     priority: dict[Key, int] = field(default_factory=dict)
     pieces: dict[str, list[Key]] = field(default_factory=dict)
+    loose: bool = False
 
 
 def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Graph:
@@ -59,8 +63,8 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
         quiet = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
         around.enter_context(dask.config.set(quiet))
         if graph.where:
-            where = _lookup(graph.where, ())
-            around.enter_context(annotate(workers=where, allow_other_workers=False))
+            bound = {"workers": _lookup(graph.where, ())}
+            around.enter_context(annotate(**bound, allow_other_workers=graph.loose))
         if graph.priority:
             around.enter_context(annotate(priority=_lookup(graph.priority, 0)))
         futures = client.get(layers, wanted, sync=False)

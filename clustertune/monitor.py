@@ -114,7 +114,7 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     LeaseHeldError
         An older resident is at work and could not be replaced.
     """
-    await _approve(client, identity["workers"])
+    await approve(client, identity["workers"])
     try:
         if await ship.on_scheduler(client, resident.present) == resident.PROTOCOL:
             return
@@ -145,10 +145,20 @@ def _failed(error: BaseException) -> str:
     )
 
 
-async def _approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> None:
+async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Ask the sides that were not asked yet for their versions.
 
     One that does not answer is not asked again for a while, and is sent no code.
+
+    Returns
+    -------
+    set
+        Addresses of the workers to which code may be sent.
+
+    Raises
+    ------
+    VersionMismatchError
+        A side runs software to which code must not go; nothing was sent.
     """
     memory, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
@@ -159,7 +169,7 @@ async def _approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> 
         if p not in memory.approved and now - memory.silent.get(p, -SILENCE) >= SILENCE
     ]
     if not new and (memory.approved or memory.silent):
-        return
+        return _approved(memory, processes)
     sides = await versions.read(client, new)
     objections = sides.objections()
     if objections:
@@ -168,6 +178,11 @@ async def _approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> 
         raise VersionMismatchError(shown + (f"; and {more} more" if more > 0 else ""))
     memory.approved.update(processes[a] for a in sides.workers)
     memory.silent |= {processes[a]: now for a in sides.silent}
+    return _approved(memory, processes)
+
+
+def _approved(memory: Known, processes: Mapping[str, Process]) -> set[str]:
+    return {a for a, process in processes.items() if process in memory.approved}
 
 
 async def ask(client: Client, method: str, **arguments: Any) -> Any:
@@ -246,7 +261,7 @@ async def look(
     """
     identity = await identify(client)
     workers = identity["workers"]
-    await _approve(client, workers)
+    await approve(client, workers)
     loaded = [m for m in members if m.loaded]
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)

@@ -17,7 +17,7 @@ def test_type_checkers_see_the_names_that_are_there():
     tree = ast.parse(Path(clustertune.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {
-        alias.asname: "errors" if node.module == "clustertune" else node.module
+        alias.asname: alias.name if node.module == "clustertune" else node.module
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

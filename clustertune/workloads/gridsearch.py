@@ -16,7 +16,8 @@ PROFILE = Profile(
     base_bytes=260 * 2**20,
     persist=False,
     refused="a search needs its whole data in one object on each worker; fit it with "
-    'NumPy or pandas data under joblib.parallel_config(backend="dask")',
+    "NumPy or pandas data in a block of "
+    "clustertune.training.joblib_backend(client, X, y)",
     takes=(),
     source="measured with joblib 1.6, cv=4, one thread a worker; of all data, not of "
     "a share of it",

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustertune.training import batching
+from clustertune.training.batching import FAN, Argument, Batch, Plan
+
+WORKERS = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "d", "e", "f", "g"]),
+    st.integers(1, 4),
+    min_size=1,
+)
+PIECES = st.lists(
+    st.dictionaries(st.sampled_from(["a", "b", "c", "gone"]), st.integers(0, 100)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(st.integers(1, 300), WORKERS)
+def test_items_are_spread_once_each_and_evenly(n: int, threads: dict[str, int]) -> None:
+    """One task for each thread, or for each item; neighbours stay neighbours."""
+    batches = batching.spread(n, threads)
+    assert [i for b in batches for i in b.items] == list(range(n))
+    sizes = [len(b.items) for b in batches]
+    assert len(batches) == min(n, sum(threads.values()))
+    assert max(sizes) - min(sizes) <= 1
+    workers = [b.worker for b in batches]
+    assert all(workers.count(w) <= threads[w] for w in workers)
+    assert len(set(workers)) == min(n, len(threads))
+    assert len(list(groupby(workers))) == len(set(workers))
+
+
+@given(PIECES, WORKERS)
+def test_pieces_run_where_they_lie(
+    pieces: list[dict[str, int]], threads: dict[str, int]
+) -> None:
+    """Every piece once, with a worker that has most of it; a thread has one task."""
+    batches = batching.where_they_lie(pieces, threads)
+    assert sorted(i for b in batches for i in b.items) == list(range(len(pieces)))
+    for batch in batches:
+        assert list(batch.items) == sorted(batch.items)
+        for i in batch.items:
+            held = {w: n for w, n in pieces[i].items() if w in threads}
+            if any(held.values()):
+                assert held.get(batch.worker) == max(held.values())
+    workers = [b.worker for b in batches]
+    assert all(workers.count(w) <= threads[w] for w in workers)
+
+
+@given(PIECES, WORKERS)
+def test_what_is_joined_is_joined_once(
+    pieces: list[dict[str, int]], threads: dict[str, int]
+) -> None:
+    """Whatever is made is used once, but for the last; a worker's own comes first."""
+    batches = batching.where_they_lie(pieces, threads)
+    joins = batching.tree(batches)
+    n = len(batches)
+    used = [part for join in joins for part in join.parts]
+    assert sorted(used) == list(range(n + len(joins) - 1))
+    made = [*(b.worker for b in batches), *(j.worker for j in joins)]
+    for i, join in enumerate(joins):
+        assert all(part < n + i for part in join.parts)
+        assert join.worker == made[join.parts[0]]
+        if any(part < n and workers_batches(batches, part) > 1 for part in join.parts):
+            assert len({made[part] for part in join.parts}) == 1
+        else:
+            assert 1 < len(join.parts) <= FAN
+
+
+def workers_batches(batches: tuple[Batch, ...], part: int) -> int:
+    return [b.worker for b in batches].count(batches[part].worker)
+
+
+def test_addresses_have_no_part_in_the_order() -> None:
+    """A worker that has another address after a restart adds up the same."""
+    places = ["x", "y", "y", "x", "z"]
+
+    def order(names: dict[str, str]) -> list[tuple[int, ...]]:
+        pieces = [{names[p]: 10} for p in places]
+        threads = dict.fromkeys(sorted(names.values()), 2)
+        batches = batching.where_they_lie(pieces, threads)
+        joins = batching.tree(batches)
+        return [*(tuple(b.items) for b in batches), *(j.parts for j in joins)]
+
+    before = {"x": "tcp://1", "y": "tcp://2", "z": "tcp://3"}
+    after = {"x": "tcp://9", "y": "tcp://2", "z": "tcp://0"}
+    assert order(before) == order(after)
+
+
+def test_a_thread_gets_its_share_of_bytes() -> None:
+    pieces = [{"a": 600}, {"a": 200}, {"a": 200}, {"a": 200}]
+    batches = batching.where_they_lie(pieces, {"a": 2})
+    assert [tuple(b.items) for b in batches] == [(0,), (1, 2, 3)]
+
+
+def test_what_is_large_and_needed_by_many_goes_apart() -> None:
+    assert not batching.apart(8_000_000, 2)
+    assert batching.apart(8_000_001, 2)
+    assert batching.apart(1_000_000, 10)
+    assert not batching.apart(1 << 40, 1)
+
+
+def test_a_plan_in_words() -> None:
+    threads = {"tcp://1": 2, "tcp://2": 2}
+    pieces = [{"tcp://1": 100}, {"tcp://1": 100}, {"tcp://2": 10}]
+    batches = batching.where_they_lie(pieces, threads)
+    plan = Plan(
+        batches=batches,
+        joins=batching.tree(batches),
+        arguments=(
+            Argument("func", 500, apart=False),
+            Argument("broadcast[0]", 40_000_000, apart=True),
+            Argument("broadcast[1]", None, apart=False),
+        ),
+        workers={"tcp://1": "left", "tcp://2": "ri\x1bght"},
+        threads=threads,
+    )
+    apart = "broadcast[0] (38.1 MiB) goes to each worker once; with each task it would "
+    joined = "results are joined on the workers in 2 tasks, those of a worker first; "
+    assert str(plan).splitlines() == [
+        "3 items in 3 tasks (1 in each) on workers left and ri\\x1bght",
+        "1 of 4 threads have nothing to do",
+        "func (500 B) goes with each task, 1.5 KiB in all",
+        apart + "be 114.4 MiB",
+        "broadcast[1] lies on the cluster",
+        joined + "one comes home",
+    ]
+
+
+@pytest.mark.parametrize(("sizes", "said"), [((30, 10, 10), 1), ((10, 10, 10), 0)])
+def test_a_thread_that_all_wait_for(sizes: tuple[int, ...], said: int) -> None:
+    pieces = [{w: n} for w, n in zip("abc", sizes)]
+    batches = batching.where_they_lie(pieces, dict.fromkeys("abc", 1))
+    found = batching.remarks(batches, pieces)
+    assert len(found) == said
+    assert all("1.8 times the mean" in text for text in found)

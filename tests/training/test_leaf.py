@@ -1,0 +1,43 @@
+"""The rest of the package does not need ``training``, which needs little of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import clustertune
+
+PACKAGE = Path(clustertune.__file__).parent
+
+# What it may use besides itself and what is public: docs/design.md says why.
+HELPERS = {
+    "arguments",
+    "errors",
+    "graphs",
+    "inputs",
+    "model",
+    "monitor",
+    "remote",
+    "wording",
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of ours that a file imports, below ``clustertune``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "clustertune":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name, _, rest = str(node.module).partition(".")
+            yield from [rest.partition(".")[0]] * (name == "clustertune")
+
+
+def test_training_is_a_leaf() -> None:
+    own = list((PACKAGE / "training").glob("*.py"))
+    used = {name for path in own for name in imports(path)}
+    assert used - {"training"} <= HELPERS
+    assert "training" in used  # what it imports is seen
+    others = [path for path in PACKAGE.rglob("*.py") if path not in own]
+    needing = [path for path in others if "training" in set(imports(path))]
+    assert needing == [PACKAGE / "__init__.py"]

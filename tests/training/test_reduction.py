@@ -1,0 +1,312 @@
+"""Sums on clusters; most in one process, where nothing of a sum is another thing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, Event, get_worker, wait
+from distributed.utils_test import async_poll_for, gen_cluster, inc
+
+from clustertune.errors import (
+    AlignmentError,
+    IncompleteError,
+    ItemError,
+    NoWorkersError,
+)
+from clustertune.training import batching, map_reduce
+from tests.processes import blocking, until
+from tests.processes import cluster as processes
+
+TWO = [("127.0.0.1", 2), ("127.0.0.1", 1)]
+BIG = np.arange(1_200_000.0)  # of nine tasks or two, a task of its own
+
+
+def quiet(s: Any) -> bool:
+    """Whether the scheduler has forgotten all tasks of sums."""
+    return not [k for k in s.tasks if "map_reduce" in str(k) or "broadcast" in str(k)]
+
+
+# --- what it gives --------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_sum_of_items(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Each once, in tasks for threads; what is broadcast is what it was."""
+
+    def g(i: int, x: Any, *rest: Any) -> Any:
+        assert rest == ("x", ("map", 0), {"k": [1]}, None, 7)
+        return {"sum": x[:2] * i, "n": 1}
+
+    seven = c.submit(inc, 6)
+    broadcast = (BIG, "x", ("map", 0), {"k": [1]}, None, seven)
+    for items in (range(10), list(range(10)), np.arange(10), tuple(range(10))):
+        found = await map_reduce(c, g, items, broadcast=broadcast)
+        assert found["n"] == 10
+        assert found["sum"].tolist() == [0, 45]
+    assert await map_reduce(c, lambda row: row, np.ones((4, 2))) @ [1, 1] == 8
+    assert await map_reduce(c, lambda i: (-abs(i - 3), i), range(9), reduce=max) == (
+        0,
+        3,
+    )
+    plan = await map_reduce.plan(c, g, range(10), broadcast=broadcast)
+    assert [tuple(x.items) for x in plan.batches] == [
+        (0, 1, 2),
+        (3, 4, 5),
+        (6, 7, 8, 9),
+    ]
+    assert [x.apart for x in plan.arguments] == [False, True, *[False] * 5]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_pieces_are_summed_where_they_lie(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Nothing moves but results; the same layout gives the same bits; frames too."""
+    X = da.random.default_rng(1).random((900, 4), chunks=(100, 4))
+    y = X[:, 0] * 2
+    where = [a.address if i < 6 else b.address for i in range(9)]
+    with_workers = {"workers": lambda key: where[key[1]], "allow_other_workers": True}
+    with dask.annotate(**with_workers):
+        X, y = c.persist([X, y], optimize_graph=False)
+    await wait([X, y])
+
+    def f(X: Any, y: Any, w: Any) -> Any:
+        return X.T @ (X @ w - y), {get_worker().address: len(X)}.get(HERE, 0)
+
+    HERE, w = b.address, np.ones(4)
+    before = a.transfer_outgoing_bytes_total, b.transfer_outgoing_bytes_total
+    gradient, rows = await map_reduce(c, f, (X, y), broadcast=(w,))
+    moved = a.transfer_outgoing_bytes_total + b.transfer_outgoing_bytes_total
+    assert rows == 300
+    assert moved - sum(before) < 1000  # a piece has 4,000 bytes
+    X_here, y_here = await c.gather(c.compute([X, y]))
+    assert np.allclose(gradient, X_here.T @ (X_here @ w - y_here))
+    again = [await map_reduce(c, f, (X, y), broadcast=(w,)) for _ in range(5)]
+    assert {g.tobytes() for g, _ in again} == {gradient.tobytes()}
+    frame = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=4)
+    assert await map_reduce(c, lambda part: part["x"].sum(), c.persist(frame)) == 45
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_lazy_data_is_loaded_for_the_call(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """Small Parquet files, too, whose pieces Dask joins."""
+    X = da.ones((10, 2), chunks=(3, 2))
+    plan = await map_reduce.plan(c, len, X)
+    assert sorted(i for x in plan.batches for i in x.items) == [0, 1, 2, 3]
+    assert not s.tasks
+    assert await map_reduce(c, np.sum, X) == 20
+    frame = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=4)
+    frame.to_parquet(tmp_path, compute_kwargs={"scheduler": "sync"})
+    assert await map_reduce(c, len, dd.read_parquet(tmp_path)) == 10
+    await async_poll_for(lambda: not s.tasks, 5)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_futures_are_items(c: Any, s: Any, a: Any, b: Any) -> None:
+    futures = c.map(inc, range(6))
+    assert await map_reduce(c, lambda x, y: x * y, futures, broadcast=(2,)) == 42
+    failed = [*futures[1:], c.submit(lambda: 1 / 0)]
+    with pytest.raises(ZeroDivisionError):
+        await map_reduce(c, inc, failed)
+    for future in futures:
+        await future.cancel()
+    with pytest.raises(ValueError, match=r"items\[0\] is released or cancelled"):
+        await map_reduce(c, inc, futures)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_iterating_piles_up_nothing(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same array is sent again as another task; the last ones are gone."""
+    monkeypatch.setattr(batching, "WORTH", 100)
+    w, most = np.ones(1000), 0
+    for _ in range(50):
+        step = await map_reduce(c, lambda i, w: w[:3] * i, range(9), broadcast=(w,))
+        w[:3] = step / 36 + 1
+        most = max(most, len(s.tasks))
+    assert w[:3].tolist() == [51.0] * 3
+    assert most <= 2 * (3 + 2 + 1)  # two calls: batches, joins, what is broadcast
+    await async_poll_for(lambda: not c.futures, 5)
+    await async_poll_for(lambda: not s.tasks and not a.data and not b.data, 5)
+
+
+# --- faults ---------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
+    """What it raised is the cause, what was said is made harmless, the rest goes."""
+
+    def f(i: int) -> int:
+        if i == 5:
+            raise KeyError("no \x1b[31m")
+        return i
+
+    with pytest.raises(ItemError, match=r"item 5: KeyError: 'no \\x1b") as caught:
+        await map_reduce(c, f, range(9))
+    assert caught.value.items == (5,)
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(ItemError, match=r"item 8 .* fit .*: shape \(8,\) after shape"):
+        await map_reduce(c, lambda i: np.ones(i if i == 8 else 3), range(9))
+    with pytest.raises(ItemError, match=r"reduce failed when the result of item"):
+        await map_reduce(c, inc, range(9), reduce=lambda x, y: x / 0)
+    await async_poll_for(lambda: not s.tasks, 5)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Said before anything runs, with what to do."""
+    X = da.ones((10, 2), chunks=(5, 2))
+    lock = threading.Lock()
+    cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (TypeError, r"list\(items\)", lambda: map_reduce(c, inc, iter([1]))),
+        (TypeError, "it was set", lambda: map_reduce(c, inc, {1})),
+        (TypeError, "it was str", lambda: map_reduce(c, inc, "abc")),
+        (ValueError, "empty", lambda: map_reduce(c, inc, [])),
+        (TypeError, "func must be", lambda: map_reduce(c, 1, [1])),
+        (TypeError, "reduce must be", lambda: map_reduce(c, inc, [1], reduce="max")),
+        (TypeError, r"\(w,\)", lambda: map_reduce(c, inc, [1], broadcast=np.ones(2))),
+        (TypeError, r"broadcast\[0\] is lazy",
+         lambda: map_reduce(c, inc, [1], broadcast=(X,))),
+        (TypeError, "func cannot be sent", lambda: map_reduce(c, lambda i: lock, [1])),
+        (TypeError, "in a tuple", lambda: map_reduce(c, inc, [X, X])),
+        (TypeError, "client.compute", lambda: map_reduce(c, inc, X.to_delayed()[0])),
+        (TypeError, "others are not",
+         lambda: map_reduce(c, inc, [1, c.submit(inc, 1)])),
+        (TypeError, "y must be a Dask", lambda: map_reduce(c, inc, (X, [1]))),
+        (AlignmentError, "2 pieces and y has 5",
+         lambda: map_reduce(c, inc, (X, X.rechunk((2, 2))))),
+        (AlignmentError, "piece 0 of X has 5 rows and that of y has 4",
+         lambda: map_reduce(c, inc, (X, X.rechunk(((4, 6), 2))))),
+        (AlignmentError, "cut in columns", lambda: map_reduce(c, inc, X.rechunk(1))),
+    ]  # fmt: skip
+    for error, said, call in cases:
+        with pytest.raises(error, match=said):
+            await call()
+    with pytest.raises(TypeError, match=r"broadcast\[1\] cannot be sent"):
+        await map_reduce(c, inc, [1], broadcast=(1, lock))
+    with pytest.raises(TypeError, match=r"items\[1\] cannot be sent"):
+        await map_reduce(c, inc, [1, lock])
+    with pytest.warns(UserWarning, match=r"client\.scatter\(items\)"):
+        await map_reduce(c, len, [np.ones(1_000_000)] * 2)
+    rows = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=2)
+    with pytest.raises(ItemError, match="5 and 4 rows"):
+        await map_reduce(c, lambda a, b: 0, (rows["x"], rows[rows["x"] != 2]))
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_no_workers(c: Any, s: Any) -> None:
+    with pytest.raises(NoWorkersError, match=r"wait_for_workers\(1\)"):
+        await map_reduce(c, inc, [1])
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_was_scattered_is_lost(c: Any, s: Any, a: Any, b: Any) -> None:
+    """There is nothing to make it of again."""
+    items = await c.scatter([1, 2], workers=[a.address])
+    go = Event("go")
+
+    def f(i: int) -> int:
+        Event("begun").set()
+        go.wait()
+        return i
+
+    call = asyncio.ensure_future(map_reduce(c, f, items))
+    await Event("begun").wait()
+    closing = asyncio.ensure_future(a.close(executor_wait=False))
+    await async_poll_for(lambda: a.address not in s.workers, 10)
+    await go.set()
+    with pytest.raises(IncompleteError, match="scattered"):
+        await call
+    await closing
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_cancelled_it_leaves_no_task(c: Any, s: Any, a: Any, b: Any) -> None:
+    go = Event("go")
+
+    def f(i: int, w: Any) -> None:
+        Event("begun").set()
+        go.wait()
+
+    call = asyncio.ensure_future(map_reduce(c, f, range(30), broadcast=(BIG,)))
+    await Event("begun").wait()
+    call.cancel()
+    await async_poll_for(lambda: quiet(s), 5)
+    await async_poll_for(lambda: not c.futures, 5)
+    await go.set()
+
+
+# --- real processes -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed(local_cluster: Any, tmp_path: Path) -> None:
+    """A lost worker costs a recomputation, the only one too; a task that kills them
+    all is named; ^C leaves nothing."""
+    _, client = local_cluster(1)
+    flag = tmp_path / "killed"
+    X = client.persist(da.ones((8, 3), chunks=(1, 3)))
+    wait(X)
+
+    def f(x: Any, w: Any) -> Any:
+        if x.sum() == 3 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x[0] * w[:3]
+
+    for _ in range(3):
+        found = map_reduce(client, f, X, broadcast=(BIG,))
+        assert found.tolist() == [0, 8, 16]
+    assert flag.exists()
+    with pytest.raises(ItemError, match="4 workers ended while they worked on item 0"):
+        map_reduce(client, lambda i: os._exit(1), [0])
+    client.wait_for_workers(1, timeout=30)
+
+    begun, main = Event("begun", client=client), threading.get_ident()
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    def wait_for_ever(i: int) -> None:
+        Event("begun").set()
+        Event("never").wait()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        map_reduce(client, wait_for_ever, range(9))
+    thread.join()
+    until(lambda: not any("map_reduce" in str(k) for k in tasks(client)))
+    Event("never", client=client).set()
+
+
+def tasks(client: Client) -> Any:
+    return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+
+
+@pytest.mark.slow
+def test_workers_need_no_clustertune(tmp_path: Path) -> None:
+    with (
+        processes(tmp_path, 2, **blocking(tmp_path)) as file,
+        Client(scheduler_file=file) as client,
+    ):
+        client.wait_for_workers(2, timeout=30)
+        found = map_reduce(client, lambda i, w: w[:2] * i, range(9), broadcast=(BIG,))
+        assert found.tolist() == [0, 36]
+        with pytest.raises(ItemError, match="item 3: ZeroDivisionError"):
+            map_reduce(client, lambda i: 1 / (i - 3), range(9))
