@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from clustertune.cli import main
+from clustertune.cli.lazy import LazyGroup
 
 ROOT = Path(__file__).parents[1]
 WIDE = 10_000  # characters of a line, so that click breaks none
@@ -126,16 +127,17 @@ def _section(
         f"\n## {command.name}",
         _code([" ".join(usage.split())]),
         inspect.cleandoc(command.help or ""),
-        *_inner(command, context),
+        *_verbs(command, context),
         "\n".join(_options(command, context, common)),
         _examples(command.epilog or ""),
+        *_subcommands(command, context, common),
     ]
     return "\n\n".join(line for line in lines if line) + "\n"
 
 
-def _inner(command: click.Command, context: click.Context) -> Iterator[str]:
-    """Verbs of a group, and what they take that the commands of that name do not."""
-    if not isinstance(command, click.Group):
+def _verbs(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Verbs of `plan`, and what they take that the commands of that name do not."""
+    if not isinstance(command, LazyGroup):
         return
     verbs = command.list_commands(context)
     yield f"VERB is one of {', '.join(f'`{v}`' for v in verbs)}. Besides:"
@@ -146,6 +148,19 @@ def _inner(command: click.Command, context: click.Context) -> Iterator[str]:
     theirs = {p.opts[-1] for p in alone.params}
     own = [p for p in inner.params if p.opts[-1] not in theirs]
     yield "\n".join(_option(p, context) for p in own if isinstance(p, click.Option))
+
+
+def _subcommands(
+    command: click.Command, context: click.Context, common: Collection[str]
+) -> Iterator[str]:
+    """Those of a group that are there only, each with a heading of its own."""
+    if isinstance(command, LazyGroup) or not isinstance(command, click.Group):
+        return
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        text = _section(inner, context, common).strip()
+        yield text.replace("## ", f"### {command.name} ", 1)
 
 
 def _options(
