@@ -45,7 +45,19 @@ COMMANDS = (
     "trim",
     "watch",
 )
-LOOKING = {"check", "demo", "doctor", "explain", "plan", "report", "size", "watch"}
+LOOKING = {
+    "check",
+    "demo",
+    "doctor",
+    "explain",
+    "history",
+    "plan",
+    "playbooks",
+    "report",
+    "schedule",
+    "size",
+    "watch",
+}
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,7 @@ def resize(
         "clustertune restart tcp://10.0.0.5:8786",
         'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
         "clustertune restart --max-unavailable 25% --dry-run",
+        "clustertune restart --between-runs --if leak --idle-for 1m --yes",
     )
 )
 @on_a_cluster(manager=True)

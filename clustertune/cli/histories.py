@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from clustertune import histories, noting
+from clustertune.cli.examples import examples
 from clustertune.cli.running import run, told
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.snapshots import Unknown
@@ -58,7 +59,13 @@ def _checked() -> Iterator[None]:
             sys.exit(1)
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    invoke_without_command=True,
+    epilog=examples(
+        "clustertune history --job nightly",
+        "clustertune history what-if --job nightly --workers 2,4,8,16",
+    ),
+)
 @_selecting
 @click.pass_context
 def history(
@@ -72,11 +79,7 @@ def history(
     """What was noted of past calls and runs, and what follows from it.
 
     Without a command it lists them, the latest last.
-
-    \b
-    clustertune history --job nightly
-    clustertune history what-if --job nightly --workers 2,4,8,16
-    """  # noqa: D301, click reads it
+    """
     command = context.invoked_subcommand
     if command is None:
         _list(job, kind, last, path, form)
@@ -86,7 +89,10 @@ def history(
         )
 
 
-@history.command("list")
+@history.command(
+    "list",
+    epilog=examples("clustertune history list --job nightly --kind fit --last 10"),
+)
 @_selecting
 def list_(
     job: str | None, kind: str | None, last: int | None, path: str | None, form: str
@@ -106,7 +112,7 @@ def _list(
 _id = click.IntRange(1)
 
 
-@history.command()
+@history.command(epilog=examples("clustertune history show 12"))
 @click.argument("number", type=_id)
 @_path
 @_form
@@ -120,7 +126,7 @@ def show(number: int, path: str | None, form: str) -> None:
         click.echo(histories.details(record))
 
 
-@history.command()
+@history.command(epilog=examples("clustertune history compare 11 12"))
 @click.argument("first", type=_id)
 @click.argument("second", type=_id)
 @_path
@@ -145,7 +151,10 @@ def _numbers(
     return tuple(int(part) for part in parts)
 
 
-@history.command("what-if")
+@history.command(
+    "what-if",
+    epilog=examples("clustertune history what-if --job nightly --workers 2,4,8"),
+)
 @click.option(
     "--workers", required=True, metavar="N,N,...", callback=_numbers, help="Numbers "
     "of workers, each like those of the last run."
@@ -178,7 +187,7 @@ def _with_errors(found: WhatIf) -> dict[str, object]:
     return asdict(found) | errors
 
 
-@history.command()
+@history.command(epilog=examples("clustertune history trends --job nightly"))
 @_job
 @_path
 @_form
@@ -189,7 +198,7 @@ def trends(job: str | None, path: str | None, form: str) -> None:
     click.echo(found.to_json() if form == "json" else str(found))
 
 
-@history.command()
+@history.command(epilog=examples("clustertune history collect tcp://10.0.0.5:8786"))
 @on_a_cluster()
 def collect(target: Target) -> None:
     """Note the runs that the scheduler has seen while nobody of ours looked.

@@ -28,6 +28,7 @@ from clustertune.cli.running import (
     told,
     told_usage,
 )
+from clustertune.cli.scheduling import LATER
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import ChangedError
 from clustertune.planfile import LONGEST, StoredPlan
@@ -35,7 +36,8 @@ from clustertune.report import Report
 from clustertune.wording import printable
 
 DEFAULT = "prepare"
-_LEFT_OUT = {"dry_run", "yes"}  # a plan changes nothing
+# a plan changes nothing, and what is to be between runs is planned when that is so
+_LEFT_OUT = {"dry_run", "yes", *LATER}
 
 
 def _expires(_context: click.Context, option: click.Parameter, text: str) -> float:
@@ -75,11 +77,6 @@ def _planned(command: click.Command) -> click.Command:
     assert own is not None
 
     def call(*, output: str | None, expires: float, **others: Any) -> None:
-        if others.get("between_runs"):
-            raise click.UsageError(
-                "--between-runs is planned when its time comes: leave `plan` out; "
-                "`clustertune restart --between-runs --dry-run` shows it"
-            )
         instead = Instead(partial(_store, output, expires))
         click.get_current_context().obj = instead
         own(dry_run=True, yes=False, **others)

@@ -17,6 +17,7 @@ from tabulate import tabulate
 from clustertune import playbook as playbooks_of
 from clustertune import playing, workloads
 from clustertune.cli.consent import Consent, with_consent
+from clustertune.cli.examples import examples
 from clustertune.cli.running import format_option, rendered, told_usage
 from clustertune.cli.running import run as run_on
 from clustertune.cli.target import Target, on_a_cluster
@@ -43,7 +44,15 @@ def _values(
     return dict(text.split("=", 1) for text in given)
 
 
-@click.command("run")
+@click.command(
+    "run",
+    epilog=examples(
+        "clustertune run observe tcp://10.0.0.5:8786",
+        "clustertune run between-runs --set disrupted_workers=2 --yes",
+        "clustertune run before-training --dataset X --dataset y --workload xgboost",
+        "clustertune run ./nightly.yaml --dry-run -f json",
+    ),
+)
 @click.argument("playbook", shell_complete=_complete)
 @on_a_cluster(manager=True)
 @format_option
@@ -77,14 +86,7 @@ def run(
 
     PLAYBOOK is a name, as `clustertune playbooks` lists them, or a file. One that may
     change something is first gone through without changing anything, and asked about.
-
-    \b
-    Examples:
-      clustertune run observe tcp://10.0.0.5:8786
-      clustertune run between-runs --set disrupted_workers=2 --yes
-      clustertune run before-training --dataset X --dataset y --workload xgboost
-      clustertune run ./nightly.yaml --dry-run -f json
-    """  # noqa: D301, click reads the mark of lines that stay as they are
+    """
     with _wrong_playbooks_told():
         read = playbooks_of.read(playbook, values)
         playing.refuse_without_data(read, datasets or None)
@@ -122,7 +124,12 @@ def run(
     end(play(dry_run=False))
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clustertune playbooks",
+        "clustertune playbooks between-runs > nightly.yaml",
+    )
+)
 @click.argument("name", required=False, shell_complete=_complete)
 @click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",

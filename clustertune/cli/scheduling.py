@@ -16,6 +16,7 @@ from distributed import Client
 
 from clustertune import scheduled, scheduling
 from clustertune.cli.consent import Consent
+from clustertune.cli.examples import examples
 from clustertune.cli.running import FAILED, format_option, run, told_usage
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.scheduled import Schedule
@@ -50,14 +51,21 @@ _options = (
         "stands until it is over."),
 )  # fmt: skip
 _NOT_LATER = ("drop_data", "include_other_clients", "max_unavailable", "timeout")
-_LATER_ONLY = ("idle_for", "cron", "tz", "condition", "expires", "stay")
+_WHEN = ("idle_for", "cron", "tz", "condition", "expires")
+_LATER_ONLY = (*_WHEN, "stay")
+LATER = frozenset(("between_runs", *_LATER_ONLY))
 
 
 def with_later(command: Callable[..., None]) -> Callable[..., None]:
-    """Options of when; the command gets ``later``, which is None for now."""
+    """Options of when; the command gets ``later``, which is None for now.
+
+    Whoever takes the options (``LATER``) from the command has it now.
+    """
 
     @wraps(command)
-    def call(*args: Any, between_runs: bool, stay: bool, **others: Any) -> None:
+    def call(
+        *args: Any, between_runs: bool = False, stay: bool = False, **others: Any
+    ) -> None:
         wrong = _NOT_LATER if between_runs else _LATER_ONLY
         given = [name for name in wrong if _is_given(name)]
         if given:
@@ -67,8 +75,7 @@ def with_later(command: Callable[..., None]) -> Callable[..., None]:
                 if between_runs
                 else f"{option} is for --between-runs"
             )
-        names = ("idle_for", "cron", "tz", "condition", "expires")
-        options = {name: others.pop(name) for name in names}
+        options = {name: others.pop(name, None) for name in _WHEN}
         if between_runs and _is_given("wait"):
             options["wait"] = others["wait"]
         later = Later(options=options, stay=stay) if between_runs else None
@@ -157,12 +164,20 @@ def _rendered(found: Sequence[Schedule], form: str) -> str:
     return f"<pre>{html.escape(text)}</pre>" if form == "html" else text
 
 
-@click.group()
+@click.group(
+    epilog=examples(
+        "clustertune restart --between-runs --if leak --yes tcp://10.0.0.5:8786",
+        "clustertune schedule list tcp://10.0.0.5:8786",
+        "clustertune schedule cancel 3 tcp://10.0.0.5:8786",
+    )
+)
 def schedule() -> None:
     """Restarts that wait for a gap between runs: list them, or cancel one."""
 
 
-@schedule.command("list")
+@schedule.command(
+    "list", epilog=examples("clustertune schedule list -f json tcp://10.0.0.5:8786")
+)
 @on_a_cluster()
 @format_option
 def list_(target: Target, form: str) -> None:
@@ -170,7 +185,7 @@ def list_(target: Target, form: str) -> None:
     click.echo(_rendered(run(target, scheduled.listed), form))
 
 
-@schedule.command()
+@schedule.command(epilog=examples("clustertune schedule cancel 3 tcp://10.0.0.5:8786"))
 @click.argument("id")
 @on_a_cluster()
 @format_option
