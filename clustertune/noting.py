@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import time
 from typing import TYPE_CHECKING
@@ -210,31 +210,24 @@ def with_job(record: Record, job: str | None) -> Record:
 
 async def note_call(kind: str, journal: Journal, report: Report) -> Report:
     """Note a call; the report with what hindered it, if anything did."""
-    try:
-        text = await _write(of_call(kind, journal, report, time() - report.seconds))
-    except Exception as error:  # a call that is done must not fail for its note
-        logger.exception("clustertune could not note a call")
-        text = f"this call could not be noted: {printable(repr(error), longest=200)}"
+    began = time() - report.seconds
+    text = await note(lambda: of_call(kind, journal, report, began))
     return replace(report, notes=(*report.notes, text)) if text else report
 
 
-async def note_hold(record: Record) -> str:
-    """Note a held block; says what hindered it, if anything did."""
-    try:
-        return await _write(record)
-    except Exception as error:  # nor a fit
-        logger.exception("clustertune could not note a run")
-        return f"this run could not be noted: {printable(repr(error), longest=200)}"
-
-
-async def _write(record: Record) -> str:
+async def note(make: Callable[[], Record]) -> str:
+    """Note what is made, if there is to be a history; says what hindered it."""
     try:
         history = settings.of_history()
         if history.enabled:
-            store, noted = Store(history.path), with_job(record, history.job)
-            await asyncio.to_thread(store.add, [noted], keep=history.keep)
+            record = with_job(make(), history.job)
+            store = Store(history.path)
+            await asyncio.to_thread(store.add, [record], keep=history.keep)
     except (HistoryError, ValueError) as error:
         return f"not noted in the history: {error}"
+    except Exception as error:  # what is done must not fail for its note
+        logger.exception("clustertune could not note a call or a run")
+        return f"not noted in the history: {printable(repr(error), longest=200)}"
     return ""
 
 
