@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -337,3 +338,13 @@ def test_many(tmp_path: Path) -> None:
     path = tmp_path / "h.sqlite"
     Store(path).add([fits()[0]] * 60, keep=100)
     assert str(clustertune.history(path=path)).startswith("(10 older ones)\n")
+
+
+def test_a_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Is said, and logged, and does not reach who called."""
+    with noted_in(tmp_path):
+        text = asyncio.run(noting.note(lambda: fits()[9]))
+    assert text == "not noted in the history: IndexError('list index out of range')"
+    assert "Traceback" in caplog.text
+    with noted_in(tmp_path, enabled=False):
+        assert asyncio.run(noting.note(lambda: fits()[9])) == ""
