@@ -98,7 +98,7 @@ class Hold(Block):
         profile: str | None = None,
         say: Callable[[str], None] | None = None,
         predicted: int | None = None,
-        about: Record | None = None,
+        about: Callable[[], Record] | None = None,
     ):
         self._client = client
         self.monitor = Monitor(client, window="1 minute")
@@ -107,7 +107,7 @@ class Hold(Block):
         self._profile = profile
         self._say = say or _tell
         self._predicted = predicted
-        self._about = about  # the data and the cluster that was prepared
+        self._about = about  # makes a record of the data and the cluster
         self._name = uuid4().hex
         self._held = False
         self._noted = _Noted()
@@ -146,10 +146,11 @@ class Hold(Block):
         await self._around.aclose()
         self.measures = measures = self._noted.measures(seconds, self._predicted)
         self._say(str(measures))
-        hindered = await noting.note_hold(
-            noting.of_hold(
-                self._about,
-                "" if self._label == UNNAMED else self._label,
+        label = "" if self._label == UNNAMED else self._label
+        hindered = await noting.note(
+            lambda: noting.of_hold(
+                self._about and self._about(),
+                label,
                 began,
                 measures,
                 self.monitor,

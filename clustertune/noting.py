@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from distributed import Client
 
@@ -21,12 +21,14 @@ from clustertune.journal import Journal
 from clustertune.machines import Workers
 from clustertune.model import Finding, Run, Severity, Snapshot, Unknown
 from clustertune.record import Record, Store, WorkerMemory
-from clustertune.report import Done, Report
+from clustertune.report import Report
 from clustertune.wording import printable, workers_text
 
 if TYPE_CHECKING:
     from clustertune.holding import Measures
     from clustertune.watcher import Monitor
+
+N = TypeVar("N", int, float)
 
 logger = logging.getLogger("clustertune")
 
@@ -44,6 +46,8 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
     summary = report.after[0] if report.after else None
     dry = report.status == "planned"
     steps = [s for s in report.steps if s.status in ("done", "partly", "planned")]
+    seconds = _costs([(s.predicted_seconds, s.seconds) for s in steps], dry)
+    nbytes = _costs([(s.predicted_bytes, s.nbytes) for s in steps], dry)
     record = Record(
         kind="plan" if dry else kind,
         began=began,
@@ -56,10 +60,13 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
         nbytes=summary.nbytes if summary else None,
         findings=_named(report.found),
         steps=tuple(s.summary for s in steps[:MOST_STEPS]),
+        predicted_seconds=seconds[0],
+        actual_seconds=seconds[1],
+        predicted_bytes=nbytes[0],
+        actual_bytes=nbytes[1],
         predicted_peak=max(report.forecast.values(), default=None),
         error=printable(report.error, longest=LONGEST),
     )
-    record = _with_costs(record, steps, dry)
     return _on(record, view.now, view.eligible_workers) if view else record
 
 
@@ -68,27 +75,17 @@ def _named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys((str(f.severity), f.check) for f in known))
 
 
-def _with_costs(record: Record, steps: Sequence[Done], dry: bool) -> Record:
-    """With the sums of what steps were predicted to cost, and of what they did."""
-    timed = [
-        (s.predicted_seconds, s.seconds or 0.0)
-        for s in steps
-        if s.predicted_seconds is not None and (dry or s.seconds is not None)
-    ]
-    sized = [
-        (s.predicted_bytes, s.nbytes or 0)
-        for s in steps
-        if s.predicted_bytes is not None and (dry or s.nbytes is not None)
-    ]
-    if timed:
-        record = replace(record, predicted_seconds=sum(p for p, _ in timed))
-    if sized:
-        record = replace(record, predicted_bytes=sum(p for p, _ in sized))
-    if timed and not dry:
-        record = replace(record, actual_seconds=sum(a for _, a in timed))
-    if sized and not dry:
-        record = replace(record, actual_bytes=sum(a for _, a in sized))
-    return record
+def _costs(
+    pairs: Sequence[tuple[N | None, N | None]], dry: bool
+) -> tuple[N | None, N | None]:
+    """What steps were predicted to cost and did, as sums where both are known.
+
+    Of a plan only the first can be.
+    """
+    known = [(p, a or 0) for p, a in pairs if p is not None and (dry or a is not None)]
+    if not known:
+        return None, None
+    return sum(p for p, _ in known), None if dry else sum(a for _, a in known)
 
 
 def _on(record: Record, snapshot: Snapshot, workers: Workers) -> Record:
@@ -131,9 +128,13 @@ def of_hold(
     text = "" if error is None else f"{type(error).__name__}: {error}"
     if measures.gone and not text:
         text = f"{workers_text(measures.gone)} went meanwhile"
-    record = Record(
+    record = about or Record(kind="fit", job=label, began=began, seconds=0.0)
+    if about is None and snapshots:
+        running = tuple(w for w in snapshots[0].workers if w.running)
+        record = _on(record, snapshots[0], running)
+    return replace(
+        record,
         kind="fit",
-        job=about.job if about else label,
         began=began,
         seconds=measures.seconds,
         status="failed" if error is not None else "left" if measures.gone else "done",
@@ -151,25 +152,13 @@ def of_hold(
         spilled=measures.spilled if seen else None,
         busy=sum(measures.busy.values()) if measures.busy else None,
         error=printable(text, longest=LONGEST),
+        # what prepare did is noted as such
+        steps=(),
+        predicted_seconds=None,
+        actual_seconds=None,
+        predicted_bytes=None,
+        actual_bytes=None,
     )
-    if about is not None:
-        return replace(
-            record,
-            cluster=about.cluster,
-            workers=about.workers,
-            threads=about.threads,
-            hosts=about.hosts,
-            host_cpus=about.host_cpus,
-            workload=about.workload,
-            rows=about.rows,
-            columns=about.columns,
-            pieces=about.pieces,
-            nbytes=about.nbytes,
-        )
-    if not snapshots:
-        return record
-    running = tuple(w for w in snapshots[0].workers if w.running)
-    return _on(record, snapshots[0], running)
 
 
 def of_run(
@@ -210,31 +199,24 @@ def with_job(record: Record, job: str | None) -> Record:
 
 async def note_call(kind: str, journal: Journal, report: Report) -> Report:
     """Note a call; the report with what hindered it, if anything did."""
-    try:
-        text = await _write(of_call(kind, journal, report, time() - report.seconds))
-    except Exception as error:  # a call that is done must not fail for its note
-        logger.exception("clustertune could not note a call")
-        text = f"this call could not be noted: {printable(repr(error), longest=200)}"
+    began = time() - report.seconds
+    text = await note(lambda: of_call(kind, journal, report, began))
     return replace(report, notes=(*report.notes, text)) if text else report
 
 
-async def note_hold(record: Record) -> str:
-    """Note a held block; says what hindered it, if anything did."""
-    try:
-        return await _write(record)
-    except Exception as error:  # nor a fit
-        logger.exception("clustertune could not note a run")
-        return f"this run could not be noted: {printable(repr(error), longest=200)}"
-
-
-async def _write(record: Record) -> str:
+async def note(make: Callable[[], Record]) -> str:
+    """Note what is made, if there is to be a history; says what hindered it."""
     try:
         history = settings.of_history()
         if history.enabled:
-            store, noted = Store(history.path), with_job(record, history.job)
-            await asyncio.to_thread(store.add, [noted], keep=history.keep)
+            record = with_job(make(), history.job)
+            store = Store(history.path)
+            await asyncio.to_thread(store.add, [record], keep=history.keep)
     except (HistoryError, ValueError) as error:
         return f"not noted in the history: {error}"
+    except Exception as error:  # what is done must not fail for its note
+        logger.exception("clustertune could not note a call or a run")
+        return f"not noted in the history: {printable(repr(error), longest=200)}"
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from time import time
 from typing import Any, NoReturn
 
@@ -157,7 +157,7 @@ class Prepared(Block):
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
         predicted = max(self.report.forecast.values(), default=None)
-        about = noting.of_call("fit", self._journal, self.report, time())
+        about = partial(noting.of_call, "fit", self._journal, self.report, time())
         self.hold = Hold(self.client, label="a fit", predicted=predicted, about=about)
         await self.hold.__aenter__()
 

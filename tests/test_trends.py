@@ -124,7 +124,7 @@ def test_too_few_runs(runs, text) -> None:
     assert text in str(found)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 64), st.floats(0.01, 1e5), st.integers(1, 10**9)),
