@@ -49,8 +49,8 @@ async def log_call(client: Client, action: str, status: str, journal: Journal) -
         client,
         action,
         status=status,
-        before=state(journal.views[0], journal.findings[0]),
-        after=state(journal.views[-1], journal.findings[-1]),
+        before=_state_in(journal, 0),
+        after=_state_in(journal, -1),
         steps=steps,
         more_steps=len(journal.outcomes) - len(steps),
     )
@@ -138,6 +138,13 @@ def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
             for m in x.members
         ],
     }
+
+
+def _state_in(journal: Journal, place: int) -> dict[str, Any]:
+    """Of its first look, or its last."""
+    # a last look may have been interrupted before anything was found in it
+    seen = zip(journal.views, journal.findings, strict=False)
+    return state(*list(seen)[place])
 
 
 def _short(text: str) -> str:

@@ -163,12 +163,12 @@ class _Recorder:
 
     view: View | None = None
 
-    def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:  # noqa: ARG002
+    def plan(self, view: View, _found: tuple[Finding, ...], _plan: Plan) -> None:
         if self.view is None:
             self.view = view
 
-    def step(self, view: View, step: Step) -> None:
-        raise AssertionError(f"a dry run does nothing: {step} on {view}")
+    def step(self, _view: View, step: Step) -> None:
+        raise AssertionError(f"a dry run does nothing, and was to {step.summary}")
 
 
 async def _plan(
@@ -238,8 +238,8 @@ def refuse_other(stored: StoredPlan, scheduler: str, address: str) -> None:
     was = printable(stored.seen.address)
     if stored.seen.address == address:
         raise RefusedError(
-            f"the scheduler at {was} was started again since the plan was made, and "
-            "has nothing of what the plan saw; plan again"
+            f"the scheduler at {was} was started again since the plan was made, or is "
+            "that of another cluster: it has nothing of what the plan saw; plan again"
         )
     raise RefusedError(
         f"the plan is of another cluster: it was made for {was}, and this is "

@@ -555,7 +555,7 @@ def test_asking(
     monkeypatch.setattr("clustertune.cli.consent.is_terminal", lambda: True)
     result = CliRunner().invoke(main, ["trim", nannies.scheduler_address], input=answer)
     assert "Go on?" in result.stderr
-    assert result.exit_code == {"y\n": 0, "n\n": 4, "": 1}[answer]
+    assert result.exit_code == {"y\n": 0, "n\n": 4, "": 130}[answer]
     assert ("MiB to" in result.stdout) is (answer == "y\n")
 
 

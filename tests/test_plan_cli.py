@@ -114,6 +114,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
         (["plan", "trim", "--dry-run"], "No such option"),
         (["plan", "trim", "--expires", "soon"], "--expires='soon' must be a duration"),
         (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),
+        (["plan", "release", "a"], "what is to be let go? give --prefix"),
         (["plan", "trim"], "which cluster? give ADDRESS"),
         (["apply", "/no/such/plan.json"], "does not exist"),
         (["apply", __file__], "this is no JSON"),

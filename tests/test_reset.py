@@ -91,6 +91,8 @@ def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
         last = clustertune.last_report(new)
         assert last is not None
         assert last.to_json() == found.report.to_json()
+        (event,) = [e for _, e in new.get_events("clustertune") if "by" in e]
+        assert (event["action"], event["status"]) == ("reset", "done")
         assert clustertune.prepare(new, X2).X is not None
 
 

@@ -233,6 +233,8 @@ def release(
     its own, so whatever it lets go of is that of other clients.
     """
     if not prefixes:
+        if click.get_current_context().find_object(Instead) is not None:
+            raise click.UsageError("what is to be let go? give --prefix")
         listed = run(target, _holdings)
         click.echo(_render_holdings(listed, form))
         return

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import dask
 
-from clustertune.cli.running import REFUSED
+from clustertune.cli.running import INTERRUPTED, REFUSED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,12 @@ class Consent:
         click.echo(plan, err=True)
         if not is_terminal():
             raise click.UsageError(NOBODY)
-        if not click.confirm("Go on?", err=True):
+        try:
+            agreed = click.confirm("Go on?", err=True)
+        except click.Abort:
+            click.echo("interrupted; nothing was changed", err=True)
+            sys.exit(INTERRUPTED)
+        if not agreed:
             click.echo("nothing was changed", err=True)
             sys.exit(REFUSED)
 

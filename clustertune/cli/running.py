@@ -28,7 +28,7 @@ from clustertune.wording import printable
 
 T = TypeVar("T")
 
-UNREACHED, REFUSED, FAILED = 3, 4, 5
+UNREACHED, REFUSED, FAILED, INTERRUPTED = 3, 4, 5, 130
 CONNECT = 10  # seconds
 ATTACH = 60  # seconds: a manager is asked, and may forward a port
 
@@ -130,7 +130,7 @@ def told() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except errors.ClustertuneError as error:
         click.echo(f"clustertune: {printable(str(error), longest=2000)}", err=True)
         sys.exit(exit_code(error))
