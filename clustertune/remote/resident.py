@@ -393,7 +393,7 @@ class Resident(SchedulerPlugin):
     def list_schedules(self) -> dict[str, Any]:
         """All that wait and the last that have ended; when findings are from."""
         found = self.findings and self.findings["time"]
-        return {"schedules": self.schedules.list(), "findings": found, "now": time()}
+        return {"schedules": self.schedules.listed(), "findings": found, "now": time()}
 
     def cancel_schedule(self, name: str) -> dict[str, Any] | None:
         """End one, now or after the worker whose turn it is; None: there is none."""

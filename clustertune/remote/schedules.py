@@ -64,7 +64,7 @@ class Schedules:
             self.task = asyncio.ensure_future(self._watch())
         return self.kept[name].describe(now)
 
-    def list(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[dict[str, Any]]:
         return [s.describe(time()) for s in self.kept.values()]
 
     def cancel(self, name: str) -> dict[str, Any] | None:
@@ -135,6 +135,9 @@ class Schedules:
         if schedule.left is None and not self._is_met(schedule):
             return
         workers = self._workers(schedule)
+        if schedule.left is not None and not workers:
+            self._note(schedule, "done", [], "what was left is gone")
+            return
         problem = await self._obstacle(schedule, workers)
         if problem:
             schedule.wait({"for": "room", "text": problem}, time() + AGAIN)
@@ -153,13 +156,12 @@ class Schedules:
             self.resident.findings,
             schedule.restarted,
         )
-        now = time()
         if yes:
             return True
         if schedule.instants:  # there is another time for it
             self._note(schedule, "not needed", [], text)
         else:
-            schedule.wait({"for": "condition", "text": text}, now + AGAIN)
+            schedule.wait({"for": "condition", "text": text}, time() + AGAIN)
         return False
 
     # --- what hinders it --------------------------------------------------------------
@@ -245,16 +247,24 @@ class Schedules:
             if not outcome and self.scheduler.workers.get(worker.address) is worker:
                 turn = await self._turn(schedule, worker)
                 turns.append({"worker": id} | turn)
-                # it gave way to a task that came: nothing was done to it
-                if turn["problem"] and not turn["address"] and self._is_busy():
-                    outcome = "interrupted"
-                elif turn["problem"] or turn["lost"]:
-                    outcome, problem = "failed", turn["problem"] or "keys were lost"
+                outcome, problem = self._went_wrong(turn)
+                if turn["address"]:
+                    schedule.left.remove(id)
+            elif not outcome:  # it went by itself
+                schedule.left.remove(id)
             if outcome:
                 self._note(schedule, outcome, turns, problem)
                 return
-            schedule.left.remove(id)
         self._note(schedule, "done", turns, "")
+
+    def _went_wrong(self, turn: Mapping[str, Any]) -> tuple[str, str]:
+        if turn["lost"]:
+            return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
+        if not turn["problem"]:
+            return "", ""
+        # it gave way to a task that came: everything is as it was
+        gave_way = not turn["address"] and (turn["held"] or self._is_busy())
+        return ("interrupted" if gave_way else "failed"), turn["problem"]
 
     def _stops(self, schedule: Schedule) -> tuple[str, str]:
         """What ends or interrupts it between two workers."""
@@ -280,10 +290,8 @@ class Schedules:
         label = f"a scheduled restart ({schedule.name})"
         answer = resident.acquire(OWNER, label, token)
         if "holder" in answer:
-            problem = f"held by {answer['holder']['label']}"
-            return {"address": "", "keys": 0, "nbytes": 0, "lost": 0} | {
-                "problem": problem
-            }
+            nothing = {"address": "", "keys": 0, "nbytes": 0, "lost": 0, "held": True}
+            return nothing | {"problem": f"held by {answer['holder']['label']}"}
         try:
             name = resident.restart_worker(
                 token,
@@ -299,7 +307,7 @@ class Schedules:
             problem = await job.task
         finally:
             resident.release(token)
-        return job.work.state() | {"problem": problem}
+        return job.work.state() | {"problem": problem, "held": False}
 
     # --- what became of it ------------------------------------------------------------
 
@@ -330,6 +338,8 @@ class Schedules:
             schedule.over(now)
         elif outcome == "failed":
             schedule.failed(now)
+        elif outcome == "lost":
+            schedule.end("failed")
         elif outcome == "interrupted":
             schedule.wait_for_the_next_gap(now)
         if outcome in ("cancelled", "expired"):
