@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from clustertune.resetting import reset as reset
     from clustertune.saving import load as load
     from clustertune.saving import save as save
+    from clustertune.scheduled import Schedule as Schedule
+    from clustertune.scheduling import schedule_restart as schedule_restart
+    from clustertune.scheduling import schedules as schedules
     from clustertune.sizing import Sizing as Sizing
     from clustertune.sizing import size as size
     from clustertune.watcher import Monitor as Monitor
@@ -48,6 +51,9 @@ _PUBLIC = {
     "restart": "operations",
     "save": "saving",
     "scale": "operations",
+    "Schedule": "scheduled",
+    "schedule_restart": "scheduling",
+    "schedules": "scheduling",
     "size": "sizing",
     "Sizing": "sizing",
     "trim": "operations",

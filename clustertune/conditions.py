@@ -110,5 +110,3 @@ def noted(findings: Iterable[Finding]) -> list[list[Any]]:
         for f in findings
         if f.severity is not Severity.unknown
     ]
-
-

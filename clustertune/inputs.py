@@ -437,6 +437,14 @@ def _columns(x: da.Array) -> int | None:
 # --- the client ---------------------------------------------------------------------
 
 
+def of_rows(collections: Sequence[Any]) -> Inputs:
+    """Row-aligned collections of which none is known to be the labels; maybe none."""
+    if not collections:
+        return NOTHING
+    X, y, *others = (*collections, None) if len(collections) == 1 else collections
+    return gather(X, y, others, {}, None)
+
+
 def check_client(client: Any, inputs: Inputs) -> None:
     """Refuse what is no client, a client that is closed, and data of another cluster.
 

@@ -122,7 +122,7 @@ def restart(
     procedure = Procedure(
         client=client,
         name="restart",
-        given=_given(collections),
+        given=inputs.of_rows(collections),
         workers=arguments.names("workers", workers),
         steps=steps,
         timeout=arguments.duration("timeout", timeout),
@@ -196,7 +196,7 @@ def resize(
     procedure = Procedure(
         client=client,
         name="resize",
-        given=_given(collections),
+        given=inputs.of_rows(collections),
         workers=arguments.names("workers", workers),
         steps=lambda view, ids: restarting.steps(
             view, ids, wait=seconds, size=size, most=most
@@ -266,7 +266,7 @@ def scale(
     procedure = Procedure(
         client=client,
         name="scale",
-        given=_given(collections),
+        given=inputs.of_rows(collections),
         steps=steps,
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
@@ -405,10 +405,3 @@ def release(
     )
     report: Report = client.sync(carry_out, procedure)
     return report
-
-
-def _given(collections: Sequence[Any]) -> inputs.Inputs:
-    if not collections:
-        return inputs.NOTHING
-    X, y, *others = (*collections, None) if len(collections) == 1 else collections
-    return inputs.gather(X, y, others, {}, None)

@@ -97,7 +97,9 @@ def _memory(
         # one that came later is taken for one like the others
         line = lines.get(worker, {name: min(known, default=1.0)}).get(name)
         memory = ws.memory
-        at = line is not None and memory.process >= line * (ws.memory_limit or float("inf"))
+        at = line is not None and memory.process >= line * (
+            ws.memory_limit or float("inf")
+        )
         if at or ws.status.name == "paused":
             mostly = memory.unmanaged > memory.managed
             (full if mostly else data).append(worker)

@@ -51,11 +51,10 @@ class Schedules:
     # --- what is asked for ------------------------------------------------------------
 
     def add(self, terms: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep one more, and wait for its gap."""
+        """Keep one more, and wait for its gap; ``refused`` where too many wait."""
         if len(self._waiting()) >= MOST_WAITING:
-            raise ValueError(
-                f"{MOST_WAITING} restarts are scheduled already: cancel some"
-            )
+            text = f"{MOST_WAITING} restarts wait already: cancel some of them"
+            return {"refused": text}
         now, name = time(), uuid4().hex[:6]
         self.kept[name] = Schedule(name, terms, now)
         self._tell(self.kept[name], "made")
