@@ -1,4 +1,4 @@
-"""What a scheduled restart can be made to depend on: read and checked before it is sent.
+"""What a scheduled restart can be made to depend on, checked before it is sent.
 
 ``leak``, ``memory:critical``, or any check by name. The first two the scheduler sees by
 itself (``remote/conditions.py``); of checks it has what was found last.
@@ -55,9 +55,7 @@ def parse(text: object) -> Condition | None:
     """
     if text is None:
         return None
-    if not isinstance(text, str):
-        raise ValueError(f"condition={text!r} must be a text: {ALLOWED}")
-    name, colon, level = text.partition(":")
+    name, colon, level = str(text).partition(":")
     if colon and level not in SEVERITIES:
         raise ValueError(
             f"condition={text!r}: {level!r} is no severity; allowed are "

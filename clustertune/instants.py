@@ -3,8 +3,8 @@
 They are computed here and travel as numbers, so the scheduler needs neither cronsim nor
 the caller's time zone. At daylight-saving changes it goes as with Debian's cron: what
 falls into the hour that is left out is due when that is over, and what falls into the
-hour that comes twice is due once; unless its minute or hour begins with ``*``, which goes
-by the time that passes.
+hour that comes twice is due once; unless its minute or hour begins with ``*``, which
+goes by the time that passes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def between(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, ...
     fields = cron.split() if isinstance(cron, str) else []
     if len(fields) != 5:
         raise ValueError(
-            f"cron={cron!r} must be five fields (minute, hour, day of the month, month, "
-            f"day of the week), like {EXAMPLE}"
+            f"cron={cron!r} must be five fields (minute, hour, day of the month, "
+            f"month, day of the week), like {EXAMPLE}"
         )
     try:
         ticks = CronSim(cron, datetime.fromtimestamp(start, tz))

@@ -23,11 +23,13 @@ from clustertune.wording import (
 )
 
 ENDED = ("done", "failed", "expired", "cancelled")
-NOTES = (
+KEPT = (
     "It is kept by the scheduler: this process may end. It is gone when the scheduler "
-    "is started again.",
+    "is started again."
+)
+DATA = (
     "Data in memory is kept, whoever's it is; but what is not published goes when the "
-    "client that holds it leaves, as always in Dask.",
+    "client that holds it leaves, as always in Dask."
 )
 
 
@@ -221,9 +223,16 @@ def read(
 
 
 def _attempt(result: Mapping[str, Any]) -> Attempt:
-    ids = {name: tuple(result[name]) for name in ("restarted", "left")}
-    same = ("time", "outcome", "keys", "nbytes", "lost", "problem")
-    return Attempt(**{name: result[name] for name in same}, **ids)
+    return Attempt(
+        time=result["time"],
+        outcome=result["outcome"],
+        restarted=tuple(result["restarted"]),
+        left=tuple(result["left"]),
+        keys=result["keys"],
+        nbytes=result["nbytes"],
+        lost=result["lost"],
+        problem=result["problem"],
+    )
 
 
 async def cancel(client: Client, name: str) -> Schedule:

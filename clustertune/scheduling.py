@@ -33,7 +33,7 @@ from clustertune.errors import RefusedError, TimedOutError
 from clustertune.live import Asked, LiveCluster, ids_of
 from clustertune.model import Goal, Refusal, View
 from clustertune.remote import keys, park, ship
-from clustertune.scheduled import NOTES, Schedule
+from clustertune.scheduled import DATA, KEPT, Schedule
 from clustertune.wording import seconds_text
 
 LONGEST = 366 * 86400.0  # seconds until it expires
@@ -159,7 +159,7 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
 
     Examples
     --------
-    >>> print(*clustertune.schedules(client), sep="\\n")         # doctest: +SKIP
+    >>> print(*clustertune.schedules(client))                 # doctest: +SKIP
     """
     inputs.check_client(client, inputs.NOTHING)
     found: tuple[Schedule, ...] = client.sync(scheduled.listed, client)
@@ -238,7 +238,7 @@ async def _sent(order: _Order) -> Schedule:
     ids = (
         None if order.workers is None else sorted(ids_of(order.workers, view), key=str)
     )
-    notes = (*NOTES, *_hindered(view, ids))
+    notes = (KEPT, DATA, *_hindered(view, ids))
     if order.condition is not None and order.condition.kind == "check":
         notes += (await _looked_for(order),)
     if order.dry_run:

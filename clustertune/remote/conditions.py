@@ -92,7 +92,8 @@ def _memory(
     """A restart brings data back: what counts is memory that is mostly no data."""
     name = "pause" if severity >= CRITICAL else "spill"
     known = [at[name] for at in lines.values() if name in at]
-    full, data = [], []
+    full: list[Any] = []
+    data: list[Any] = []
     for worker, ws in workers.items():
         # one that came later is taken for one like the others
         line = lines.get(worker, {name: min(known, default=1.0)}).get(name)

@@ -94,7 +94,7 @@ class Schedule:
         self.state, self.waits = state, {}
 
     def over(self, now: float) -> None:
-        """This instant is done with; so is the schedule if it was the last one."""
+        """No more of this instant; and of the schedule, if that was the last one."""
         self.left = None
         self.tries = 0
         had = bool(self.terms["instants"])

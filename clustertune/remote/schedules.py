@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -94,12 +94,15 @@ class Schedules:
     async def _watch(self) -> None:
         while waiting := self._waiting():
             for schedule in waiting:
-                try:
-                    await self._look(schedule)
-                except Exception as error:
-                    logger.exception("clustertune's scheduled restart failed")
-                    self._note(schedule, "failed", [], repr(error))
+                await self._look_safely(schedule)
             await asyncio.sleep(self._tick())
+
+    async def _look_safely(self, schedule: Schedule) -> None:
+        try:
+            await self._look(schedule)
+        except Exception as error:
+            logger.exception("clustertune's scheduled restart failed")
+            self._note(schedule, "failed", [], repr(error))
 
     def _tick(self) -> float:
         shortest = min((s.terms["idle_for"] for s in self._waiting()), default=TICK)
@@ -189,24 +192,33 @@ class Schedules:
                 "restart` brings them back"
             )
         found = await burdens(self.scheduler, [ws.address for ws in workers.values()])
-        for id, ws in workers.items():
-            _, unique, nbytes, _, actors = found.get(ws.address, (0, 0, 0, 0, 0))
-            if not ws.nanny:
-                return f"worker {id} has no nanny that could start it again"
-            if actors:
-                return f"worker {id} holds {actors} actors, which cannot be moved"
-            ceilings = self._ceilings(schedule, ws)
-            if not ceilings and unique and ws.nanny not in schedule.terms["nannies"]:
-                return (
-                    f"no other worker runs that could hold the {unique:,} keys of "
-                    f"worker {id}, and it came after the restart was scheduled"
-                )
-            free = sum(self._room(a, most) for a, most in ceilings.items())
-            if ceilings and nbytes > free:
-                return (
-                    f"no headroom: worker {id} alone holds {nbytes:,} bytes, the "
-                    f"others may take {free:,.0f} below their thresholds"
-                )
+        reasons = (
+            self._reason(schedule, id, ws, found[ws.address])
+            for id, ws in workers.items()
+            if ws.address in found
+        )
+        return next(filter(None, reasons), "")
+
+    def _reason(
+        self, schedule: Schedule, id: Any, worker: Any, burden: Sequence[int]
+    ) -> str:
+        _, unique, nbytes, _, actors = burden
+        if not worker.nanny:
+            return f"worker {id} has no nanny that could start it again"
+        if actors:
+            return f"worker {id} holds {actors} actors, which cannot be moved"
+        ceilings = self._ceilings(schedule, worker)
+        if not ceilings and unique and worker.nanny not in schedule.terms["nannies"]:
+            return (
+                f"no other worker runs that could hold the {unique:,} keys of worker "
+                f"{id}, and it came after the restart was scheduled"
+            )
+        free = sum(self._room(a, most) for a, most in ceilings.items())
+        if ceilings and nbytes > free:
+            return (
+                f"no headroom: worker {id} alone holds {nbytes:,} bytes, the others "
+                f"may take {free:,.0f} below their thresholds"
+            )
         return ""
 
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
@@ -306,7 +318,8 @@ class Schedules:
             problem = await job.task
         finally:
             resident.release(token)
-        return job.work.state() | {"problem": problem, "held": False}
+        state: dict[str, Any] = job.work.state()
+        return state | {"problem": problem, "held": False}
 
     # --- what became of it ------------------------------------------------------------
 
