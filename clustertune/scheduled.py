@@ -6,13 +6,15 @@ untrusted: what is shown of it cannot act on a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Client
 
 from clustertune import instants, monitor
+from clustertune.errors import ConnectionLostError
 from clustertune.wording import (
     bytes_text,
     names_text,
@@ -22,6 +24,7 @@ from clustertune.wording import (
     workers_text,
 )
 
+LOOK = 1.0  # seconds between two questions how one stands
 ENDED = ("done", "failed", "expired", "cancelled")
 KEPT = (
     "It is kept by the scheduler: this process may end. It is gone when the scheduler "
@@ -101,6 +104,8 @@ class Schedule:
         What has to be found, or None.
     workers
         Ids of those that are to be restarted; None: all that are there then.
+    left
+        Ids of workers whose turn is to come; None: it has not begun.
     attempts
         What became of the gaps so far, oldest first.
     notes
@@ -118,6 +123,7 @@ class Schedule:
     workers: tuple[str | int, ...] | None = None
     reason: str | None = None
     owner: str = ""
+    left: tuple[str | int, ...] | None = None
     attempts: tuple[Attempt, ...] = ()
     notes: tuple[str, ...] = ()
     client: Client | None = field(default=None, repr=False, compare=False)
@@ -171,6 +177,8 @@ class Schedule:
 
     def standing(self) -> str:
         """What it waits for, or how it ended, on one line."""
+        if self.state == "running":
+            return f"running: {workers_text(self.left or ())} still away or to come"
         if self.state != "waiting":
             return printable(self.state)
         return f"waiting: {printable(_waits_text(self.waits, self.idle_for))}"
@@ -214,6 +222,7 @@ def read(
         instants=tuple(answer["instants"]),
         condition=answer["condition"],
         workers=None if answer["workers"] is None else tuple(answer["workers"]),
+        left=None if answer["left"] is None else tuple(answer["left"]),
         reason=answer["reason"],
         owner=answer["owner"],
         attempts=tuple(_attempt(result) for result in answer["results"]),
@@ -256,6 +265,39 @@ async def listed(client: Client) -> tuple[Schedule, ...]:
     """Those that wait and the last that have ended, oldest first."""
     await monitor.open_door(client, await monitor.identify(client))
     return tuple(read(answer, client) for answer in await _answers(client))
+
+
+async def follow(
+    client: Client, schedule: Schedule, tell: Callable[[Schedule], None]
+) -> Schedule:
+    """Wait until it is over; ``tell`` is given it whenever it stands otherwise.
+
+    Raises
+    ------
+    ConnectionLostError
+        It is gone: the scheduler was started again, or does not answer.
+    """
+    said = schedule.standing()
+    while not schedule.ended:
+        await asyncio.sleep(LOOK)
+        try:
+            answers = await _answers(client)
+        except ConnectionLostError as error:
+            raise ConnectionLostError(
+                f"the scheduled restart {schedule.id} does not outlive its scheduler: "
+                f"{error}"
+            ) from error
+        found = [a for a in answers if a["id"] == schedule.id]
+        if not found:
+            raise ConnectionLostError(
+                f"the scheduled restart {schedule.id} is gone: the scheduler was "
+                "started again"
+            )
+        schedule = read(found[0], client)
+        if schedule.standing() != said:
+            said = schedule.standing()
+            tell(schedule)
+    return schedule
 
 
 async def _answers(client: Client) -> list[Mapping[str, Any]]:

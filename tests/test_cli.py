@@ -35,6 +35,7 @@ COMMANDS = (
     "resize",
     "restart",
     "scale",
+    "schedule",
     "size",
     "trim",
     "watch",

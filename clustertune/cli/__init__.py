@@ -59,6 +59,10 @@ COMMANDS = {
         "changing",
         "Have N_WORKERS workers; those that go hand their data to those that stay.",
     ),
+    "schedule": (
+        "scheduling",
+        "Restarts that wait for a gap between runs: list them, or cancel one.",
+    ),
     "size": (
         "sizing",
         "How large a cluster to start for a fit, and the line that starts it.",

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from distributed import Client
@@ -22,13 +22,13 @@ from clustertune.cli.running import (
     rendered,
     run,
     seconds_of,
+    told_usage,
 )
+from clustertune.cli.scheduling import Later, between_runs, with_later
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.model import Holding
 from clustertune.report import Report
 from clustertune.wording import bytes_text, names_text, printable
-
-T = TypeVar("T")
 
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="A worker's name or "
@@ -111,6 +111,7 @@ def resize(
 @_others
 @_wait
 @_timeout
+@with_later
 @with_consent
 def restart(
     target: Target,
@@ -121,9 +122,13 @@ def restart(
     include_other_clients: bool,
     wait: str,
     timeout: str,
+    later: Later | None,
     consent: Consent,
 ) -> None:
     """Restart workers one after the other, without losing what they hold."""
+    if later is not None:
+        between_runs(target, workers, form, consent, later)
+        return
     if drop_data and workers:
         raise click.UsageError("--drop-data restarts all workers: leave --worker out")
     if include_other_clients and not drop_data:
@@ -281,11 +286,3 @@ def change(
     done = run(target, lambda client: call(client, False))
     click.echo(rendered(done, form))
     sys.exit(0 if done.status in ("done", "fine") else FAILED)
-
-
-async def told_usage(work: Awaitable[T]) -> T:
-    """A worker that is not there was typed wrongly."""
-    try:
-        return await work
-    except ValueError as error:
-        raise click.UsageError(printable(str(error), longest=2000)) from error

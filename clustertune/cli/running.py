@@ -60,6 +60,14 @@ def rendered(thing: Any, form: str) -> str:
     return str(thing._repr_html_()) if form == "html" else str(thing)
 
 
+async def told_usage(work: Awaitable[T]) -> T:
+    """A worker that is not there, say, was typed wrongly."""
+    try:
+        return await work
+    except ValueError as error:
+        raise click.UsageError(printable(str(error), longest=2000)) from error
+
+
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect, work, and turn what goes wrong into one line and an exit code."""
     try:

@@ -1,0 +1,175 @@
+"""Restarts that wait for a gap between runs: ``restart --between-runs``, ``schedule``."""
+
+from __future__ import annotations
+
+import html
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from distributed import Client
+
+from clustertune import scheduled, scheduling
+from clustertune.cli.consent import Consent
+from clustertune.cli.running import FAILED, format_option, run, told_usage
+from clustertune.cli.target import Target, on_a_cluster
+from clustertune.scheduled import Schedule
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Later:
+    """When a restart is to be, as :func:`clustertune.schedule_restart` takes it."""
+
+    options: dict[str, Any]
+    stay: bool
+
+
+_options = (
+    click.option("--between-runs", is_flag=True, help="Not now: the scheduler waits "
+        "for the next gap between runs, and this command may end."),
+    click.option("--idle-for", metavar="TIME", default="30s", show_default=True,
+        help="Between runs: how long nothing has to run for a gap."),
+    click.option("--cron", metavar="EXPRESSION", help="Between runs: at the earliest "
+        'then, like "0 3 * * *"; once after each of these instants.'),
+    click.option("--tz", metavar="ZONE", help="Between runs: the time zone of --cron, "
+        "like Europe/Berlin; this machine's own by default."),
+    click.option("--if", "condition", metavar="CONDITION", help="Between runs: only "
+        "if that is so then: leak, memory:critical, or CHECK[:SEVERITY]."),
+    click.option("--expires", metavar="TIME", default="12h", show_default=True,
+        help="Between runs: given up after that."),
+    click.option("--stay", is_flag=True, help="Between runs: stay, and show how it "
+        "stands until it is over."),
+)  # fmt: skip
+_NOT_LATER = ("drop_data", "include_other_clients", "max_unavailable", "timeout")
+_LATER_ONLY = ("idle_for", "cron", "tz", "condition", "expires", "stay")
+
+
+def with_later(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of when; the command gets ``later``, which is None for now."""
+
+    @wraps(command)
+    def call(*args: Any, between_runs: bool, stay: bool, **others: Any) -> None:
+        wrong = _NOT_LATER if between_runs else _LATER_ONLY
+        given = [name for name in wrong if _is_given(name)]
+        if given:
+            option = "--if" if given[0] == "condition" else _spelled(given[0])
+            raise click.UsageError(
+                f"{option} and --between-runs do not go together"
+                if between_runs
+                else f"{option} is for --between-runs"
+            )
+        names = ("idle_for", "cron", "tz", "condition", "expires")
+        options = {name: others.pop(name) for name in names}
+        if between_runs and _is_given("wait"):
+            options["wait"] = others["wait"]
+        later = Later(options=options, stay=stay) if between_runs else None
+        command(*args, later=later, **others)
+
+    decorated: Callable[..., None] = call
+    for option in reversed(_options):
+        decorated = option(decorated)
+    return decorated
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def between_runs(
+    target: Target,
+    workers: tuple[str, ...],
+    form: str,
+    consent: Consent,
+    later: Later,
+) -> None:
+    """Show what is scheduled, ask, schedule it; stay if that is wanted."""
+
+    def call(client: Client, dry: bool) -> Awaitable[Schedule]:
+        answer: Any = scheduling.schedule_restart(
+            client, workers=list(workers) or None, dry_run=dry, **later.options
+        )
+        return told_usage(answer)
+
+    async def schedule(client: Client) -> Schedule:
+        made = await call(client, dry=False)
+        if not later.stay:
+            return made
+        if not consent.quiet:
+            click.echo(str(made), err=True)
+        return await _stay(client, made, consent)
+
+    if consent.dry_run or not consent.yes:
+        plan = run(target, lambda client: call(client, dry=True))
+        if consent.dry_run:
+            click.echo(_rendered([plan], form))
+            return
+        consent.ask(str(plan))
+    done = run(target, schedule)
+    click.echo(_rendered([done], form))
+    if not done.ended and not later.stay:
+        click.echo(f"to end it: clustertune schedule cancel {done.id}", err=True)
+    sys.exit(0 if done.state in ("done", "waiting", "running") else FAILED)
+
+
+async def _stay(client: Client, made: Schedule, consent: Consent) -> Schedule:
+    def tell(now: Schedule) -> None:
+        if not consent.quiet:
+            click.echo(now.standing(), err=True)
+
+    over = False
+    try:
+        last = await scheduled.follow(client, made, tell)
+        over = True
+    finally:
+        if not over:
+            text = (
+                f"no longer watched; to end it: clustertune schedule cancel {made.id}"
+            )
+            click.echo(text, err=True)
+    return last
+
+
+def _rendered(found: Sequence[Schedule], form: str) -> str:
+    if form == "json":
+        rows = [s.plain() for s in found]
+        return json.dumps({"schema_version": SCHEMA_VERSION, "schedules": rows})
+    text = "\n".join(map(str, found)) or "no restart is scheduled"
+    return f"<pre>{html.escape(text)}</pre>" if form == "html" else text
+
+
+@click.group()
+def schedule() -> None:
+    """Restarts that wait for a gap between runs: list them, or cancel one."""
+
+
+@schedule.command("list")
+@on_a_cluster()
+@format_option
+def list_(target: Target, form: str) -> None:
+    """What waits and why it has not run yet, and what became of the last ones."""
+    click.echo(_rendered(run(target, scheduled.listed), form))
+
+
+@schedule.command()
+@click.argument("id")
+@on_a_cluster()
+@format_option
+def cancel(target: Target, id: str, form: str) -> None:
+    """End the scheduled restart ID; a worker whose turn it is comes back first."""
+
+    async def end(client: Client) -> Schedule:
+        return await told_usage(scheduled.cancel(client, id))
+
+    click.echo(_rendered([run(target, end)], form))
