@@ -1,11 +1,11 @@
-"""Restarts that wait for a gap between runs: ``restart --between-runs``, ``schedule``."""
+"""Restarts that wait for a gap: ``restart --between-runs``, and ``schedule``."""
 
 from __future__ import annotations
 
 import html
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -19,8 +19,10 @@ from clustertune.cli.consent import Consent
 from clustertune.cli.running import FAILED, format_option, run, told_usage
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.scheduled import Schedule
+from clustertune.wording import printable
 
 SCHEMA_VERSION = 1
+NOT_FOUND = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +98,17 @@ def between_runs(
 ) -> None:
     """Show what is scheduled, ask, schedule it; stay if that is wanted."""
 
-    def call(client: Client, dry: bool) -> Awaitable[Schedule]:
-        answer: Any = scheduling.schedule_restart(
-            client, workers=list(workers) or None, dry_run=dry, **later.options
-        )
-        return told_usage(answer)
+    async def call(client: Client, dry: bool) -> Schedule:
+        names = list(workers) or None
+        try:
+            answer: Any = scheduling.schedule_restart(
+                client, workers=names, dry_run=dry, **later.options
+            )
+        except (ValueError, TypeError) as error:
+            text = printable(str(error), longest=2000)
+            raise click.UsageError(text) from error
+        scheduled: Schedule = await told_usage(answer)
+        return scheduled
 
     async def schedule(client: Client) -> Schedule:
         made = await call(client, dry=False)
@@ -169,7 +177,14 @@ def list_(target: Target, form: str) -> None:
 def cancel(target: Target, id: str, form: str) -> None:
     """End the scheduled restart ID; a worker whose turn it is comes back first."""
 
-    async def end(client: Client) -> Schedule:
-        return await told_usage(scheduled.cancel(client, id))
+    async def end(client: Client) -> Schedule | str:
+        try:
+            return await scheduled.cancel(client, id)
+        except LookupError as error:
+            return str(error)
 
-    click.echo(_rendered([run(target, end)], form))
+    found = run(target, end)
+    if isinstance(found, str):
+        click.echo(found, err=True)
+        sys.exit(NOT_FOUND)
+    click.echo(_rendered([found], form))
