@@ -76,9 +76,9 @@ def parse(text: object) -> Condition | None:
     known = checks.available()
     if name not in known:
         near = get_close_matches(name, ["leak", "memory", *known], n=3)
-        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        meant = f"; did you mean {' or '.join(near)}?" if near else "."
         raise ValueError(
-            f"condition={text!r}: there is no check {name!r}{meant}. Allowed: {ALLOWED}"
+            f"condition={text!r}: there is no check {name!r}{meant} Allowed: {ALLOWED}"
         )
     return Condition(kind="check", check=name, severity=severity)
 

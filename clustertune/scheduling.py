@@ -195,7 +195,11 @@ def _instants(
     if found:
         return found
     later = instants.between(cron, zone, until, until + LONGEST)[:1]
-    first = f"it says {instants.text(later[0], zone)} next" if later else "it says none"
+    first = (
+        f"it says {instants.text(later[0], zone)} next"
+        if later
+        else "it says none in a year"
+    )
     raise ValueError(
         f"cron={cron!r} says no instant before this expires, at "
         f"{instants.text(until, zone)}: {first}; give a longer expires"

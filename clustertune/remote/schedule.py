@@ -53,6 +53,8 @@ class Schedule:
         self.instants = deque(terms["instants"])
         self.state = "waiting"
         self.waits: dict[str, Any] = {"for": "idle", "seconds": 0.0}
+        if self.instants:
+            self.waits = {"for": "instant", "until": self.instants[0]}
         self.cancelled = False
         self.tries = 0
         self.idle_from = now  # what was before does not count
@@ -67,7 +69,7 @@ class Schedule:
 
     def in_the_way(self, moment: Moment) -> dict[str, Any] | None:
         """Why it may not begin or go on at this moment; None: it may."""
-        if self.instants and moment.now < self.instants[0] and self.left is None:
+        if self.left is None and self.instants and moment.now < self.instants[0]:
             return {"for": "instant", "until": self.instants[0]}
         if moment.holder is not None:
             return {"for": "held", **moment.holder}
