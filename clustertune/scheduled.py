@@ -270,14 +270,14 @@ async def listed(client: Client) -> tuple[Schedule, ...]:
 async def follow(
     client: Client, schedule: Schedule, tell: Callable[[Schedule], None]
 ) -> Schedule:
-    """Wait until it is over; ``tell`` is given it whenever it stands otherwise.
+    """Wait until it is over; ``tell`` is given it when it stands otherwise.
 
     Raises
     ------
     ConnectionLostError
         It is gone: the scheduler was started again, or does not answer.
     """
-    said = schedule.standing()
+    said = _kind(schedule)
     while not schedule.ended:
         await asyncio.sleep(LOOK)
         try:
@@ -294,10 +294,17 @@ async def follow(
                 "started again"
             )
         schedule = read(found[0], client)
-        if schedule.standing() != said:
-            said = schedule.standing()
+        if _kind(schedule) != said:
+            said = _kind(schedule)
             tell(schedule)
     return schedule
+
+
+def _kind(schedule: Schedule) -> tuple[object, ...]:
+    """What is worth a new line: not each second that passes, nor each task."""
+    waits = schedule.waits
+    which = (waits.get(name) for name in ("for", "until", "label", "text"))
+    return (schedule.state, schedule.left, *which)
 
 
 async def _answers(client: Client) -> list[Mapping[str, Any]]:

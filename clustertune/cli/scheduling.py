@@ -126,7 +126,7 @@ def between_runs(
         consent.ask(str(plan))
     done = run(target, schedule)
     click.echo(_rendered([done], form))
-    if not done.ended and not later.stay:
+    if not (done.ended or later.stay or consent.quiet):
         click.echo(f"to end it: clustertune schedule cancel {done.id}", err=True)
     sys.exit(0 if done.state in ("done", "waiting", "running") else FAILED)
 
