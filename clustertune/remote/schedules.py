@@ -250,11 +250,12 @@ class Schedules:
         schedule.state, schedule.waits = "running", {}
         schedule.left = list(workers)
         self._tell(schedule, "began")
+        began = time()
         turns: list[dict[str, Any]] = []
         for id, worker in workers.items():
             if turns:
                 await asyncio.sleep(BREATH)
-            outcome, problem = self._stops(schedule)
+            outcome, problem = self._stops(schedule, began)
             if not outcome and self.scheduler.workers.get(worker.address) is worker:
                 turn = await self._turn(schedule, worker)
                 turns.append({"worker": id} | turn)
@@ -277,8 +278,8 @@ class Schedules:
         gave_way = not turn["address"] and (turn["held"] or self._is_busy())
         return ("interrupted" if gave_way else "failed"), turn["problem"]
 
-    def _stops(self, schedule: Schedule) -> tuple[str, str]:
-        """What ends or interrupts it between two workers."""
+    def _stops(self, schedule: Schedule, since: float) -> tuple[str, str]:
+        """What ends or interrupts it between two workers; work that is over, too."""
         moment = self._moment()
         if schedule.cancelled:
             return "cancelled", ""
@@ -286,7 +287,8 @@ class Schedules:
             return "expired", ""
         if moment.holder is not None:
             return "interrupted", f"by {moment.holder['label']}"
-        if moment.tasks or moment.queued:
+        # a fit whose tasks are between two phases goes on in a moment
+        if moment.tasks or moment.queued or moment.idle_since > since:
             return "interrupted", "tasks came"
         return "", ""
 
