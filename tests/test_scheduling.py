@@ -112,7 +112,7 @@ async def test_findings_are_there_when_they_are_asked_for(
     await clustertune.check(c)
     found = s.plugins["clustertune"].findings
     assert abs(found["time"] - time()) < 60
-    assert ["no_nanny", 1] in [row[:2] for row in found["rows"]]
+    assert ("no_nanny", 1) in [tuple(row[:2]) for row in found["rows"]]
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES)
