@@ -19,9 +19,7 @@ import clustertune
 from clustertune import scheduled
 from clustertune.cli import main
 from clustertune.errors import ConnectionLostError, RefusedError
-from clustertune.remote import runs as remote
 from clustertune.scheduled import Attempt, Schedule
-from tests.processes import soon
 
 NANNIES: dict[str, Any] = {
     "client": True,
@@ -51,6 +49,9 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert "not published goes when the client" in str(made)
     await other.close()
     before = set(s.workers)
+    resident, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]
+    past = {"began": 0.0, "ended": 1.0, "floors": row, "peaks": row}
+    resident.runs.kept.append(past)
     states = []
     done = await scheduled.follow(c, made, lambda now: states.append(now.state))
     assert (done.state, states[-1]) == ("done", "done")
@@ -58,6 +59,8 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert (attempt.outcome, attempt.restarted, attempt.lost) == ("done", (0,), 0)
     assert "worker 0 restarted, 11 keys" in str(done)
     assert before.isdisjoint(s.workers)
+    # a leak that a restart has ended would be seen for ever
+    assert past["floors"] == past["peaks"] == [("another", 2**20)]
     assert await c.compute(x.sum()) == 499500
     np.testing.assert_array_equal(await scattered["a"], np.arange(10))
     later = await clustertune.schedule_restart(
@@ -70,6 +73,11 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
         await scheduled.cancel(c, "nobody")
     last = (await clustertune.schedules(c))[-1]
     assert (last.id, last.ended) == (later.id, True)
+    checked = await clustertune.schedule_restart(
+        c, condition="memory_limits:critical", idle_for="1h"
+    )
+    assert "memory_limits:critical: not found now" in str(checked)
+    assert abs(resident.findings["time"] - time()) < 60
     await s.plugins["clustertune"].close()  # as if the scheduler were another one
     with pytest.raises(ConnectionLostError, match="does not outlive its scheduler"):
         await scheduled.follow(c, made, print)
@@ -102,30 +110,6 @@ async def test_what_it_must_be(c: Any, s: Any, *workers: Any) -> None:
         with pytest.raises(error, match=text):
             clustertune.schedule_restart(c, **given)
     assert "clustertune" not in s.plugins
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_findings_are_there_when_they_are_asked_for(
-    c: Any, s: Any, *workers: Any
-) -> None:
-    """Whoever has looked last, and when; the page of a check is not run there."""
-    await clustertune.check(c)
-    found = s.plugins["clustertune"].findings
-    assert abs(found["time"] - time()) < 60
-    assert ("no_nanny", 1) in [tuple(row[:2]) for row in found["rows"]]
-
-
-@gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES)
-async def test_a_new_process_has_no_past(c: Any, s: Any, nanny: Any) -> None:
-    """Else a leak that a restart has ended would be seen for ever."""
-    await clustertune.check(c)
-    past = s.plugins["clustertune"].runs
-    row = [(0, 2**20), ("another", 2**20)]
-    past.kept.append({"began": 0.0, "ended": 1.0, "floors": row, "peaks": row})
-    (address,) = s.workers
-    await s.restart_workers([address], stimulus_id="test")
-    await soon(lambda: past.kept[0]["floors"] == [("another", 2**20)])
-    assert remote.worker_id(address, 0, None) == 0
 
 
 # --- in words ---------------------------------------------------------------------
@@ -197,8 +181,6 @@ def test_from_the_shell(local_cluster: Any) -> None:
     later = ("restart", "--between-runs")
     bad = run(*later, "--cron", "0 3 * *", "--yes", where)
     assert (bad.exit_code, "five fields" in bad.stderr) == (2, True)
-    unasked = run(*later, where)
-    assert (unasked.exit_code, "give --yes" in unasked.stderr) == (2, True)
     plan = run(*later, "--dry-run", "-f", "html", where)
     assert plan.exit_code == 0
     assert plan.stdout.startswith("<pre>restart all workers once nothing has run")
