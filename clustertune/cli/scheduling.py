@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import sys
@@ -143,17 +144,12 @@ async def _stay(client: Client, made: Schedule, consent: Consent) -> Schedule:
         if not consent.quiet:
             click.echo(now.standing(), err=True)
 
-    over = False
     try:
-        last = await scheduled.follow(client, made, tell)
-        over = True
-    finally:
-        if not over:
-            text = (
-                f"no longer watched; to end it: clustertune schedule cancel {made.id}"
-            )
-            click.echo(text, err=True)
-    return last
+        return await scheduled.follow(client, made, tell)
+    except asyncio.CancelledError:  # ^C
+        text = f"still scheduled; to end it: clustertune schedule cancel {made.id}"
+        click.echo(text, err=True)
+        raise
 
 
 def _rendered(found: Sequence[Schedule], form: str) -> str:

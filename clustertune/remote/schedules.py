@@ -26,7 +26,7 @@ logger = logging.getLogger("distributed.clustertune")
 OWNER = "clustertune"  # of the lease, as it is no client's
 TICK = 1.0  # seconds between two looks; more on large clusters
 BREATH = 1.0  # seconds between two workers in which others can take the lease
-AGAIN = 10.0  # seconds after which what takes longer to see is looked at again
+AGAIN = 30.0  # seconds after which what takes longer to see is looked at again
 MOST_WAITING = 20
 MOST_ENDED = 20
 
