@@ -170,7 +170,8 @@ class _Plain:
         except (ValueError, LookupError):
             value = math.nan
         if isinstance(value, float) and not math.isfinite(value):
-            self._note(where, path, f"{_shown(node.value)} is no number to work with")
+            kind = "true or false" if node.tag.endswith("bool") else "number"
+            self._note(where, path, f"{_shown(node.value)} is no {kind} to work with")
             return None
         return value
 
