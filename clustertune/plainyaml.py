@@ -166,10 +166,12 @@ class _Plain:
             return None
         try:
             value: Scalar = self.loader.construct_object(node)
-        except ValueError:  # such as 0b_, or more digits than Python reads
+        # such as 0b_, more digits than Python reads, or !!int with nothing
+        except (ValueError, LookupError):
             value = math.nan
         if isinstance(value, float) and not math.isfinite(value):
-            self._note(where, path, f"{_shown(node.value)} is no number to work with")
+            kind = "true or false" if node.tag.endswith("bool") else "number"
+            self._note(where, path, f"{_shown(node.value)} is no {kind} to work with")
             return None
         return value
 

@@ -607,11 +607,15 @@ def available() -> Mapping[str, Path]:
     Raises
     ------
     ValueError
-        ``clustertune.playbooks`` is no folder.
+        ``clustertune.playbooks`` is no folder, or none that can be read.
     """
     found: dict[str, Path] = {}
     for folder in reversed(folders()):
-        found |= {p.stem: p for p in folder.iterdir() if p.suffix in (".yaml", ".yml")}
+        try:
+            files = list(folder.iterdir())
+        except OSError as error:
+            raise ValueError(f"playbooks cannot be listed: {error}") from error
+        found |= {p.stem: p for p in files if p.suffix in (".yaml", ".yml")}
     return dict(sorted(found.items()))
 
 

@@ -135,53 +135,48 @@ def run(
         inputs.check_client(client, material.gather())
     elif any(x is not None for x in (y, eval_set, *companions.values())):
         raise TypeError("X is None but other data is given; give X too")
-    playing = playing_of(
-        client, playbook, material, estimator, workload, settings, dry_run, progress
-    )
+    values = {key: str(value) for key, value in (settings or {}).items()}
+    read = playbooks.read(playbook, values)
+    playing = playing_of(client, read, material, estimator, workload, dry_run, progress)
     return client.sync(playing.play)
 
 
 def run_on_datasets(
     client: Client,
-    playbook: str | Path,
+    playbook: Playbook,
     *names: str,
     workload: str | None = None,
-    settings: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: bool | Notify | None = None,
 ) -> Any:
     """Do what :func:`run` does with published data sets: X, y, and others.
 
     Names point to what is new then, as after ``clustertune prepare``; ``release``
-    unpublishes them.
+    unpublishes them. The playbook is one that was read, so that what is carried out is
+    what a dry run has shown, whatever becomes of the file.
     """
     material = DataSets(client=client, names=names) if names else None
-    playing = playing_of(
-        client, playbook, material, None, workload, settings, dry_run, progress
-    )
+    playing = playing_of(client, playbook, material, None, workload, dry_run, progress)
     return client.sync(playing.play)
 
 
 def playing_of(
     client: Client,
-    playbook: str | Path,
+    playbook: Playbook,
     material: Material | None,
     estimator: object,
     workload: str | None,
-    settings: Mapping[str, Any] | None,
     dry_run: bool,
     progress: bool | Notify | None,
 ) -> Playing:
     """A call of ``run``, its arguments checked."""
     inputs.check_client(client, inputs.NOTHING)
-    texts = {key: str(value) for key, value in (settings or {}).items()}
-    read = playbooks.read(playbook, texts)
     profile = workloads.choose(workload, estimator)
-    refuse_without_data(read, material)
+    refuse_without_data(playbook, material)
     of_checks()  # refuses settings that are wrong
     return Playing(
         client=client,
-        playbook=read,
+        playbook=playbook,
         material=material,
         profile=profile,
         estimator=estimator,

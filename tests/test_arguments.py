@@ -174,3 +174,20 @@ def test_no_seed(value: object) -> None:
     """The same call could not be done again with it."""
     with pytest.raises(ValueError, match=r"random_state=.* must be a whole number, 0"):
         arguments.seed("random_state", value)
+
+
+@pytest.mark.parametrize("value", ["persist", [], ["a", "divine"], [[1]], 3, b"a"])
+def test_some_of_what_there_is(value: object) -> None:
+    """Some names in a list; anything else is refused with those that there are."""
+    assert arguments.some_of("only", None, ["a", "b"]) == frozenset()
+    assert arguments.some_of("only", ("b", "b"), ["a", "b"]) == {"b"}
+    with pytest.raises(ValueError, match=r"only=.* must be a list of some of a, b"):
+        arguments.some_of("only", value, ["a", "b"])
+
+
+def test_amounts_without_end() -> None:
+    """Dask's parsers stumble over them in their own ways."""
+    with pytest.raises(ValueError, match="must be a duration"):
+        arguments.duration("timeout", "9" * 320 + "s")
+    with pytest.raises(ValueError, match="must be a size of at least 1 MiB"):
+        arguments.nbytes("memory_limit", "1e999GiB")

@@ -387,6 +387,25 @@ def test_boundaries_that_differ_are_cut_alike() -> None:
     assert cluster.calls == ["recut 2", "move 1"]
 
 
+def test_a_part_of_the_work() -> None:
+    """The other actions are not taken, and what they would mend is left and no error;
+    one after the other they come to the same."""
+    lazy = [replace(m, holders=None, loaded=False) for m in differing().members]
+    data = replace(differing(), members=tuple(lazy))
+    cluster = MemoryCluster(view(workers(2), [data], only=frozenset({"persist"})))
+    journal = run(cluster)
+    assert cluster.calls == ["persist"]
+    assert "differing_boundaries" in {f.check for f in journal.findings[-1]}
+    assert journal.status(dry_run=False) == "done"
+    assert journal.report("done", 1.0).workload == ""
+    for action, call in (("rebalance", None), ("rechunk", "recut 2")):
+        cluster.goal = replace(cluster.goal, only=frozenset({action}))
+        cluster.calls.clear()
+        run(cluster)
+        assert cluster.calls == ([] if call is None else [call])
+    assert cluster.contents["y"] == cluster.contents["X"]
+
+
 def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> None:
     """X and y of other rows are an error with the remedy; the findings are kept."""
     seen = view(workers(2), [differing()], rechunk=False)

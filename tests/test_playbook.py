@@ -201,6 +201,8 @@ def test_all_mistakes_are_said() -> None:
         ("{do: 2020-01-01}", "is a 'timestamp'"),
         ("{? [a] : b}", "a key must be text"),
         ("{do: 0b_}", "'0b_' is no number"),
+        ("{do: !!int ''}", "'' is no number"),
+        ("{do: !!bool x}", "'x' is no true or false"),
         ("{do: *a}", "anchors and aliases are not allowed"),
         ("{do: &a trim}", "anchors and aliases are not allowed"),
         ("[[[[[[[[[a]]]]]]]]]", "deeper than 8 levels"),

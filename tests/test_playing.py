@@ -14,11 +14,12 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 import clustertune
+from clustertune import playbook
 from clustertune.errors import PlaybookError, RefusedError
 from clustertune.model import Finding, Severity
 from clustertune.playbook import Limits
 from clustertune.played import Played, PlayedStep
-from clustertune.playing import at_once, named, unknown
+from clustertune.playing import at_once, named, playing_of, unknown
 from clustertune.testing import view, worker
 from tests.processes import soon
 
@@ -344,9 +345,8 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
     """In the middle of a step: it fails, and nothing is begun after it."""
-    from clustertune.playing import playing_of
-
-    playing = playing_of(c, "between-runs", None, None, None, None, False, False)
+    read = playbook.read("between-runs")
+    playing = playing_of(c, read, None, None, None, False, False)
     await c.close()
     done = await asyncio.wait_for(playing.play(), 20)
     assert done.steps[0].status == "failed"

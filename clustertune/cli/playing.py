@@ -97,10 +97,9 @@ def run(
             # in its client's event loop it is to be awaited
             running: Any = playing.run_on_datasets(
                 client,
-                playbook,
+                read,
                 *datasets,
                 workload=workload,
-                settings=values,
                 dry_run=dry_run,
                 progress=consent.progress,
             )
