@@ -159,7 +159,14 @@ def measured(client: Client, figures: Figures, what: str) -> Iterator[None]:
 
 
 def _received(dask_worker: Any) -> int:
-    return sum(log["total"] for log in dask_worker.transfer_incoming_log)
+    """Bytes of data; not those with which a link was timed."""
+    sizes = [
+        nbytes or 0
+        for log in dask_worker.transfer_incoming_log
+        for key, nbytes in log["keys"].items()
+        if not str(key).startswith("('clustertune-link")
+    ]
+    return sum(sizes)
 
 
 def _reset_peak() -> None:

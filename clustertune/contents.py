@@ -8,15 +8,18 @@ what comes back are a few numbers.
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import dask.dataframe as dd
-from dask._task_spec import Task, TaskRef, convert_legacy_graph
+import numpy as np
+from dask._task_spec import List, Task, TaskRef, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.core import flatten
 from distributed import Client, Future
@@ -71,24 +74,48 @@ def of_need(
     return None
 
 
-def graph(
-    given: Inputs, futures: Mapping[str, Sequence[Any]], looks: Mapping[str, Look]
-) -> graphs.Graph:
+@dataclass
+class _Bundles:
+    """Tasks, each of which looks at several pieces; which ones, by label."""
+
+    graph: graphs.Graph = field(default_factory=graphs.Graph)
+    pieces: dict[str, list[list[int]]] = field(default_factory=dict)
+
+
+def _bundled(
+    given: Inputs,
+    futures: Mapping[str, Sequence[Any]],
+    looks: Mapping[str, Look],
+    homes: Mapping[str, Sequence[int]],
+) -> _Bundles:
     """Tasks that look at every piece of the labels in ``looks``.
 
-    ``futures`` are those of what is loaded, by label.
+    Pieces with the same home are looked at in one task, which runs where they are: a
+    task for each of them takes longer than the look. ``futures`` are
+    those of what is loaded, by label.
     """
-    made = graphs.Graph()
+    made = _Bundles()
     for x in given:
         if x.label not in looks:
             continue
-        keys = _sources(made, x.collection, futures.get(x.label))
-        function = ship.function(looks[x.label])
+        keys = _sources(made.graph, x.collection, futures.get(x.label))
+        function = ship.function(partial(content.each, looks[x.label]))
         name = f"contents-{uuid4().hex}"
-        made.pieces[x.label] = [(name, i) for i in range(len(keys))]
-        for key, source in zip(made.pieces[x.label], keys, strict=True):
-            made.tasks[key] = Task(key, function, TaskRef(source))
+        bundles = _by_home(homes.get(x.label, range(len(keys))))
+        made.pieces[x.label] = bundles
+        made.graph.pieces[x.label] = [(name, i) for i in range(len(bundles))]
+        for key, bundle in zip(made.graph.pieces[x.label], bundles, strict=True):
+            sources = List(*(TaskRef(keys[i]) for i in bundle))
+            made.graph.tasks[key] = Task(key, function, sources)
     return made
+
+
+def _by_home(homes: Sequence[int]) -> list[list[int]]:
+    """Pieces of the same home, in order."""
+    bundles: dict[int, list[int]] = {}
+    for piece, home in enumerate(homes):
+        bundles.setdefault(home, []).append(piece)
+    return list(bundles.values())
 
 
 def _sources(
@@ -114,8 +141,12 @@ async def read(
     futures: Mapping[str, Sequence[Any]],
     looks: Mapping[str, Look],
     workers: Sequence[str],
+    homes: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> dict[str, Contents]:
     """Look at the pieces; what is found in those of each label, in order.
+
+    ``homes`` are numbers by label, the same for pieces that are looked at together;
+    those of a label that is not there are looked at one by one, as they are loaded.
 
     Raises
     ------
@@ -126,7 +157,7 @@ async def read(
     """
     if not looks:
         return {}
-    made = await asyncio.to_thread(graph, given, futures, looks)
+    made = await asyncio.to_thread(_bundled, given, futures, looks, homes)
     approved = {address for address, _ in monitor.known(client).approved}
     known = [address for address in workers if address in approved]
     if not known:
@@ -135,13 +166,13 @@ async def read(
             f"look at the values of {', '.join(looks)}"
         )
     if len(known) < len(workers):
-        _bind(made, known)
+        _bind(made.graph, known)
     return await _answers(client, made)
 
 
-async def _answers(client: Client, made: graphs.Graph) -> dict[str, Contents]:
+async def _answers(client: Client, made: _Bundles) -> dict[str, Contents]:
     futures: Mapping[Any, Future[Any]] = await asyncio.to_thread(
-        graphs.submit, client, made
+        graphs.submit, client, made.graph
     )
     try:
         answers = await client.gather(futures, asynchronous=True)
@@ -150,10 +181,17 @@ async def _answers(client: Client, made: graphs.Graph) -> dict[str, Contents]:
         raise IncompleteError(
             f"the data could not be read: {printable(repr(error), longest=500)}"
         ) from error
-    return {
-        label: Contents(pieces=tuple(answers[key] for key in keys))
-        for label, keys in made.pieces.items()
-    }
+    found = {}
+    for label, bundles in made.pieces.items():
+        keys = made.graph.pieces[label]
+        pairs = [
+            pair
+            for key, bundle in zip(keys, bundles, strict=True)
+            for pair in zip(bundle, answers[key], strict=True)
+        ]
+        in_order = dict(sorted(pairs, key=operator.itemgetter(0)))
+        found[label] = Contents(pieces=tuple(in_order.values()))
+    return found
 
 
 def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
@@ -162,6 +200,23 @@ def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
         replace(m, contents=found.get(m.label, m.contents)) for m in layout.members
     )
     return replace(layout, members=members)
+
+
+def _homes(member: Member, threads: Sequence[int]) -> Sequence[int]:
+    """A number for each key: the same for those that one thread looks at.
+
+    ``threads`` are those of the workers. A key that nobody holds is with its like.
+    """
+    homes = np.full(len(member.keys), -1, dtype=np.int64)
+    if member.holders is not None:
+        homes[member.holders[0]] = member.holders[1]
+    order = np.argsort(homes, kind="stable")
+    first = np.searchsorted(homes[order], homes[order])
+    turn = np.empty_like(homes)
+    turn[order] = np.arange(len(homes)) - first
+    shares = np.array([*threads, 1], dtype=np.int64)[homes]  # -1 is the last one
+    numbers: list[int] = (homes + (len(threads) + 1) * (turn % shares)).tolist()
+    return numbers
 
 
 class _Looked(NamedTuple):
@@ -213,7 +268,9 @@ class Values:
             before = self._looked.get(m.label)
             if wanted and not (before and before.is_of(m, len(workers))):
                 looks[m.label] = wanted
-        found = await read(client, given, futures, looks, workers)
+        threads = [w.nthreads for w in view.now.workers]
+        homes = {m.label: _homes(m, threads) for m, _ in members if m.label in looks}
+        found = await read(client, given, futures, looks, workers, homes)
         keys = {m.label: m.keys for m, _ in members}
         self._looked |= {
             k: _Looked(keys[k], len(workers), own) for k, own in found.items()

@@ -311,7 +311,9 @@ async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> S
         for w, nbytes in zip(snapshot.workers, into + out + made, strict=True)
         if nbytes and w.running and w.address in there
     ]
-    receiver, sender = int(into.argmax()), int(out.argmax())
+    sender = int(out.argmax())
+    others = np.arange(len(into)) != sender
+    receiver = int(np.where(others, into, -1).argmax())
     pair = snapshot.workers[sender].address, snapshot.workers[receiver].address
     if any(w.processing for w in snapshot.workers) or not {*pair} <= {*taking_part}:
         return snapshot

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import wait
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.utils_test import gen_cluster
 
-from clustertune import contents
+from clustertune import contents, inputs
 from clustertune.inputs import Given
+from clustertune.live import Asked, LiveCluster
 from clustertune.model import Contents, Goal
 from clustertune.remote import content
 from clustertune.testing import member
@@ -104,3 +109,36 @@ def test_the_type_of_all_numbers():
     assert contents.number_type(array, looked(np.ones((2, 2))), wanted) is None
     other = Contents(pieces=({"counts": 1},))
     assert contents.number_type(x, other, wanted) is None
+
+
+class Begun(SchedulerPlugin):
+    """Where tasks that look at values began."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.where = scheduler, []
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        if finish == "processing" and str(key[0]).startswith("contents-"):
+            self.where.append(self.scheduler.tasks[key].processing_on.address)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 2)])
+async def test_one_task_for_each_thread(c, s, a, b):
+    """Where the pieces are; what is found is in the order of pieces."""
+    blocks = [np.repeat([0, 1], [10 + i, 1]) for i in range(9)]
+    lie = [(b, a)[i % 3 == 1] for i in range(9)]
+    made = da.from_array(np.concatenate(blocks), chunks=(tuple(map(len, blocks)),))
+    where = [w.address for w in lie]
+    with dask.annotate(workers=lambda key: where[key[1]], allow_other_workers=False):
+        y = c.persist(made.map_blocks(np.copy), optimize_graph=False)
+    await wait(y)
+    s.add_plugin(begun := Begun(s))
+    given = inputs.gather(y.reshape(-1, 1), y, (), {}, None)
+    wanted = Goal(workload=replace(generic.PROFILE, needs_all_classes=True))
+    cluster = LiveCluster(c, given, wanted, lambda: 30.0, asked=Asked(values=True))
+    await cluster.open(None)
+    seen = await cluster.look(lambda *_: None)
+    (found,) = (m.contents for m in seen.layouts[0].members if m.label == "y")
+    counts = [dict(piece["classes"])[0] for piece in found.pieces]
+    assert counts == [10 + i for i in range(9)]
+    assert sorted(begun.where) == sorted([a.address, b.address, b.address])

@@ -169,7 +169,8 @@ async def test_a_link_is_timed_once(c: Any, s: Any, a: Any, b: Any) -> None:
     order = [w.address for w in now.workers]
     large = 2 * pricing.LEAST
     into, out = ([large * (x == w.address) for x in order] for w in (b, a))
-    flows = [flow(into, out, into)]
+    # a sends most of all, and receives most, too
+    flows = [flow(into, out, into), *2 * [flow(out, out)]]
     working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
     assert await monitor.speeds(c, working, flows) is working
     assert not b.transfer_incoming_log

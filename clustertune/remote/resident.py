@@ -195,8 +195,6 @@ class Resident(SchedulerPlugin):
 
     def past(self) -> list[dict[str, Any]]:
         """The last runs, oldest first."""
-        # who has just restarted a worker asks before the next tick
-        self.runs.forget_old(runs.processes(self.scheduler))
         return list(self.runs.kept)
 
     # --- one plan at a time -----------------------------------------------------------

@@ -35,7 +35,6 @@ class Runs:
         self.worked: float = 0.0  # when there was work last
         self.peaks: dict[Id, int] = {}
         self.floors: dict[Id, int] = {}  # since there was work last
-        self.processes: dict[Id, str] = {}  # of workers that were seen
 
     def tell(self, now: float, busy: bool, memory: Memory) -> None:
         """Take notice of one moment."""
@@ -58,26 +57,15 @@ class Runs:
                 }
             )
             self.began = None
-            there = memory.keys() | {id for run in self.kept for id, _ in run["floors"]}
-            self.processes = {w: p for w, p in self.processes.items() if w in there}
-
-    def forget_old(self, processes: Mapping[Id, str]) -> None:
-        """Forget what workers left in processes that are gone: a trend is of one."""
-        new = {w for w, p in processes.items() if self.processes.get(w, p) != p}
-        self.processes |= processes
-        if not new:
-            return
-        self.floors = {w: n for w, n in self.floors.items() if w not in new}
-        for run in self.kept:
-            run["floors"] = [(w, n) for w, n in run["floors"] if w not in new]
 
     def forget(self, worker: Id) -> None:
-        """What was seen of a process that is gone says nothing of the one that came."""
-        self.peaks.pop(worker, None)
+        """What a process that is gone has left says nothing of the one that came.
+
+        What a run took at most it has taken, whatever became of the process.
+        """
         self.floors.pop(worker, None)
         for run in self.kept:
-            for name in ("floors", "peaks"):
-                run[name] = [row for row in run[name] if row[0] != worker]
+            run["floors"] = [row for row in run["floors"] if row[0] != worker]
 
 
 async def watch(scheduler: Any, runs: Runs) -> None:
@@ -88,7 +76,6 @@ async def watch(scheduler: Any, runs: Runs) -> None:
             # what has begun and ended between two looks was work as well
             worked = _is_busy(scheduler) or scheduler.transition_counter != seen
             seen = scheduler.transition_counter
-            runs.forget_old(processes(scheduler))
             runs.tell(time(), worked, _memory(scheduler))
         except Exception:
             logger.exception("clustertune could not note what the workers do")
@@ -110,15 +97,6 @@ def _memory(scheduler: Any) -> Memory:
         )
         for ws in scheduler.workers.values()
         if not is_parking(ws.name)  # its process is that of a nanny
-    }
-
-
-def processes(scheduler: Any) -> Mapping[Id, str]:
-    """By worker an id that is new with each of its processes."""
-    return {
-        worker_id(ws.address, ws.name, ws.nanny): ws.server_id
-        for ws in scheduler.workers.values()
-        if not is_parking(ws.name)
     }
 
 
