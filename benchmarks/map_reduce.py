@@ -2,6 +2,8 @@
 
     python benchmarks/map_reduce.py [--rounds 8] [--case middle] [--workers 4]
 
+``--scale 10`` divides the numbers in a result, for a quick try.
+
 A sum has as many items as fill 1.6 GB with their results; parameters are as large as
 one result. Each variant has a cluster of its own and is warmed up alike; a figure is
 the median of some sums, with parameters that are others in each, as when training.
@@ -20,7 +22,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -157,17 +159,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--case", choices=CASES, default="middle")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--scale", type=int, default=1)
     parser.add_argument("--tries", type=int, default=4)
     parser.add_argument("--variant")
     chosen = parser.parse_args()
-    case = CASES[chosen.case]
+    case = replace(CASES[chosen.case], size=CASES[chosen.case].size // chosen.scale)
     if chosen.variant:
         taken = seconds(chosen.variant, case, chosen.workers)
         print(json.dumps({"seconds": taken}))
         return
     print(f"{case.items:,} results of {case.size * 8 / 1e6:g} MB, {chosen.workers} "
           f"workers; {machine()}, dask {dask.__version__}")  # fmt: skip
-    given = (f"--case={chosen.case}", f"--workers={chosen.workers}")
+    given = [f"--{k}={getattr(chosen, k)}" for k in ("case", "workers", "scale")]
     names = list(VARIANTS)
     rounds = run(sys.argv[0], names, chosen.rounds, *given, tries=chosen.tries)
     rows = [

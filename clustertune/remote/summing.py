@@ -124,11 +124,12 @@ def _guarded(
 ) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:
+    # whatever the user's code raises; the worker's log and the client's error have it
+    except Exception as error:  # noqa: BLE001
         # arguments of a built-in error: the client has no class of ours to unpickle
-        raise RuntimeError(FAILED, what, number, _sendable(error), _where(error)) from (
-            error
-        )
+        failed = RuntimeError(FAILED, what, number, _sendable(error), _where(error))
+    # not in the clause: its context would travel too, and may not pickle
+    raise failed
 
 
 def _sendable(error: Exception) -> Exception:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from clustertune.wording import bytes_text, plural, workers_text
 
 #: What a thread copies of all data for the model that it fits: rows to train on and
-#: rows to score on, and what estimators convert. Measured with grid searches of forests
-#: and linear models in scikit-learn, cv=4 and 8.
+#: rows to score on, and what estimators convert. Measured with joblib 1.6, cv=4 and one
+#: thread a worker: a process then had 2.2 times the data.
 COPIED = 1.2
 
 

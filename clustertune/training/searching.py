@@ -7,6 +7,7 @@ scheduler's memory manager is kept from deleting the copies.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,7 +159,7 @@ def _wait(client: Client, n_workers: Any, seconds: float) -> None:
     count = arguments.count("n_workers", n_workers)
     try:
         client.wait_for_workers(count or 1, timeout=seconds)
-    except TimeoutError as error:
+    except (TimeoutError, asyncio.TimeoutError) as error:  # others before Python 3.11
         raise NoWorkersError(
             f"n_workers={n_workers}, but within {seconds:g} s only "
             f"{len(client.nthreads())} came; start some, or give a longer timeout"

@@ -159,6 +159,16 @@ async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
         await map_reduce(c, f, range(9))
     assert caught.value.items == (5,)
     assert isinstance(caught.value.__cause__, KeyError)
+
+    class StubbornError(Exception):
+        def __init__(self, one: str, two: str):
+            super().__init__(one + two)
+
+    def refuse(i: int) -> int:
+        raise StubbornError("does not", " unpickle")
+
+    with pytest.raises(ItemError, match="StubbornError: does not unpickle"):
+        await map_reduce(c, refuse, [1])
     with pytest.raises(ItemError, match=r"item 8 .* fit .*: shape \(8,\) after shape"):
         await map_reduce(c, lambda i: np.ones(i if i == 8 else 3), range(9))
     with pytest.raises(ItemError, match=r"reduce failed when the result of item"):
