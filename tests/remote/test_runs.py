@@ -82,30 +82,18 @@ def test_the_last_ones_are_kept():
 def test_what_an_old_process_left_is_forgotten():
     """Else a worker that leaked would be restarted again and again."""
     runs = Runs()
-    runs.forget_old({0: "p", 1: "q"})
     for i in range(4):
         runs.tell(i * 100, True, {})
         runs.tell(i * 100 + 50, False, {0: (900 * i, 800 * i), 1: (90, 80)})
     runs.tell(400, True, {})
     runs.tell(401, False, {0: (5000, 4000), 1: (90, 80)})
-    runs.forget_old({0: "new", 1: "q"})
+    runs.forget(0)
     assert runs.floors == {1: 80}
     assert [dict(run["floors"]) for run in runs.kept] == [{1: 80}] * 4
     assert [dict(run["peaks"])[0] for run in runs.kept] == [0, 900, 1800, 2700]
-    runs.forget_old({1: "q"})  # away for a while
-    runs.forget_old({0: "new", 1: "q"})
     runs.tell(450, False, {0: (300, 200), 1: (90, 80)})
     assert dict(runs.kept[-1]["floors"]) == {0: 200, 1: 80}
-
-
-def test_workers_that_are_long_gone_are_forgotten():
-    """Names of a cluster that scales by itself are new with each worker."""
-    runs = Runs()
-    for i in range(MOST + 5):
-        runs.forget_old({i: "p"})
-        runs.tell(i * 100, True, {})
-        runs.tell(i * 100 + 50, False, {i: (2, 1)})
-    assert len(runs.processes) == MOST
+    assert dict(runs.kept[-1]["peaks"]) == {0: 5000, 1: 90}
 
 
 def test_ids_survive_a_restart():
