@@ -47,13 +47,15 @@ class Schedules:
         self.task: asyncio.Task[None] | None = None
         self.idle_since = time()
         self.seen = -1  # transitions of tasks
+        self.again, self.breath = AGAIN, BREATH
+        self.most_waiting, self.most_ended = MOST_WAITING, MOST_ENDED
 
     # --- what is asked for ------------------------------------------------------------
 
     def add(self, terms: Mapping[str, Any]) -> dict[str, Any]:
         """Keep one more, and wait for its gap; ``refused`` where too many wait."""
-        if len(self._waiting()) >= MOST_WAITING:
-            text = f"{MOST_WAITING} restarts wait already: cancel some of them"
+        if len(self._waiting()) >= self.most_waiting:
+            text = f"{self.most_waiting} restarts wait already: cancel some of them"
             return {"refused": text}
         now, name = time(), uuid4().hex[:6]
         self.kept[name] = Schedule(name, terms, now)
@@ -142,7 +144,7 @@ class Schedules:
             return
         problem = await self._obstacle(schedule, workers)
         if problem:
-            schedule.wait({"for": "room", "text": problem}, time() + AGAIN)
+            schedule.wait({"for": "room", "text": problem}, time() + self.again)
         elif not schedule.ended and schedule.in_the_way(self._moment()) is None:
             await self._roll(schedule, workers)
 
@@ -163,7 +165,7 @@ class Schedules:
         if schedule.instants:  # there is another time for it
             self._note(schedule, "not needed", [], text)
         else:
-            schedule.wait({"for": "condition", "text": text}, time() + AGAIN)
+            schedule.wait({"for": "condition", "text": text}, time() + self.again)
         return False
 
     # --- what hinders it --------------------------------------------------------------
@@ -254,7 +256,7 @@ class Schedules:
         turns: list[dict[str, Any]] = []
         for id, worker in workers.items():
             if turns:
-                await asyncio.sleep(BREATH)
+                await asyncio.sleep(self.breath)
             outcome, problem = self._stops(schedule, began)
             if not outcome and self.scheduler.workers.get(worker.address) is worker:
                 turn = await self._turn(schedule, worker)
@@ -369,7 +371,7 @@ class Schedules:
     def _forget(self) -> None:
         """Keep those that ended last."""
         ended = [name for name, s in self.kept.items() if s.ended]
-        for name in ended[:-MOST_ENDED]:
+        for name in ended[:-self.most_ended]:
             del self.kept[name]
 
     def _tell(

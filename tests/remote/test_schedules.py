@@ -8,7 +8,6 @@ from time import time
 from typing import Any
 
 import numpy as np
-import pytest
 from distributed import Event, Nanny, wait
 from distributed.utils_test import gen_cluster
 
@@ -24,12 +23,6 @@ NANNIES: dict[str, Any] = PLAIN | {
     "worker_kwargs": {"memory_limit": "1 GiB"},
     "timeout": 120,
 }
-
-
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "AGAIN", 0.05)
-    monkeypatch.setattr(schedules, "BREATH", 0.3)
 
 
 def terms(**others: Any) -> dict[str, Any]:
@@ -55,6 +48,7 @@ def terms(**others: Any) -> dict[str, Any]:
 def begin(s: Any, **others: Any) -> tuple[Resident, Any]:
     """A resident with the modules of these tests, and one schedule in it."""
     resident = Resident(s)
+    resident.schedules.again, resident.schedules.breath = 0.05, 0.3
     resident.attach()
     name = resident.schedule(terms(**others))["id"]
     return resident, resident.schedules.kept[name]
@@ -172,13 +166,10 @@ async def test_three_failures(c: Any, s: Any, *workers: Any, monkeypatch: Any) -
 
 
 @gen_cluster(**PLAIN)
-async def test_how_many_are_kept(
-    c: Any, s: Any, *workers: Any, monkeypatch: Any
-) -> None:
+async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
     """So many may wait, and the last that have ended are remembered."""
-    monkeypatch.setattr(schedules, "MOST_WAITING", 2)
-    monkeypatch.setattr(schedules, "MOST_ENDED", 3)
     resident, it = begin(s, idle_for=60.0)
+    resident.schedules.most_waiting, resident.schedules.most_ended = 2, 3
     resident.schedule(terms(idle_for=60.0))
     assert "2 restarts wait already" in resident.schedule(terms())["refused"]
     for _ in range(5):
@@ -228,11 +219,12 @@ async def test_cancelled_in_mid_restart(c: Any, s: Any, *nannies: Any) -> None:
     parts = await c.scatter([np.arange(10) + i for i in range(4)], hash=False)
     pids = set((await c.run(os.getpid)).values())
     resident, it = begin(s)
+    first = next(iter(s.workers.values())).name
     await soon(lambda: any(job.work.doing == "restarting" for job in jobs(resident)))
     assert resident.cancel_schedule(it.name)["state"] == "running"
     await soon(lambda: it.ended)
     assert it.state == "cancelled"
-    assert it.results[0]["restarted"] == [0]
+    assert it.results[0]["restarted"] == [first]
     assert len(pids & set((await c.run(os.getpid)).values())) == 1
     assert len(await c.gather(parts)) == 4
     await asyncio.wait_for(resident.schedules.task, 10)
