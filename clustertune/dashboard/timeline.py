@@ -1,0 +1,134 @@
+"""Memory of the whole cluster over time, and what was done to it when."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from bokeh.models import (
+    AdaptiveTicker,
+    ColumnDataSource,
+    CustomJSTickFormatter,
+    HoverTool,
+    NumeralTickFormatter,
+)
+
+from clustertune.dashboard import looks
+from clustertune.dashboard.state import Columns, State
+from clustertune.wording import bytes_text
+
+SHAPES = {  # by kind of event: shape, colour
+    "did": ("circle", looks.GREEN),
+    "failed": ("x", looks.VERMILION),
+    "held": ("square", looks.PURPLE),
+    "scheduled": ("inverted_triangle", looks.SKY),
+}
+LISTED = 12  # events, the latest
+
+
+class Timeline:
+    """Two lines and a mark for each event; the latest events in a table."""
+
+    def __init__(self) -> None:
+        self.source = ColumnDataSource(_lines({"time": [], "process": [], "managed": []}))
+        self.marks = ColumnDataSource(_marks([], [], []))
+        self.root = looks.plot(
+            "Memory of all workers, and what was done", height=210, x_axis_type="datetime"
+        )
+        self.list = looks.html()
+        self.roots = (self.root, self.list)
+        self.figures = (self.root,)
+        made = self.root
+        whole = made.varea(
+            x="time", y1="managed", y2="process", source=self.source,
+            fill_color=looks.ORANGE, fill_alpha=0.8,
+        )  # fmt: skip
+        data = made.varea(
+            x="time", y1=0, y2="managed", source=self.source, fill_color=looks.BLUE,
+            fill_alpha=0.8,
+        )  # fmt: skip
+        over = made.line(x="time", y="process", source=self.source, line_color=looks.GREY)
+        marks = made.scatter(
+            x="time", y="at", marker="mark", size=12, source=self.marks,
+            fill_color="color", line_color=looks.GREY, tags=["ink"],
+        )  # fmt: skip
+        tips = [("time", "@time_text"), ("process", "@process_text")]
+        made.add_tools(
+            HoverTool(
+                tooltips=[*tips, ("managed", "@managed_text")],
+                renderers=[over],
+                mode="vline",
+            ),
+            HoverTool(tooltips=[("", "@said")], renderers=[marks]),
+        )
+        made.yaxis.ticker = AdaptiveTicker(
+            base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        )
+        made.yaxis.formatter = NumeralTickFormatter(format="0.[0] ib")
+        # of the reader: the scheduler may be in another zone
+        made.xaxis.formatter = CustomJSTickFormatter(
+            code="return new Date(tick).toLocaleTimeString()"
+        )
+        made.y_range.start = 0
+        looks.legend(made, [("managed", [data]), ("unmanaged", [whole])])
+
+    def update(self, state: State) -> None:
+        """Show another state."""
+        history, events = state["history"], state["events"]
+        self.root.visible = bool(history["time"])
+        if len(history["time"]) != len(self.source.data["time"]) or (
+            history["time"]
+            and history["time"][-1] * 1000 != self.source.data["time"][-1]
+        ):
+            self.source.data = _lines(history)
+            self.root.y_range.end = max([1, *history["process"]]) * 1.15
+        marks = _marks(events, history["time"], history["process"])
+        if marks != self.marks.data:
+            self.marks.data = marks
+        self.list.text = _table(events)
+
+
+def _lines(history: Columns) -> Columns:
+    return {
+        "time": [t * 1000 for t in history["time"]],
+        "process": list(history["process"]),
+        "managed": list(history["managed"]),
+        "time_text": [_clock(t) for t in history["time"]],
+        "process_text": [bytes_text(x) for x in history["process"]],
+        "managed_text": [bytes_text(x) for x in history["managed"]],
+    }
+
+
+def _marks(
+    events: Sequence[Any], times: Sequence[float], process: Sequence[int]
+) -> Columns:
+    """Events within the time that is shown, on the line of memory."""
+    shown = [e for e in events if times and times[0] <= e["time"]]
+    at = [min(bisect_left(times, e["time"]), len(times) - 1) for e in shown]
+    return {
+        "time": [e["time"] * 1000 for e in shown],
+        "at": [process[i] for i in at],
+        "said": [
+            looks.printable(f"{_clock(e['time'])} {e['text']}", longest=looks.LONGEST)
+            for e in shown
+        ],
+        "mark": [SHAPES[e["kind"]][0] for e in shown],
+        "color": [SHAPES[e["kind"]][1] for e in shown],
+    }
+
+
+def _clock(seconds: float) -> str:
+    """In universal time, and it says so: reader and scheduler may be far apart."""
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S} UTC"
+
+
+def _table(events: Sequence[Any]) -> str:
+    if not events:
+        return "<p class='soft'>Nothing was done by clustertune here so far.</p>"
+    rows = [
+        (_clock(e["time"]), looks.text(e["kind"]), looks.text(e["text"]))
+        for e in reversed(events[-LISTED:])
+    ]
+    return looks.table(("time", "", "what was done"), rows, "kk ")
