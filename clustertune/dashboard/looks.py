@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from bokeh.models import CustomJS, Div, LegendItem
+from bokeh.models import CustomJS, Div, Legend, LegendItem
 from bokeh.plotting import figure
 
 from clustertune.wording import printable
@@ -41,10 +41,12 @@ p { margin: 3px 0; max-width: 72em } .soft { color: var(--soft) }
 table { border-collapse: collapse; width: 100% }
 th { text-align: left; font-weight: 600; color: var(--soft) }
 td, th { padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere }
+  vertical-align: top; overflow-wrap: break-word }
+.bk-clearfix { display: block !important; width: 100% }
+td.w { overflow-wrap: anywhere }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums;
   white-space: nowrap }
-td.k { white-space: nowrap }
+td.k { white-space: nowrap; width: 1% }
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }
 .critical, .bad { color: var(--bad); font-weight: 600 }
 .warning { color: var(--fair); font-weight: 600 }
@@ -72,13 +74,14 @@ const set = () => {
       if (axis.label_text_color !== undefined) axis.label_text_color = ink
       if (axis.title_text_color !== undefined) axis.title_text_color = ink
     }
-    for (const g of f.center) {
+    for (const g of [...f.center, ...f.above]) {
       if (g.grid_line_color !== undefined) g.grid_line_color = line
       if (g.label_text_color !== undefined) g.label_text_color = ink
     }
     for (const r of f.renderers) {
-      if (r.tags.includes("ink") && r.glyph.text_color) r.glyph.text_color = ink
-      if (r.tags.includes("ink") && r.glyph.line_color) r.glyph.line_color = ink
+      if (!r.glyph.tags.includes("ink")) continue
+      if (r.glyph.text_color !== undefined) r.glyph.text_color = ink
+      else r.glyph.line_color = ink
     }
   }
 }
@@ -107,17 +110,17 @@ def html(**layout: Any) -> Div:
     return Div(stylesheets=[CSS], sizing_mode="stretch_width", **layout)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "") -> str:
     """A table of cells that are HTML already.
 
     Parameters
     ----------
-    right
+    kinds
         For each column ``n`` where numbers stand to the right, ``k`` where lines are
-        not broken, else a space.
+        not broken, ``w`` where words are, else a space.
     """
-    kinds = right.ljust(len(header))
-    classes = [f' class="{k}"' if k != " " else "" for k in kinds]
+    columns = kinds.ljust(len(header))
+    classes = [f' class="{k}"' if k != " " else "" for k in columns]
     head = "".join(
         f"<th{c}>{name}</th>" for c, name in zip(classes, header, strict=True)
     )
@@ -157,8 +160,6 @@ def plot(title: str, **options: Any) -> Any:
 
 def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
     """A legend above a figure, of names and what is drawn so."""
-    from bokeh.models import Legend
-
     made.add_layout(
         Legend(
             items=[LegendItem(label=name, renderers=list(r)) for name, r in items],
@@ -167,7 +168,10 @@ def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
             border_line_color=None,
             label_text_color=GREY,
             label_text_font_size="12px",
-            spacing=14,
+            location="top_left",
+            glyph_width=16,
+            label_standoff=3,
+            spacing=9,
             padding=2,
             margin=2,
         ),

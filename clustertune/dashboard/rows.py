@@ -110,7 +110,7 @@ class Rows:
         made.yaxis.ticker = FixedTicker(ticks=list(range(n)))
         made.yaxis.major_label_overrides = dict(enumerate(data["name"]))
         made.y_range.start, made.y_range.end = n - 0.4, -0.6
-        made.x_range.end = most * 1.35  # room for the words beside a bar
+        made.x_range.end = most * 1.7  # room for the words beside a bar
         made.height = 75 + BAR * n
         self.profile.y_range.end = most * 1.1
 

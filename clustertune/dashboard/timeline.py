@@ -10,7 +10,6 @@ from typing import Any
 from bokeh.models import (
     AdaptiveTicker,
     ColumnDataSource,
-    CustomJSTickFormatter,
     HoverTool,
     NumeralTickFormatter,
 )
@@ -52,7 +51,7 @@ class Timeline:
         over = made.line(x="time", y="process", source=self.source, line_color=looks.GREY)
         marks = made.scatter(
             x="time", y="at", marker="mark", size=12, source=self.marks,
-            fill_color="color", line_color=looks.GREY, tags=["ink"],
+            fill_color="color", line_color="color", line_width=2,
         )  # fmt: skip
         tips = [("time", "@time_text"), ("process", "@process_text")]
         made.add_tools(
@@ -67,10 +66,7 @@ class Timeline:
             base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
         )
         made.yaxis.formatter = NumeralTickFormatter(format="0.[0] ib")
-        # of the reader: the scheduler may be in another zone
-        made.xaxis.formatter = CustomJSTickFormatter(
-            code="return new Date(tick).toLocaleTimeString()"
-        )
+        made.xaxis.axis_label = "UTC"
         made.y_range.start = 0
         looks.legend(made, [("managed", [data]), ("unmanaged", [whole])])
 

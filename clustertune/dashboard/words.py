@@ -67,7 +67,7 @@ def findings(state: State) -> str:
         for f in found["found"][:MOST_FINDINGS]
     ]
     return head + looks.table(
-        ("severity", "check", "what was found", "evidence", "remedy"), rows, "kk   "
+        ("severity", "check", "what was found", "evidence", "remedy"), rows, "kkwww"
     )
 
 

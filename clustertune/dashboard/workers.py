@@ -78,14 +78,14 @@ class Bars:
                 x0="x", x1="x", y0="y0", y1="y1", source=self.ticks[name],
                 line_width=2, line_dash=dash, line_color=looks.GREY, tags=["ink"],
             )  # fmt: skip
-            parts.append((f"{name} threshold", [tick]))
+            parts.append((name, [tick]))
         self.marks = ColumnDataSource(_marks(self.source.data))
         made.scatter(
-            x="end", y="y", marker="mark", size=11, source=self.marks,
+            x="beside", y="y", marker="mark", size=11, source=self.marks,
             fill_color=looks.VERMILION, line_color=looks.VERMILION,
         )  # fmt: skip
         made.text(
-            x="end", y="y", text="said", source=self.marks, x_offset=20,
+            x="beside", y="y", text="said", source=self.marks, x_offset=10,
             text_baseline="middle", text_font_size="12px", text_color=looks.GREY,
             tags=["ink"],
         )  # fmt: skip
@@ -121,8 +121,8 @@ class Bars:
         made.yaxis.ticker = FixedTicker(ticks=list(range(n)))
         made.yaxis.major_label_overrides = dict(enumerate(data["name"]))
         made.y_range.start, made.y_range.end = n - 0.4, -0.6
-        most = max([1, *workers["limit"], *data["spilled_end"]])
-        made.x_range.end = most * 1.12
+        # words need room beside the bars
+        made.x_range.end = _widest(data) * (1.3 if self.marks.data["y"] else 1.05)
         made.height = 75 + BAR * n
 
 
@@ -260,6 +260,7 @@ def _described(state: State, said: Sequence[str]) -> Columns:
         "spilled_text": [bytes_text(x) for x in w["spilled"]],
         "limit_text": [bytes_text(x) if x else "none" for x in w["limit"]],
         "thresholds_text": [", ".join(map(_threshold, four)) for four in own],
+        "limit": list(w["limit"]),
         "threads": list(w["threads"]),
     }
 
@@ -267,12 +268,19 @@ def _described(state: State, said: Sequence[str]) -> Columns:
 def _marks(data: Columns) -> Columns:
     """A shape and words for each worker that is unusual in some way."""
     odd = [i for i, said in enumerate(data["said"]) if said != "running"]
-    names = {"end": "spilled_end", "y": "y", "column": "column", "row": "row"}
+    names = {"y": "y", "column": "column", "row": "row"}
+    beside = _widest(data) * 1.03
     said = [data["said"][i] for i in odd]
     return {name: [data[of][i] for i in odd] for name, of in names.items()} | {
         "said": said,
+        "beside": [beside] * len(odd),
         "mark": ["square_x" if "paus" in text else "triangle" for text in said],
     }
+
+
+def _widest(data: Columns) -> float:
+    """Bytes to which bars and thresholds go."""
+    return float(max([1, *data["limit"], *data["spilled_end"]]))
 
 
 def _threshold(nbytes: int | None) -> str:
