@@ -11,15 +11,14 @@ from typing import Any
 from bokeh.core.properties import without_property_validation
 from bokeh.models import Column, Row
 
-from clustertune.dashboard import looks, words
+from clustertune.dashboard import looks, state, words
 from clustertune.dashboard.rows import Rows
-from clustertune.dashboard.state import State
 from clustertune.dashboard.timeline import Timeline
 from clustertune.dashboard.workers import Memory
 
 TITLE = "clustertune"
 INTERVAL = 1000  # milliseconds between two states
-Read = Callable[[], Awaitable[State]]
+Read = Callable[[], Awaitable[state.State]]
 
 PARTS: dict[str, Callable[[], Any]] = {
     "verdict": lambda: words.Said(words.verdict_line),
@@ -34,7 +33,7 @@ PARTS: dict[str, Callable[[], Any]] = {
 ROWS = (("verdict",), ("memory", "rows"), ("findings",), ("timeline",),
         ("prepared", "hosts"))  # fmt: skip
 
-STYLE = """<style>
+STYLE = """<meta name="color-scheme" content="light dark"><style>
 :root { color-scheme: light dark }
 html, body { background: #ffffff }
 @media (prefers-color-scheme: dark) {
@@ -43,6 +42,10 @@ html, body { background: #ffffff }
   .navbar li a { color: #e8eaee !important }
 }
 </style>"""
+#: of Dask's dashboard, whose pages are light only
+TEMPLATE = (
+    '{% extends "simple.html" %}{% block extra_resources %}' + STYLE + "{% endblock %}"
+)
 
 
 class Page:
@@ -70,10 +73,10 @@ class Page:
         return Column(children=list(self.parts[name].roots), **_WIDE)
 
     @without_property_validation  # a tenth of the cost, and all values are ours
-    def update(self, state: State) -> None:
+    def update(self, shown: state.State) -> None:
         """Show another state."""
         for part in self.parts.values():
-            part.update(state)
+            part.update(shown)
 
     def add_to(self, document: Any, title: str = TITLE) -> None:
         """Be what a document shows, in the colours of its reader."""
@@ -101,8 +104,7 @@ def build(
     page.add_to(document)
 
     async def refresh() -> None:
-        state = await read()
-        page.update(state)
+        page.update(await read())
 
     document.add_next_tick_callback(refresh)
     document.add_periodic_callback(refresh, INTERVAL)

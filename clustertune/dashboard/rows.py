@@ -20,6 +20,9 @@ NONE = (
     "<p>No collections are known here yet: rows are shown from the first "
     "<code>clustertune.prepare</code> or <code>check</code> with data on.</p>"
 )
+GONE = (
+    "<p>The collections that were prepared or checked last are in memory no more.</p>"
+)
 _TOOLTIPS = [
     ("worker", "@name"),
     ("rows", "@rows_text"),
@@ -92,7 +95,8 @@ class Rows:
 
     def update(self, state: State) -> None:
         """Show another state."""
-        layouts = state["collections"]
+        known = state["collections"]
+        layouts = [x for x in known if not x["missing"] or x["missing"] < x["pieces"]]
         share = layouts[0]["workers"] if layouts else _nothing()
         n = len(share["id"])
         self.bars.visible, self.profile.visible = 0 < n <= FEW, n > FEW
@@ -101,7 +105,7 @@ class Rows:
             self.source.data = data
             self.marks.data = _marks(data)
             self._fit(data)
-        self.table.text = _table(layouts) if layouts else NONE
+        self.table.text = _table(layouts) if layouts else GONE if known else NONE
 
     def _fit(self, data: Columns) -> None:
         n = len(data["name"])

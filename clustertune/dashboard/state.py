@@ -174,7 +174,7 @@ def verdict(state: State) -> tuple[str, str]:
     lost = [
         f"{plural(x['missing'], 'piece')} of {x['label']} not in memory"
         for x in state["collections"]
-        if x["missing"]
+        if 0 < x["missing"] < x["pieces"]  # all: nobody wants them any more
     ]
     worst = [*_of_workers(state["workers"]), *lost, *_messages(state, "critical")]
     if worst:

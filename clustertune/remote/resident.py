@@ -27,6 +27,7 @@ from clustertune.remote.holds import Holds
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.names import Names
+from clustertune.remote.page import Showing
 from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens, by_group
 from clustertune.remote.survey import survey
@@ -34,7 +35,7 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 8
+PROTOCOL = 9
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -83,6 +84,7 @@ class Resident(SchedulerPlugin):
         self.runs = runs.Runs()
         self.holds = Holds(scheduler, FROZEN)
         self.names = Names(scheduler)
+        self.showing = Showing(scheduler, self)
         self.watching: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
@@ -92,6 +94,7 @@ class Resident(SchedulerPlugin):
 
     async def close(self) -> None:
         """End what runs. Unregistering a plugin alone would leave its tasks running."""
+        self.showing.close()
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.values()]
         tasks += [self.watching] if self.watching is not None else []
         for task in tasks:
@@ -548,6 +551,16 @@ class Resident(SchedulerPlugin):
         """The last report (JSON), or nothing."""
         return self.report
 
+    # --- the panel --------------------------------------------------------------------
+
+    def keep_facts(self, facts: Mapping[str, Any]) -> None:
+        """Keep what the panel shows besides what the scheduler knows itself."""
+        self.showing.keep(facts)
+
+    def page(self) -> dict[str, Any]:
+        """What the panel shows now, as of :mod:`clustertune.dashboard.state`."""
+        return self.showing.look()
+
 
 class Job:
     """Work and the task that carries it out; the reference keeps the task alive."""
@@ -583,5 +596,7 @@ METHODS = frozenset(
         "let_go",
         "keep",
         "recall",
+        "keep_facts",
+        "page",
     )
 )
