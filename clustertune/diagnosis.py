@@ -18,8 +18,10 @@ from clustertune import (
     arguments,
     checks,
     contents,
+    handover,
     inputs,
     inquiry,
+    monitor,
     report,
     workloads,
 )
@@ -147,6 +149,9 @@ async def diagnose(question: Question) -> Report:
             "see what keeps its scheduler"
         ) from None
     found = checks.run(view, settings)
+    await monitor.ask(
+        question.client, "keep_facts", facts=handover.facts(view, found)
+    )
     return _report(view, found, monotonic() - start)
 
 

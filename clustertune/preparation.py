@@ -23,6 +23,7 @@ from clustertune import (
     checks,
     conversion,
     executor,
+    handover,
     inputs,
     monitor,
     planner,
@@ -361,11 +362,11 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         report = journal.report("failed", monotonic() - start, text)
         if isinstance(ours, ClustertuneError):
             ours.report = report
-        await _conclude(cluster, report, progress, dry_run)
+        await _conclude(cluster, journal, report, progress, dry_run)
         if ours is error:
             raise
         raise ours from error
-    await _conclude(cluster, report, progress, dry_run)
+    await _conclude(cluster, journal, report, progress, dry_run)
     again = Again(
         client=request.client,
         prepare=partial(_prepare, replace(request, given=cluster.given), False),
@@ -448,11 +449,16 @@ def _text(error: BaseException) -> str:
 
 
 async def _conclude(
-    cluster: LiveCluster, report: Report, progress: Progress, dry_run: bool
+    cluster: LiveCluster,
+    journal: Journal,
+    report: Report,
+    progress: Progress,
+    dry_run: bool,
 ) -> None:
     progress.finish(headlines(report))
     if not dry_run:
-        await cluster.keep(report.to_json())
+        last = [handover.facts(v, report.left) for v in journal.views[-1:]]
+        await cluster.keep(report.to_json(), *last)
 
 
 async def _verify(request: Request, journal: Journal) -> Report:

@@ -61,9 +61,11 @@ GROUND = """
 _THEME = """
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
 const set = () => {
-  const [ink, line] = dark.matches ? ["#e8eaee", "#3a404b"] : ["#1d2129", "#d5d9e0"]
+  const [ink, line, ground] = dark.matches
+    ? ["#e8eaee", "#3a404b", "#16191f"] : ["#1d2129", "#d5d9e0", "#ffffff"]
   for (const f of figures) {
     f.title.text_color = ink
+    f.border_fill_color = f.background_fill_color = ground
     for (const axis of [...f.left, ...f.below, ...f.right]) {
       if (axis.axis_label_text_color !== undefined) {
         axis.axis_label_text_color = ink

@@ -42,6 +42,7 @@ html, body { background: #ffffff }
   .navbar li a { color: #e8eaee !important }
 }
 </style>"""
+ALONE = "{% block preamble %}" + STYLE + "{% endblock %}"
 #: of Dask's dashboard, whose pages are light only
 TEMPLATE = (
     '{% extends "simple.html" %}{% block extra_resources %}' + STYLE + "{% endblock %}"
@@ -85,6 +86,7 @@ class Page:
             document.js_on_event("document_ready", looks.theme(figures))
         document.add_root(self.root)
         document.title = title
+        document.template = ALONE
 
 
 _WIDE = {"sizing_mode": "stretch_width"}

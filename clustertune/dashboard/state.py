@@ -101,7 +101,10 @@ def of_identity(identity: Mapping[str, Any], now: float) -> State:
     """
     rows: list[tuple[Any, ...]] = []
     hosts: dict[str, list[int]] = {}
-    for address, entry in identity["workers"].items():
+    for address, entry in sorted(
+        identity["workers"].items(),
+        key=lambda item: (len(str(item[1]["name"])), str(item[1]["name"])),
+    ):
         metrics = entry["metrics"]
         spilled = metrics.get("spilled_bytes", {})
         process = int(metrics.get("memory", 0))
@@ -181,9 +184,10 @@ def verdict(state: State) -> tuple[str, str]:
         return "not ready", f"Not ready: {_listed(worst)}"
     bad = [*_of_rows(state["collections"]), *_messages(state, "warning")]
     if bad:
-        return "usable", f"Usable, but {_listed(bad)}"
-    unchecked = "" if state["findings"] else "; no check has been run on it yet"
-    return "ready", f"Ready: {total(state['workers'])}{unchecked}"
+        return "usable", f"Usable, but: {_listed(bad)}"
+    if state["findings"] is None:
+        return "ready", "Ready, as far as can be seen: no check has been run yet"
+    return "ready", "Ready: nothing stands in the way of a fit"
 
 
 def _of_workers(workers: Columns) -> Iterable[str]:

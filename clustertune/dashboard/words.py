@@ -33,7 +33,7 @@ class Said:
 def verdict_line(state: State) -> str:
     """Whether a fit can begin, or why not, and the cluster in a line."""
     level, words = verdict(state)
-    head, colon, rest = words.partition(":" if ":" in words else ",")
+    head, colon, rest = words.partition(":")
     where = looks.text(f"{state['scheduler']}: {total(state['workers'])}")
     return (
         f'<div class="verdict {level.replace(" ", "-")}"><b>{looks.text(head)}</b>'

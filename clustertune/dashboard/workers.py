@@ -48,6 +48,13 @@ _TOOLTIPS = [
 ]
 
 
+NONE = "<p>The cluster has no workers.</p>"
+UNKNOWN = (
+    "<p class='soft'>Thresholds of some workers are not known here; "
+    "<code>clustertune check</code> asks for them.</p>"
+)
+
+
 class Bars:
     """One bar a worker; also ``figures``, which follow the reader's light or dark."""
 
@@ -188,13 +195,20 @@ class Memory:
         many = n > FEW
         self.bars.root.visible = 0 < n <= FEW
         self.cells.root.visible = many
-        self.list.visible = many or not n
+        self.list.visible = many or not n or not _known(state)
         if many:
             self.cells.update(state)
             self.list.text = _extremes(state)
         else:
             self.bars.update(state)
-            self.list.text = "" if n else "<p>The cluster has no workers.</p>"
+            self.list.text = NONE if not n else "" if _known(state) else UNKNOWN
+
+
+def _known(state: State) -> bool:
+    """Whether something is known of the thresholds of each worker that has a limit."""
+    w = state["workers"]
+    own = zip(w["limit"], *(w[name] for name in THRESHOLDS), strict=True)
+    return all(not limit or any(four) for limit, *four in own)
 
 
 def _extremes(state: State) -> str:

@@ -79,10 +79,7 @@ class Showing:
         return self.state
 
     def _make(self) -> dict[str, Any]:
-        workers = [
-            ws for ws in self.scheduler.workers.values() if not is_parking(ws.name)
-        ]
-        now = time()
+        workers, now = _shown(self.scheduler), time()
         history = self.resident.runs.totals
         return {
             "time": now,
@@ -139,7 +136,7 @@ async def _count(
     scheduler: Any, layout: Mapping[str, Any], members: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
     """Rows and pieces of a layout by worker; a piece counts where most of it lies."""
-    workers = [ws for ws in scheduler.workers.values() if not is_parking(ws.name)]
+    workers = _shown(scheduler)
     index = {ws: i for i, ws in enumerate(workers)}
     rows = array("q", layout["rows"])
     held = [[0] * len(workers), [0] * len(workers)]  # rows, pieces
@@ -190,6 +187,12 @@ async def _count(
 
 
 # --- plain data -----------------------------------------------------------------------
+
+
+def _shown(scheduler: Any) -> list[Any]:
+    """Workers by name: ``worker-2`` before ``worker-10``, and each in its place."""
+    shown = [ws for ws in scheduler.workers.values() if not is_parking(ws.name)]
+    return sorted(shown, key=lambda ws: (len(str(ws.name)), str(ws.name)))
 
 
 def _workers(

@@ -1,0 +1,148 @@
+"""The panel as a server of its own, for schedulers that cannot show it themselves.
+
+It needs no Bokeh on the scheduler, and none of our code there: where that must not be
+sent, it shows what the scheduler says of its workers anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from functools import partial
+from time import monotonic, time
+from typing import Any
+
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.server.server import Server
+from distributed import Client
+
+from clustertune import monitor, showing
+from clustertune.dashboard import page
+from clustertune.dashboard.state import State, make, of_identity
+from clustertune.errors import (
+    ClustertuneError,
+    ConnectionLostError,
+    LeaseHeldError,
+    VersionMismatchError,
+)
+from clustertune.wording import seconds_text
+
+AGAIN = 2.0  # seconds between two tries to reach a scheduler that is gone
+FRESH = 0.5  # seconds for which several readers are given the same state
+
+
+class Source:
+    """Page states of a cluster, asked for while somebody looks.
+
+    Parameters
+    ----------
+    connect
+        Connects to the cluster; called again where its scheduler was gone.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
+        self._connect = connect
+        self._client: Client | None = None
+        self._objection = ""  # why our code must not go to this cluster
+        self._state: State = make(trouble="the cluster has not been looked at yet")
+        self._seen: float | None = None  # epoch seconds
+        self._asked = self._tried = -AGAIN  # monotonic
+        self._turn = asyncio.Lock()
+
+    async def read(self) -> State:
+        """The page state of now; of a scheduler that is gone the last one, and since when."""
+        async with self._turn:
+            if monotonic() - self._asked >= FRESH:
+                await self._look()
+                self._asked = monotonic()
+        return self._state
+
+    async def close(self) -> None:
+        """Let the cluster go."""
+        if self._client is not None:
+            await self._client.close()
+
+    async def _look(self) -> None:
+        try:
+            client = await self._connected()
+            state = await self._ask(client)
+        except (ConnectionLostError, OSError, asyncio.TimeoutError) as error:
+            self._state = self._state | {"trouble": self._lost(error)}
+        else:
+            self._state, self._seen = state, time()
+
+    async def _ask(self, client: Client) -> State:
+        if not self._objection:
+            state: State = await monitor.ask(client, "page")
+            return state
+        scheduler: Any = client.scheduler
+        state = of_identity(await scheduler.identity(n_workers=-1), time())
+        note = {"severity": "info", "check": "panel", "message": self._objection}
+        found = [note | {"evidence": "", "remedy": ""}]
+        command = "clustertune doctor"
+        return state | {
+            "findings": {"time": time(), "command": command, "found": found}
+        }
+
+    def _lost(self, error: BaseException) -> str:
+        since = "" if self._seen is None else f" for {seconds_text(time() - self._seen)}"
+        return f"the scheduler has not answered{since} ({error or type(error).__name__})"
+
+    async def _connected(self) -> Client:
+        client = self._client
+        if client is not None and client.status == "running":
+            return client
+        if monotonic() - self._tried < AGAIN:
+            raise ConnectionLostError("it is asked again every few seconds")
+        self._tried = monotonic()
+        if client is not None:
+            await client.close()
+        self._client = client = await self._connect()
+        try:
+            await showing.tell(client)
+            self._objection = ""
+        except ConnectionLostError:
+            raise
+        # what is found on the way must not hide the cluster
+        except (VersionMismatchError, LeaseHeldError, ClustertuneError) as error:
+            self._objection = str(error)
+        return client
+
+
+@asynccontextmanager
+async def serving(
+    source: Source, *, port: int, address: str, origins: Sequence[str]
+) -> AsyncIterator[str]:
+    """Serve the page for as long as a block lasts; yields where.
+
+    Parameters
+    ----------
+    port
+        0: any that is free.
+    address
+        Of this machine, on which it listens.
+    origins
+        ``HOST:PORT`` of pages and proxies that may show it, besides the address itself.
+
+    Raises
+    ------
+    OSError
+        The port is taken.
+    """
+    application = Application(FunctionHandler(partial(page.build, read=source.read)))
+    server = Server(
+        {"/": application},
+        port=port,
+        address=address,
+        allow_websocket_origin=[f"{address}:{port}", *origins] if port else None,
+    )
+    server.start()
+    try:
+        yield f"http://{address}:{server.port}/"
+    finally:
+        server.stop()
+        server.unlisten()
+        await source.close()
