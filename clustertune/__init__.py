@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from clustertune.resetting import reset as reset
     from clustertune.saving import load as load
     from clustertune.saving import save as save
+    from clustertune.showing import Panel as Panel
+    from clustertune.showing import panel as panel
     from clustertune.sizing import Sizing as Sizing
     from clustertune.sizing import size as size
     from clustertune.watcher import Monitor as Monitor
@@ -38,6 +40,8 @@ _PUBLIC = {
     "last_report": "preparation",
     "load": "saving",
     "Monitor": "watcher",
+    "panel": "showing",
+    "Panel": "showing",
     "prepare": "preparation",
     "Prepared": "prepared",
     "Recreated": "resetting",

@@ -149,9 +149,7 @@ async def diagnose(question: Question) -> Report:
             "see what keeps its scheduler"
         ) from None
     found = checks.run(view, settings)
-    await monitor.ask(
-        question.client, "keep_facts", facts=handover.facts(view, found)
-    )
+    await monitor.ask(question.client, "keep_facts", facts=handover.facts(view, found))
     return _report(view, found, monotonic() - start)
 
 

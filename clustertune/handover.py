@@ -56,7 +56,9 @@ def findings(found: Iterable[Finding]) -> list[dict[str, str]]:
 
 def evidence(values: Mapping[str, Any]) -> str:
     """Evidence in words; what ``bytes`` are in the name has a unit of bytes."""
-    return ", ".join(f"{k.replace('_', ' ')} {_figure(k, v)}" for k, v in values.items())
+    return ", ".join(
+        f"{k.replace('_', ' ')} {_figure(k, v)}" for k, v in values.items()
+    )
 
 
 def _figure(name: str, value: Any) -> str:

@@ -7,17 +7,20 @@ sent, it shows what the scheduler says of its workers anyway.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from collections.abc import AsyncIterator
 from functools import partial
 from time import monotonic, time
 from typing import Any
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from bokeh.server.util import bind_sockets, create_hosts_allowlist
 from distributed import Client
+from tornado.httpserver import HTTPServer
+from tornado.ioloop import IOLoop
 
 from clustertune import monitor, showing
 from clustertune.dashboard import page
@@ -88,8 +91,12 @@ class Source:
         }
 
     def _lost(self, error: BaseException) -> str:
-        since = "" if self._seen is None else f" for {seconds_text(time() - self._seen)}"
-        return f"the scheduler has not answered{since} ({error or type(error).__name__})"
+        since = (
+            "" if self._seen is None else f" for {seconds_text(time() - self._seen)}"
+        )
+        return (
+            f"the scheduler has not answered{since} ({error or type(error).__name__})"
+        )
 
     async def _connected(self) -> Client:
         client = self._client
@@ -132,17 +139,20 @@ async def serving(
     OSError
         The port is taken.
     """
+    sockets, port = bind_sockets(address, port)
     application = Application(FunctionHandler(partial(page.build, read=source.read)))
-    server = Server(
-        {"/": application},
-        port=port,
-        address=address,
-        allow_websocket_origin=[f"{address}:{port}", *origins] if port else None,
+    own = [f"{host}:{port}" for host in {address, "localhost"}]
+    tornado = BokehTornado(
+        application,
+        extra_websocket_origins=create_hosts_allowlist([*own, *origins], port),
     )
+    http = HTTPServer(tornado)
+    http.add_sockets(sockets)
+    server = BaseServer(IOLoop.current(), tornado, http)
     server.start()
     try:
-        yield f"http://{address}:{server.port}/"
+        yield f"http://{address}:{port}/"
     finally:
         server.stop()
-        server.unlisten()
+        http.stop()
         await source.close()

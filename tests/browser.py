@@ -85,7 +85,9 @@ class Tab:
 
     async def run(self, code: str) -> Any:
         """The value of a JavaScript expression."""
-        answer = await self.call("Runtime.evaluate", expression=code, returnByValue=True)
+        answer = await self.call(
+            "Runtime.evaluate", expression=code, returnByValue=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -111,7 +113,10 @@ class Tab:
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {"x": 0, "y": 0, "scale": 1} | {k: size[k] for k in ("width", "height")}
         answer = await self.call(
-            "Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True
+            "Page.captureScreenshot",
+            format="png",
+            clip=clip,
+            captureBeyondViewport=True,
         )
         file.write_bytes(base64.b64decode(answer["data"]))
 

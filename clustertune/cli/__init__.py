@@ -34,6 +34,10 @@ COMMANDS = {
         "looking",
         "The page of a check; without NAME what checks there are.",
     ),
+    "panel": (
+        "panel",
+        "The page of a cluster: on its dashboard, or served from this machine.",
+    ),
     "prepare": (
         "preparing",
         "Get published data ready for a fit; the names point to the new pieces then.",

@@ -89,12 +89,10 @@ class Page:
         document.template = ALONE
 
 
-_WIDE = {"sizing_mode": "stretch_width"}
+_WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 
-def build(
-    document: Any, read: Read, rows: Sequence[Sequence[str]] = ROWS
-) -> None:
+def build(document: Any, read: Read, rows: Sequence[Sequence[str]] = ROWS) -> None:
     """Fill a document, and keep it up to date for as long as somebody looks at it.
 
     Parameters

@@ -35,11 +35,11 @@ _TOOLTIPS = [
 class Rows:
     """Bars of the training data, and all collections in a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "Rows of the training data") -> None:
         self.source = ColumnDataSource(_described(_nothing()))
         self.marks = ColumnDataSource(_marks(self.source.data))
-        self.bars = looks.plot("Rows of the training data", height=120, y_range=(1, 0))
-        self.profile = looks.plot("Rows of the training data, by worker", height=260)
+        self.bars = looks.plot(title, height=120, y_range=(1, 0))
+        self.profile = looks.plot(f"{title}, by worker", height=260)
         self.table = looks.html()
         self.roots = (self.bars, self.profile, self.table)
         self.figures = (self.bars, self.profile)

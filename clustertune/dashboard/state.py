@@ -57,7 +57,9 @@ HOST = ("host", "workers", "threads", "cpus")
 SHARE = ("id", "rows", "pieces", "due")
 KINDS = ("did", "failed", "held", "scheduled")
 
-SILENT = 15.0  # seconds after which a worker counts as silent; it tells of itself each s
+SILENT = (
+    15.0  # seconds after which a worker counts as silent; it tells of itself each s
+)
 UNEVEN = 1.05  # rows over the share from which on they are uneven: prepare's tolerance
 
 

@@ -31,10 +31,14 @@ class Timeline:
     """Two lines and a mark for each event; the latest events in a table."""
 
     def __init__(self) -> None:
-        self.source = ColumnDataSource(_lines({"time": [], "process": [], "managed": []}))
+        self.source = ColumnDataSource(
+            _lines({"time": [], "process": [], "managed": []})
+        )
         self.marks = ColumnDataSource(_marks([], [], []))
         self.root = looks.plot(
-            "Memory of all workers, and what was done", height=210, x_axis_type="datetime"
+            "Memory of all workers, and what was done",
+            height=210,
+            x_axis_type="datetime",
         )
         self.list = looks.html()
         self.roots = (self.root, self.list)
@@ -48,7 +52,9 @@ class Timeline:
             x="time", y1=0, y2="managed", source=self.source, fill_color=looks.BLUE,
             fill_alpha=0.8,
         )  # fmt: skip
-        over = made.line(x="time", y="process", source=self.source, line_color=looks.GREY)
+        over = made.line(
+            x="time", y="process", source=self.source, line_color=looks.GREY
+        )
         marks = made.scatter(
             x="time", y="at", marker="mark", size=12, source=self.marks,
             fill_color="color", line_color="color", line_width=2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from clustertune.dashboard import looks
@@ -18,9 +18,9 @@ SIGNS = {"critical": "&#9650;", "warning": "&#9670;", "info": "&#9679;"}
 class Said:
     """HTML that follows from the state alone."""
 
-    figures = ()
+    figures: tuple[Any, ...] = ()
 
-    def __init__(self, say: Any) -> None:
+    def __init__(self, say: Callable[[State], str]) -> None:
         self.say = say
         self.root = looks.html()
         self.roots = (self.root,)
@@ -56,6 +56,11 @@ def findings(state: State) -> str:
     )
     if not found["found"]:
         return f"{head}<p>Nothing was found.</p>"
+    return head + found_table(found["found"])
+
+
+def found_table(found: Sequence[Mapping[str, str]]) -> str:
+    """A table of findings of a page state."""
     rows = [
         (
             _severity(f["severity"]),
@@ -64,11 +69,12 @@ def findings(state: State) -> str:
             looks.text(f["evidence"], 1000),
             f"<code>{looks.text(f['remedy'], 1000)}</code>",
         )
-        for f in found["found"][:MOST_FINDINGS]
+        for f in found[:MOST_FINDINGS]
     ]
-    return head + looks.table(
-        ("severity", "check", "what was found", "evidence", "remedy"), rows, "kkwww"
-    )
+    head = ("severity", "check", "what was found", "evidence", "remedy")
+    more = len(found) - MOST_FINDINGS
+    rest = f"<p class='soft'>and {more:,} more findings</p>" if more > 0 else ""
+    return looks.table(head, rows, "kkwww") + rest
 
 
 def _severity(name: str) -> str:

@@ -16,8 +16,15 @@ from clustertune.dashboard import page
 from clustertune.remote.resident import NAME
 
 PATH = "/clustertune"
-INDIVIDUAL = ("memory", "rows", "findings", "timeline")  # parts with a page of their own
-GONE = "clustertune's part of this scheduler is gone; run clustertune.panel(client) again"
+INDIVIDUAL = (
+    "memory",
+    "rows",
+    "findings",
+    "timeline",
+)  # parts with a page of their own
+GONE = (
+    "clustertune's part of this scheduler is gone; run clustertune.panel(client) again"
+)
 
 
 def mount(dask_scheduler: Any) -> dict[str, Any]:
@@ -34,7 +41,9 @@ def mount(dask_scheduler: Any) -> dict[str, Any]:
         from bokeh.server.tornado import BokehTornado
     except ImportError:
         return {"error": "it has no Bokeh"}
-    apps = [a for a in getattr(served, "applications", ()) if isinstance(a, BokehTornado)]
+    apps = [
+        a for a in getattr(served, "applications", ()) if isinstance(a, BokehTornado)
+    ]
     if not apps:
         return {"error": "it serves no dashboard"}
     first = apps[0]
