@@ -30,8 +30,8 @@ def draw(report: Report) -> str:
     both = (("before", report.before), ("after", report.after))
     placed = [_rows(when, found) for when, found in both if found]
     figures = [f for rows in placed for f in rows.figures]
-    columns = [Column(children=list(rows.roots), **_WIDE) for rows in placed]
-    parts = [
+    columns: list[Any] = [Column(children=list(rows.roots), **_WIDE) for rows in placed]
+    parts: list[Any] = [
         _said(_headlines(report)),
         Row(children=columns, spacing=28, **_WIDE),
         _said(_findings("Found", report.found)),

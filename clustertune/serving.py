@@ -56,7 +56,7 @@ class Source:
         self._turn = asyncio.Lock()
 
     async def read(self) -> State:
-        """The page state of now; of a scheduler that is gone the last one, and since when."""
+        """The page state of now; the last one where the scheduler is gone."""
         async with self._turn:
             if monotonic() - self._asked >= FRESH:
                 await self._look()
@@ -94,9 +94,8 @@ class Source:
         since = (
             "" if self._seen is None else f" for {seconds_text(time() - self._seen)}"
         )
-        return (
-            f"the scheduler has not answered{since} ({error or type(error).__name__})"
-        )
+        why = str(error) or type(error).__name__
+        return f"the scheduler has not answered{since} ({why})"
 
     async def _connected(self) -> Client:
         client = self._client

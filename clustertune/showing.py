@@ -118,8 +118,8 @@ async def add_panel(client: Client) -> Panel:
     answer = await ship.on_scheduler(client, mount.mount)
     if "error" in answer:
         raise RefusedError(
-            f"the page cannot be part of this scheduler's dashboard: {answer['error']}; "
-            f"{ALONE}"
+            "the page cannot be part of this scheduler's dashboard: "
+            f"{answer['error']}; {ALONE}"
         )
     return Panel(beside(client.dashboard_link, answer["path"]))
 

@@ -55,9 +55,10 @@ class Tab:
                 entry = message["params"]["entry"]
                 if entry["level"] == "error":
                     self.complaints.append(f"{entry['text']} {entry.get('url')}")
-            elif message["method"] == "Runtime.consoleAPICalled":
-                if message["params"]["type"] in ("error", "assert"):
-                    self.complaints.append(str(message["params"]["args"]))
+            elif message["method"] == "Runtime.consoleAPICalled" and (
+                message["params"]["type"] in ("error", "assert")
+            ):
+                self.complaints.append(str(message["params"]["args"]))
 
     async def call(self, method: str, **parameters: Any) -> Any:
         number = next(self._numbers)
@@ -98,11 +99,13 @@ class Tab:
     async def shows(self, *words: str, seconds: float = 20) -> str:
         """Wait until the page has these words; return all of them."""
         end = monotonic() + seconds
-        while not all(w in (text := await self.text()) for w in words):
+        while True:
+            text = await self.text()
             lacking = [w for w in words if w not in text]
+            if not lacking:
+                return text
             assert monotonic() < end, f"{lacking} never came: {text[:3000]}"
             await asyncio.sleep(0.1)
-        return text
 
     async def columns(self) -> list[dict[str, Any]]:
         """What the sources of all figures have: canvas has no words to read."""

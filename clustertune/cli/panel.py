@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import click
 from distributed import Client
@@ -15,6 +16,7 @@ from clustertune.showing import add_panel
 from clustertune.wording import printable
 
 PORT = 8790
+LOOPBACK = "127.0.0.1"
 
 
 @click.command()
@@ -55,36 +57,38 @@ def panel(
         click.echo(printable(run(target, add_panel).url, longest=2000))
         return
 
+    address, number = listen or LOOPBACK, PORT if port is None else port
+
     async def go_on(client: Client) -> None:
         source = Source(_connecting(client))
-        where = {"port": PORT if port is None else port, "address": listen or _LOOPBACK}
         try:
-            async with serving(source, origins=origins, **where) as url:
+            async with serving(
+                source, port=number, address=address, origins=origins
+            ) as url:
                 click.echo(f"{url} shows the cluster until ^C")
                 await asyncio.Event().wait()
         except OSError as error:
             raise click.UsageError(
-                f"cannot listen on {where['address']}:{where['port']} ({error}); give "
-                "another --port, 0 for any that is free"
+                f"cannot listen on {address}:{number} ({error}); give another --port, "
+                "0 for any that is free"
             ) from error
 
     run(target, go_on)
 
 
-_LOOPBACK = "127.0.0.1"
-
-
 def _connecting(first: Client) -> Callable[[], Awaitable[Client]]:
     """How to reach the cluster of a client again, whatever becomes of that client."""
-    address, security = first.scheduler.address, first.security
+    scheduler: Any = first.scheduler
+    address, security = scheduler.address, first.security
 
     async def connect() -> Client:
-        return await Client(
+        client: Client = await Client(
             address,
             asynchronous=True,
             timeout=CONNECT,
             set_as_default=False,
             security=security,
         )
+        return client
 
     return connect

@@ -6,11 +6,13 @@ through :func:`text` before it becomes HTML: it is untrusted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bokeh.models import CustomJS, Div, Legend, LegendItem
+from bokeh.models import ColumnDataSource, CustomJS
+from bokeh.models.annotations import Legend, LegendItem
+from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 from clustertune.wording import printable
@@ -29,7 +31,8 @@ CSS = """
   color: var(--ink); font: 14px/1.45 system-ui, "Helvetica Neue", Arial, sans-serif; }
 @media (prefers-color-scheme: dark) { :host { --ground: #16191f; --ink: #e8eaee;
   --soft: #a6adba; --line: #3a404b; --bad: #ff9d5c; --good: #4fd3a8; --fair: #f0c24b; }}
-.verdict { font-size: 19px; font-weight: 600; padding: 6px 12px; border-left: 6px solid }
+.verdict { font-size: 19px; font-weight: 600; padding: 6px 12px;
+  border-left: 6px solid }
 .verdict small { display: block; font-size: 13px; font-weight: 400;
   color: var(--soft) }
 .ready { border-color: var(--good) } .ready b { color: var(--good) }
@@ -57,7 +60,7 @@ GROUND = """
 @media (prefers-color-scheme: dark) { :host { background: #16191f }}
 """
 
-# A canvas knows no CSS: the browser says which ground it has, now and when that changes.
+# A canvas knows no CSS: the browser says which ground it has, now and when it changes.
 _THEME = """
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
 const set = () => {
@@ -137,7 +140,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "")
 
 def plot(title: str, **options: Any) -> Any:
     """A figure without grounds of its own, so that the page's shows through."""
-    made = figure(
+    made: Any = figure(
         title=title,
         toolbar_location=None,
         tools="",
@@ -160,6 +163,12 @@ def plot(title: str, **options: Any) -> Any:
     return made
 
 
+def source(columns: Mapping[str, list[Any]]) -> Any:
+    """A source of these columns; of what Bokeh takes its types say too little."""
+    found: Any = dict(columns)
+    return ColumnDataSource(found)
+
+
 def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
     """A legend above a figure, of names and what is drawn so."""
     made.add_layout(
@@ -174,7 +183,6 @@ def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
             glyph_width=16,
             label_standoff=3,
             spacing=9,
-            padding=2,
             margin=2,
         ),
         "above",

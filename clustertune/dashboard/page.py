@@ -11,14 +11,15 @@ from typing import Any
 from bokeh.core.properties import without_property_validation
 from bokeh.models import Column, Row
 
-from clustertune.dashboard import looks, state, words
+from clustertune.dashboard import looks, words
 from clustertune.dashboard.rows import Rows
+from clustertune.dashboard.state import State
 from clustertune.dashboard.timeline import Timeline
 from clustertune.dashboard.workers import Memory
 
 TITLE = "clustertune"
 INTERVAL = 1000  # milliseconds between two states
-Read = Callable[[], Awaitable[state.State]]
+Read = Callable[[], Awaitable[State]]
 
 PARTS: dict[str, Callable[[], Any]] = {
     "verdict": lambda: words.Said(words.verdict_line),
@@ -60,7 +61,9 @@ class Page:
 
     def __init__(self, rows: Sequence[Sequence[str]] = ROWS) -> None:
         self.parts = {name: PARTS[name]() for row in rows for name in row}
-        columns = [[self._column(name) for name in row] for row in rows]
+        columns: list[list[Any]] = [
+            [self._column(name) for name in row] for row in rows
+        ]
         self.root = Column(
             children=[
                 row[0] if len(row) == 1 else Row(children=row, **_WIDE, spacing=28)
@@ -73,9 +76,11 @@ class Page:
     def _column(self, name: str) -> Column:
         return Column(children=list(self.parts[name].roots), **_WIDE)
 
-    @without_property_validation  # a tenth of the cost, and all values are ours
-    def update(self, shown: state.State) -> None:
+    def update(self, shown: State) -> None:
         """Show another state."""
+        _unchecked(self._update)(shown)
+
+    def _update(self, shown: State) -> None:
         for part in self.parts.values():
             part.update(shown)
 
@@ -89,6 +94,8 @@ class Page:
         document.template = ALONE
 
 
+# a good part of the cost, and all values are ours
+_unchecked: Callable[..., Callable[..., None]] = without_property_validation
 _WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from bokeh.models import (
-    ColumnDataSource,
     FixedTicker,
     HoverTool,
     NumeralTickFormatter,
@@ -36,8 +35,8 @@ class Rows:
     """Bars of the training data, and all collections in a table."""
 
     def __init__(self, title: str = "Rows of the training data") -> None:
-        self.source = ColumnDataSource(_described(_nothing()))
-        self.marks = ColumnDataSource(_marks(self.source.data))
+        self.source = looks.source(_described(_nothing()))
+        self.marks = looks.source(_marks(self.source.data))
         self.bars = looks.plot(title, height=120, y_range=(1, 0))
         self.profile = looks.plot(f"{title}, by worker", height=260)
         self.table = looks.html()

@@ -9,14 +9,13 @@ from typing import Any
 
 from bokeh.models import (
     AdaptiveTicker,
-    ColumnDataSource,
     HoverTool,
     NumeralTickFormatter,
 )
 
 from clustertune.dashboard import looks
 from clustertune.dashboard.state import Columns, State
-from clustertune.wording import bytes_text
+from clustertune.wording import bytes_text, printable
 
 SHAPES = {  # by kind of event: shape, colour
     "did": ("circle", looks.GREEN),
@@ -31,10 +30,8 @@ class Timeline:
     """Two lines and a mark for each event; the latest events in a table."""
 
     def __init__(self) -> None:
-        self.source = ColumnDataSource(
-            _lines({"time": [], "process": [], "managed": []})
-        )
-        self.marks = ColumnDataSource(_marks([], [], []))
+        self.source = looks.source(_lines({"time": [], "process": [], "managed": []}))
+        self.marks = looks.source(_marks([], [], []))
         self.root = looks.plot(
             "Memory of all workers, and what was done",
             height=210,
@@ -113,7 +110,7 @@ def _marks(
         "time": [e["time"] * 1000 for e in shown],
         "at": [process[i] for i in at],
         "said": [
-            looks.printable(f"{_clock(e['time'])} {e['text']}", longest=looks.LONGEST)
+            printable(f"{_clock(e['time'])} {e['text']}", longest=looks.LONGEST)
             for e in shown
         ],
         "mark": [SHAPES[e["kind"]][0] for e in shown],

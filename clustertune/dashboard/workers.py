@@ -12,17 +12,16 @@ from typing import Any
 
 from bokeh.models import (
     AdaptiveTicker,
-    ColorBar,
-    ColumnDataSource,
     FixedTicker,
     HoverTool,
     LinearColorMapper,
     NumeralTickFormatter,
 )
+from bokeh.models.annotations import ColorBar
 from bokeh.palettes import Cividis256
 
 from clustertune.dashboard import looks
-from clustertune.dashboard.state import THRESHOLDS, Columns, State, conditions
+from clustertune.dashboard.state import THRESHOLDS, Columns, State, conditions, make
 from clustertune.wording import bytes_text, plural
 
 FEW = 60  # workers up to which each has a bar
@@ -30,7 +29,7 @@ LISTED = 5  # of more, so many fullest and emptiest ones are named
 BAR = 22  # pixels
 TICKS = dict(zip(THRESHOLDS, ("dotted", "dashed", "solid", "dotdash"), strict=True))
 
-_BARS = (
+_BARS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("managed", looks.BLUE, {}),
     ("unmanaged", looks.ORANGE, {}),
     ("spilled", looks.PURPLE, {"hatch_pattern": "/", "hatch_color": "white"}),
@@ -59,8 +58,8 @@ class Bars:
     """One bar a worker; also ``figures``, which follow the reader's light or dark."""
 
     def __init__(self) -> None:
-        self.source = ColumnDataSource(_described(State(workers={}), ()))
-        self.ticks = {name: ColumnDataSource(_no_ticks()) for name in THRESHOLDS}
+        self.source = looks.source(_described(make(), ()))
+        self.ticks = {name: looks.source(_no_ticks()) for name in THRESHOLDS}
         self.root = looks.plot("Memory of workers", height=120, y_range=(1, 0))
         self.figures = (self.root,)
         made = self.root
@@ -86,7 +85,7 @@ class Bars:
                 line_width=2, line_dash=dash, line_color=looks.GREY, tags=["ink"],
             )  # fmt: skip
             parts.append((name, [tick]))
-        self.marks = ColumnDataSource(_marks(self.source.data))
+        self.marks = looks.source(_marks(self.source.data))
         made.scatter(
             x="beside", y="y", marker="mark", size=11, source=self.marks,
             fill_color=looks.VERMILION, line_color=looks.VERMILION,
@@ -137,7 +136,7 @@ class Cells:
     """A cell a worker, coloured by memory; the fullest and the emptiest by name."""
 
     def __init__(self) -> None:
-        self.source = ColumnDataSource(_described(State(workers={}), ()))
+        self.source = looks.source(_described(make(), ()))
         self.root = looks.plot("Memory of workers", height=260)
         self.figures = (self.root,)
         made = self.root
@@ -146,7 +145,7 @@ class Cells:
             x="column", y="row", width=0.92, height=0.92, source=self.source,
             fill_color={"field": "fraction", "transform": colors}, line_color=None,
         )  # fmt: skip
-        self.marks = ColumnDataSource(_marks(self.source.data))
+        self.marks = looks.source(_marks(self.source.data))
         made.scatter(
             x="column", y="row", marker="mark", size=12, source=self.marks,
             fill_color="white", line_color=looks.VERMILION, line_width=3,
@@ -247,10 +246,7 @@ def _fractions(workers: Columns) -> list[float]:
 
 def _described(state: State, said: Sequence[str]) -> Columns:
     """What figures and tooltips show of each worker."""
-    w = state["workers"] or dict.fromkeys(
-        ("id", "address", "process", "managed", "spilled", "limit", "threads",
-         *THRESHOLDS), [],
-    )  # fmt: skip
+    w = state["workers"]
     n = len(w["id"])
     managed = w["managed"]
     unmanaged = [max(0, p - m) for p, m in zip(w["process"], managed, strict=True)]

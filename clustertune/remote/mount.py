@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from clustertune.dashboard import page
+from clustertune.dashboard.state import make
 from clustertune.remote.resident import NAME
 
 PATH = "/clustertune"
@@ -36,7 +37,7 @@ def mount(dask_scheduler: Any) -> dict[str, Any]:
         ``path`` of the page, with the dashboard's prefix; ``error`` where there can be
         none, and why.
     """
-    served = getattr(dask_scheduler, "http_application", None)
+    served: Any = getattr(dask_scheduler, "http_application", None)
     try:
         from bokeh.server.tornado import BokehTornado
     except ImportError:
@@ -60,10 +61,10 @@ def _documents(scheduler: Any) -> dict[str, Callable[[Any], None]]:
     async def read() -> Any:
         resident = scheduler.plugins.get(NAME)
         if resident is None:
-            return page.state.make(scheduler=scheduler.address, trouble=GONE)
+            return make(scheduler=scheduler.address, trouble=GONE)
         return resident.page()
 
-    whole = {PATH: partial(page.build, read=read)}
+    whole: dict[str, Callable[[Any], None]] = {PATH: partial(page.build, read=read)}
     return whole | {
         _individual(part): partial(page.build, read=read, rows=((part,),))
         for part in INDIVIDUAL

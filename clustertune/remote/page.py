@@ -232,7 +232,7 @@ def _columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, A
 
 
 def _events(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
-    """Events of Dask's log in words; what has begun and ended is said once, at its end."""
+    """Events of Dask's log in words; what has begun is said when it has ended."""
     latest = deque(logged, maxlen=MOST_EVENTS)
     return [
         {"time": at, "kind": _kind(event), "text": _words(event)}

@@ -2,11 +2,11 @@
 
 A function is sent as cloudpickle bytes made while every module that travels
 (``clustertune.remote``, ``clustertune.dashboard`` and what they need) is registered to
-be pickled by value, so that it runs where clustertune is not installed. Distributed compares exact module names, so registering
-the package would not do; and the wrapper pickles as a plain call of
-``cloudpickle.loads``, so that no class of ours is referenced. The registration is
-global to the user's process and would change how *their* objects are pickled:
-therefore it lasts for one ``dumps`` only, under a lock.
+be pickled by value, so that it runs where clustertune is not installed. Distributed
+compares exact module names, so registering the package would not do; and the wrapper
+pickles as a plain call of ``cloudpickle.loads``, so that no class of ours is
+referenced. The registration is global to the user's process and would change how
+*their* objects are pickled: therefore it lasts for one ``dumps`` only, under a lock.
 """
 
 from __future__ import annotations
