@@ -77,6 +77,7 @@ class Tab:
         await self.call("Page.navigate", url=url)
 
     async def set(self, *, dark: bool, width: int, height: int = 900) -> None:
+        self._dark, self._width = dark, width
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
         await self.call(
@@ -87,7 +88,10 @@ class Tab:
     async def run(self, code: str) -> Any:
         """The value of a JavaScript expression."""
         answer = await self.call(
-            "Runtime.evaluate", expression=code, returnByValue=True
+            "Runtime.evaluate",
+            expression=code,
+            returnByValue=True,
+            awaitPromise=True,
         )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -114,13 +118,9 @@ class Tab:
     async def picture(self, file: Path) -> None:
         """Write a screenshot of the whole page."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "scale": 1} | {k: size[k] for k in ("width", "height")}
-        answer = await self.call(
-            "Page.captureScreenshot",
-            format="png",
-            clip=clip,
-            captureBeyondViewport=True,
-        )
+        await self.set(dark=self._dark, width=self._width, height=int(size["height"]))
+        await self.run("new Promise(done => setTimeout(done, 300))")
+        answer = await self.call("Page.captureScreenshot", format="png")
         file.write_bytes(base64.b64decode(answer["data"]))
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ _TEXT = """(() => {
     if (node.shadowRoot) node.shadowRoot.childNodes.forEach(walk)
     node.childNodes.forEach(walk)
   }
-  walk(document.body)
+  if (document.body) walk(document.body)
   return words.join(" ").replace(/\\s+/g, " ")
 })()"""
 _COLUMNS = """JSON.stringify(Bokeh.documents.flatMap(d => [...d._all_models.values()])

@@ -105,6 +105,14 @@ def text(value: object, longest: int = LONGEST) -> str:
     return escape(printable(str(value), longest=longest))
 
 
+def with_code(value: str) -> str:
+    """Untrusted text as HTML in which what stands in backticks can be copied."""
+    parts = text(value, 1000).split("`")
+    return "".join(
+        f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
+    )
+
+
 def names(ids: Iterable[object]) -> list[str]:
     """Names of workers for labels and tooltips, which take them as text."""
     return [printable(str(id), longest=NAME) for id in ids]

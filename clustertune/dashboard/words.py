@@ -67,7 +67,7 @@ def found_table(found: Sequence[Mapping[str, str]]) -> str:
             looks.text(f["check"]),
             looks.text(f["message"], 1000),
             looks.text(f["evidence"], 1000),
-            f"<code>{looks.text(f['remedy'], 1000)}</code>",
+            looks.with_code(f["remedy"]),
         )
         for f in found[:MOST_FINDINGS]
     ]
