@@ -3,6 +3,7 @@
 Nothing but the browser is needed: tornado, which Dask brings, speaks its protocol.
 """
 
+# ruff: noqa: ASYNC220, ASYNC240 - what blocks is short, and nothing else runs
 from __future__ import annotations
 
 import asyncio

@@ -56,7 +56,7 @@ def test_uneven_rows_and_torn_pairs() -> None:
     assert "uneven (2 times the share)" in text
 
 
-def test_lost_pieces_stop_a_fit_and_data_that_was_let_go_does_not() -> None:
+def test_lost_pieces_stop_a_fit() -> None:
     """After a fit nobody wants the data any more; while some of it is there, one does."""
     state = of()
     state["collections"][0]["missing"] = 3
