@@ -63,30 +63,29 @@ GROUND = """
 # A canvas knows no CSS: the browser says which ground it has, now and when it changes.
 _THEME = """
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
+// it is this reader's affair: nothing of it goes to the server
+const put = (model, values) => model.setv(values, {sync: false})
 const set = () => {
   const [ink, line, ground] = dark.matches
     ? ["#e8eaee", "#3a404b", "#16191f"] : ["#1d2129", "#d5d9e0", "#ffffff"]
   for (const f of figures) {
-    f.title.text_color = ink
-    f.border_fill_color = f.background_fill_color = ground
-    for (const axis of [...f.left, ...f.below, ...f.right]) {
-      if (axis.axis_label_text_color !== undefined) {
-        axis.axis_label_text_color = ink
-        axis.major_label_text_color = ink
-        axis.axis_line_color = line
-        axis.major_tick_line_color = line
-      }
-      if (axis.label_text_color !== undefined) axis.label_text_color = ink
-      if (axis.title_text_color !== undefined) axis.title_text_color = ink
+    put(f.title, {text_color: ink})
+    put(f, {border_fill_color: ground, background_fill_color: ground})
+    for (const part of [...f.left, ...f.below, ...f.right, ...f.above, ...f.center]) {
+      if (part.axis_label_text_color !== undefined) put(part, {
+        axis_label_text_color: ink, major_label_text_color: ink,
+        axis_line_color: line, major_tick_line_color: line,
+      })
+      if (part.grid_line_color !== undefined) put(part, {grid_line_color: line})
+      if (part.label_text_color !== undefined) put(part, {label_text_color: ink})
+      if (part.title_text_color !== undefined) put(part, {
+        title_text_color: ink, major_label_text_color: ink,
+      })
     }
-    for (const g of [...f.center, ...f.above]) {
-      if (g.grid_line_color !== undefined) g.grid_line_color = line
-      if (g.label_text_color !== undefined) g.label_text_color = ink
-    }
-    for (const r of f.renderers) {
-      if (!r.glyph.tags.includes("ink")) continue
-      if (r.glyph.text_color !== undefined) r.glyph.text_color = ink
-      else r.glyph.line_color = ink
+    for (const {glyph} of f.renderers) {
+      if (!glyph.tags.includes("ink")) continue
+      if (glyph.text_color !== undefined) put(glyph, {text_color: ink})
+      else put(glyph, {line_color: ink})
     }
   }
 }

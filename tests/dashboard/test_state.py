@@ -57,7 +57,7 @@ def test_uneven_rows_and_torn_pairs() -> None:
 
 
 def test_lost_pieces_stop_a_fit() -> None:
-    """After a fit nobody wants the data any more; while some of it is there, one does."""
+    """After a fit nobody wants it any more; while some is there, somebody does."""
     state = of()
     state["collections"][0]["missing"] = 3
     assert verdict(state)[1] == "Not ready: 3 pieces of training data not in memory"
@@ -86,7 +86,7 @@ def test_without_a_limit_there_are_no_thresholds() -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_a_scheduler_says_by_itself_is_enough_for_workers(c, s, a, b):
-    """Where no code may be sent: memory and threads, and thresholds that are unknown."""
+    """Where no code may be sent: memory and threads; thresholds are unknown."""
     await a.heartbeat()
     await b.heartbeat()
     identity = await c.scheduler.identity(n_workers=-1)

@@ -110,7 +110,8 @@ async def test_thresholds_and_cpus_are_those_handed_over(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_what_is_kept_has_bounds(c, s, a, b, monkeypatch):
-    showing = await opened(c, s)
+    await opened(c, s)
+    showing = page.Showing(s, s.plugins[NAME])  # that one is of code that was sent
     monkeypatch.setattr(page, "MOST_KEYS", 1)
     showing.keep(handed(members=[pack([("X", 0), ("X", 1)])]))
     assert not showing.keys
