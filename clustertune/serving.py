@@ -33,6 +33,7 @@ from clustertune.errors import (
 )
 from clustertune.wording import seconds_text
 
+CONNECT = 10.0  # seconds
 AGAIN = 2.0  # seconds between two tries to reach a scheduler that is gone
 FRESH = 0.5  # seconds for which several readers are given the same state
 
@@ -116,6 +117,29 @@ class Source:
         except (VersionMismatchError, LeaseHeldError, ClustertuneError) as error:
             self._objection = str(error)
         return client
+
+
+async def connected(address: str, security: Any = None) -> Client:
+    """A client of a scheduler, or an error and nothing that is left of it.
+
+    Raises
+    ------
+    OSError
+        No scheduler answers there.
+    """
+    client = Client(
+        address,
+        asynchronous=True,
+        timeout=CONNECT,
+        set_as_default=False,
+        security=security,
+    )
+    try:
+        await client
+    except BaseException:
+        await client.close()
+        raise
+    return client
 
 
 @asynccontextmanager

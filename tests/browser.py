@@ -130,15 +130,16 @@ class Tab:
 
 
 _TEXT = """(() => {
-  const words = []
+  const words = [], INLINE = ["B", "CODE", "SPAN", "A"]
   const walk = node => {
     if (node.nodeType === 3) words.push(node.data)
     if (["STYLE", "SCRIPT"].includes(node.nodeName)) return
     if (node.shadowRoot) node.shadowRoot.childNodes.forEach(walk)
     node.childNodes.forEach(walk)
+    if (node.nodeType === 1 && !INLINE.includes(node.nodeName)) words.push(" ")
   }
   if (document.body) walk(document.body)
-  return words.join(" ").replace(/\\s+/g, " ")
+  return words.join("").replace(/\\s+/g, " ")
 })()"""
 _COLUMNS = """JSON.stringify(Bokeh.documents.flatMap(d => [...d._all_models.values()])
   .filter(m => m.type === "ColumnDataSource")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 
-import dask
 import pytest
-from distributed import Client, Scheduler
+from distributed import Scheduler
 from distributed.utils_test import gen_cluster, gen_test
 from tornado.httpclient import AsyncHTTPClient
 
@@ -93,10 +93,7 @@ def test_in_a_notebook_it_is_a_frame() -> None:
 
 @asynccontextmanager
 async def source_of(address: str):
-    async def connect() -> Client:
-        return await Client(address, asynchronous=True, set_as_default=False, timeout=2)
-
-    source = serving.Source(connect)
+    source = serving.Source(partial(serving.connected, address))
     try:
         yield source
     finally:
@@ -135,16 +132,16 @@ async def test_a_scheduler_that_goes_and_comes_back(monkeypatch):
     """The last state stays, with the reason, until the same address answers again."""
     monkeypatch.setattr(serving, "AGAIN", 0.0)
     monkeypatch.setattr(serving, "FRESH", 0.0)
+    monkeypatch.setattr(serving, "CONNECT", 0.5)
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **options) as s:
         address, port = s.address, s.port
         async with source_of(address) as source:
             assert (await source.read())["trouble"] == ""
             await s.close()
-            with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+            lost = await source.read()
+            while not lost["trouble"]:
                 lost = await source.read()
-                while not lost["trouble"]:
-                    lost = await source.read()
             assert lost["trouble"].startswith("the scheduler has not answered for")
             assert lost["scheduler"] == address
             async with Scheduler(port=port, **options):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import click
 from distributed import Client
 
-from clustertune.cli.running import CONNECT, run
+from clustertune.cli.running import run
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.serving import Source, serving
+from clustertune.serving import Source, connected, serving
 from clustertune.showing import add_panel
 from clustertune.wording import printable
 
@@ -60,7 +60,8 @@ def panel(
     address, number = listen or LOOPBACK, PORT if port is None else port
 
     async def go_on(client: Client) -> None:
-        source = Source(_connecting(client))
+        scheduler: Any = client.scheduler
+        source = Source(partial(connected, scheduler.address, client.security))
         try:
             async with serving(
                 source, port=number, address=address, origins=origins
@@ -74,21 +75,3 @@ def panel(
             ) from error
 
     run(target, go_on)
-
-
-def _connecting(first: Client) -> Callable[[], Awaitable[Client]]:
-    """How to reach the cluster of a client again, whatever becomes of that client."""
-    scheduler: Any = first.scheduler
-    address, security = scheduler.address, first.security
-
-    async def connect() -> Client:
-        client: Client = await Client(
-            address,
-            asynchronous=True,
-            timeout=CONNECT,
-            set_as_default=False,
-            security=security,
-        )
-        return client
-
-    return connect

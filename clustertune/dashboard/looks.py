@@ -63,30 +63,26 @@ GROUND = """
 # A canvas knows no CSS: the browser says which ground it has, now and when it changes.
 _THEME = """
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
-// it is this reader's affair: nothing of it goes to the server
-const put = (model, values) => model.setv(values, {sync: false})
+// of those that the model has; it is this reader's affair and not the server's
+const put = (model, values) => model.setv(
+  Object.fromEntries(Object.entries(values).filter(([name]) => name in model.properties)),
+  {sync: false})
 const set = () => {
   const [ink, line, ground] = dark.matches
     ? ["#e8eaee", "#3a404b", "#16191f"] : ["#1d2129", "#d5d9e0", "#ffffff"]
   for (const f of figures) {
-    put(f.title, {text_color: ink})
     put(f, {border_fill_color: ground, background_fill_color: ground})
-    for (const part of [...f.left, ...f.below, ...f.right, ...f.above, ...f.center]) {
-      if (part.axis_label_text_color !== undefined) put(part, {
-        axis_label_text_color: ink, major_label_text_color: ink,
-        axis_line_color: line, major_tick_line_color: line,
+    put(f.title, {text_color: ink})
+    for (const part of [...f.left, ...f.below, ...f.right, ...f.above, ...f.center])
+      put(part, {
+        axis_label_text_color: ink, major_label_text_color: ink, label_text_color: ink,
+        title_text_color: ink, axis_line_color: line, major_tick_line_color: line,
+        grid_line_color: line,
       })
-      if (part.grid_line_color !== undefined) put(part, {grid_line_color: line})
-      if (part.label_text_color !== undefined) put(part, {label_text_color: ink})
-      if (part.title_text_color !== undefined) put(part, {
-        title_text_color: ink, major_label_text_color: ink,
-      })
-    }
-    for (const {glyph} of f.renderers) {
-      if (!glyph.tags.includes("ink")) continue
-      if (glyph.text_color !== undefined) put(glyph, {text_color: ink})
-      else put(glyph, {line_color: ink})
-    }
+    for (const {glyph} of f.renderers)
+      if (glyph.tags.includes("ink"))
+        put(glyph, "text_color" in glyph.properties
+          ? {text_color: ink} : {line_color: ink})
   }
 }
 dark.addEventListener("change", set)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Scheduler, Worker, wait
+from distributed import Scheduler, Worker, wait
 from distributed.core import Status
 from distributed.utils_test import gen_cluster, gen_test
 
@@ -59,7 +60,7 @@ async def settled(tab, name, values):
     client=True, nthreads=[("127.0.0.1", 1)] * 3, scheduler_kwargs=BOARD, timeout=120
 )
 async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
-    """Skewed data, a paused worker and a hostile name; then prepare; then one leaves."""
+    """Skewed data, a paused worker, a hostile name; then prepare; then one leaves."""
     out = pictures(tmp_path)
     X = c.persist(da.ones((900, 4), chunks=(100, 4)), workers=[a.address])
     y = c.persist(da.ones(900, chunks=100), workers=[a.address])
@@ -101,16 +102,12 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
 async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
     """Served by itself the page says that the scheduler is gone, and goes on with it."""
     monkeypatch.setattr(serving, "AGAIN", 0.2)
+    monkeypatch.setattr(serving, "CONNECT", 1.0)
     board = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **board) as first:
         address, port = first.address, first.port
 
-        async def connect() -> Client:
-            return await Client(
-                address, asynchronous=True, set_as_default=False, timeout=1
-            )
-
-        source = serving.Source(connect)
+        source = serving.Source(partial(serving.connected, address))
         async with (
             serving.serving(source, port=0, address="127.0.0.1", origins=[]) as url,
             chromium(tmp_path / "profile") as tab,
