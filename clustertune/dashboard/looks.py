@@ -65,7 +65,7 @@ _THEME = """
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
 // of those that the model has; it is this reader's affair and not the server's
 const put = (model, values) => model.setv(
-  Object.fromEntries(Object.entries(values).filter(([name]) => name in model.properties)),
+  Object.fromEntries(Object.entries(values).filter(([k]) => k in model.properties)),
   {sync: false})
 const set = () => {
   const [ink, line, ground] = dark.matches

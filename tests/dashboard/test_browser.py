@@ -66,7 +66,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
     y = c.persist(da.ones(900, chunks=100), workers=[a.address])
     await wait([X, y])
     evil = await Worker(s.address, name=EVIL, nthreads=1)
-    evil.status = Status.paused
+    evil.memory_manager.memory_pause_fraction = 1e-6  # what it has is more
     await soon(lambda: s.workers[evil.address].status == Status.paused)
     panel = await clustertune.panel(c)
     await clustertune.check(c, X, y)
@@ -100,7 +100,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
 @needs_browser
 @gen_test(timeout=120)
 async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
-    """Served by itself the page says that the scheduler is gone, and goes on with it."""
+    """The page that is served says that the scheduler is gone, and goes on then."""
     monkeypatch.setattr(serving, "AGAIN", 0.2)
     monkeypatch.setattr(serving, "CONNECT", 1.0)
     board = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
