@@ -184,7 +184,8 @@ def verdict(state: State) -> tuple[str, str]:
     worst = [*_of_workers(state["workers"]), *lost, *_messages(state, "critical")]
     if worst:
         return "not ready", f"Not ready: {_listed(worst)}"
-    bad = [*_of_rows(state["collections"]), *_messages(state, "warning")]
+    bad = [*_of_memory(state["workers"]), *_of_rows(state["collections"])]
+    bad += _messages(state, "warning")
     if bad:
         return "usable", f"Usable, but: {_listed(bad)}"
     if state["findings"] is None:
@@ -203,6 +204,14 @@ def _of_workers(workers: Columns) -> Iterable[str]:
     if paused or silent or any(s == "running" for s in workers["status"]):
         return
     yield "no worker is running"
+
+
+def _of_memory(workers: Columns) -> Iterable[str]:
+    own = zip(workers["id"], workers["process"], workers["spill"], strict=True)
+    full = [id for id, process, spill in own if spill and process >= spill]
+    if full:
+        verb = "has" if len(full) == 1 else "have"
+        yield f"{workers_text(full)} {verb} more memory than its spill threshold"
 
 
 def _of_rows(layouts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
@@ -224,7 +233,11 @@ def imbalance(share: Columns) -> float | None:
 
 def _messages(state: State, severity: str) -> list[str]:
     found = state["findings"]["found"] if state["findings"] else ()
-    return [f["message"] for f in found if f["severity"] == severity]
+    return [
+        f["message"]
+        for f in found
+        if f["severity"] == severity and f["check"] not in LIVE
+    ]
 
 
 def _listed(reasons: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from distributed.utils_test import gen_cluster
 
+from clustertune import checks
 from clustertune.dashboard import state as states
 from clustertune.dashboard.state import verdict
 from tests.dashboard.states import finding, of
@@ -66,9 +67,30 @@ def test_lost_pieces_stop_a_fit() -> None:
 
 
 def test_the_worst_findings_are_said_first_and_the_rest_counted() -> None:
-    found = [finding(message=f"bad {i}", severity="critical") for i in range(4)]
+    found = [
+        finding(message=f"bad {i}", severity="critical", check="no_rows")
+        for i in range(4)
+    ]
     state = of(findings={"time": 0.0, "command": "c", "found": [finding(), *found]})
     assert verdict(state) == ("not ready", "Not ready: bad 0; bad 1; and 2 more")
+
+
+def test_what_can_be_seen_now_is_not_taken_from_an_old_finding() -> None:
+    old = [finding(check="paused_workers", severity="critical"), finding()]
+    state = of(findings={"time": 0.0, "command": "c", "found": old})
+    assert verdict(state)[0] == "ready"
+
+
+def test_the_checks_that_are_seen_now_exist() -> None:
+    assert states.LIVE <= set(checks.available())
+
+
+def test_memory_above_a_workers_own_spill_threshold() -> None:
+    state = of(2)
+    state["workers"]["spill"] = [None, 2**20]
+    level, text = verdict(state)
+    assert level == "usable"
+    assert "worker worker-1 has more memory than its spill threshold" in text
 
 
 def test_what_is_unusual_about_a_worker_is_a_word() -> None:
