@@ -57,6 +57,13 @@ HOST = ("host", "workers", "threads", "cpus")
 SHARE = ("id", "rows", "pieces", "due")
 KINDS = ("did", "failed", "held", "scheduled")
 
+#: checks of what a page state shows as it is now: what they have found may be over
+LIVE = frozenset(
+    (
+        "empty_workers", "memory_pressure", "missing_workers", "paused_workers",
+        "separated_pairs", "silent_workers", "uneven_rows",
+    )
+)  # fmt: skip
 SILENT = (
     15.0  # seconds after which a worker counts as silent; it tells of itself each s
 )
