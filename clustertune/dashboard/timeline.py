@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -15,7 +15,7 @@ from bokeh.models import (
 
 from clustertune.dashboard import looks
 from clustertune.dashboard.state import Columns, State
-from clustertune.wording import bytes_text, printable
+from clustertune.wording import printable
 
 SHAPES = {  # by kind of event: shape, colour
     "did": ("circle", looks.GREEN),
@@ -56,10 +56,11 @@ class Timeline:
             x="time", y="at", marker="mark", size=12, source=self.marks,
             fill_color="color", line_color="color", line_width=2,
         )  # fmt: skip
-        tips = [("time", "@time_text"), ("process", "@process_text")]
+        tips = [("time", "@time{%T} UTC"), ("process", "@process{0.[0] ib}")]
         made.add_tools(
             HoverTool(
-                tooltips=[*tips, ("managed", "@managed_text")],
+                tooltips=[*tips, ("managed", "@managed{0.[0] ib}")],
+                formatters={"@time": "datetime"},
                 renderers=[over],
                 mode="vline",
             ),
@@ -77,16 +78,25 @@ class Timeline:
         """Show another state."""
         history, events = state["history"], state["events"]
         self.root.visible = bool(history["time"])
-        if len(history["time"]) != len(self.source.data["time"]) or (
-            history["time"]
-            and history["time"][-1] * 1000 != self.source.data["time"][-1]
-        ):
-            self.source.data = _lines(history)
-            self.root.y_range.end = max([1, *history["process"]]) * 1.15
+        self._follow(history)
         marks = _marks(events, history["time"], history["process"])
         if marks != self.marks.data:
             self.marks.data = marks
         self.list.text = _table(events)
+
+    def _follow(self, history: Columns) -> None:
+        """Send what is new of a history that goes on, or all of another one."""
+        lines, shown = _lines(history), self.source.data["time"]
+        times = lines["time"]
+        start = bisect_right(times, shown[-1]) if len(shown) else 0
+        if start and times[start - 1] == shown[-1]:
+            new = {name: values[start:] for name, values in lines.items()}
+            if new["time"]:
+                self.source.stream(new, rollover=len(times))
+                self.root.y_range.end = max([1, *history["process"]]) * 1.15
+        elif times or len(shown):
+            self.source.data = lines
+            self.root.y_range.end = max([1, *history["process"]]) * 1.15
 
 
 def _lines(history: Columns) -> Columns:
@@ -94,9 +104,6 @@ def _lines(history: Columns) -> Columns:
         "time": [t * 1000 for t in history["time"]],
         "process": list(history["process"]),
         "managed": list(history["managed"]),
-        "time_text": [_clock(t) for t in history["time"]],
-        "process_text": [bytes_text(x) for x in history["process"]],
-        "managed_text": [bytes_text(x) for x in history["managed"]],
     }
 
 

@@ -34,6 +34,7 @@ _BARS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("unmanaged", looks.ORANGE, {}),
     ("spilled", looks.PURPLE, {"hatch_pattern": "/", "hatch_color": "white"}),
 )
+_BYTES = ("managed", "unmanaged", "spilled to disk")
 _TOOLTIPS = [
     ("worker", "@name"),
     ("address", "@address"),
@@ -44,6 +45,10 @@ _TOOLTIPS = [
     ("memory limit", "@limit_text"),
     ("target, spill, pause, terminate", "@thresholds_text"),
     ("threads", "@threads"),
+]
+_CELL_TOOLTIPS = [
+    (label, field.replace("_text", "{0.[0] ib}") if label in _BYTES else field)
+    for label, field in _TOOLTIPS
 ]
 
 
@@ -60,6 +65,7 @@ class Bars:
     def __init__(self) -> None:
         self.source = looks.source(_described(make(), ()))
         self.ticks = {name: looks.source(_no_ticks()) for name in THRESHOLDS}
+        self._names: list[str] = []
         self.root = looks.plot("Memory of workers", height=120, y_range=(1, 0))
         self.figures = (self.root,)
         made = self.root
@@ -118,25 +124,30 @@ class Bars:
         self.marks.data = _marks(data)
         for name, source in self.ticks.items():
             known = [(i, x) for i, x in enumerate(workers[name]) if x is not None]
-            source.data = {
+            ticks = {
                 "x": [x for _, x in known],
                 "y0": [i - 0.42 for i, _ in known],
                 "y1": [i + 0.42 for i, _ in known],
             }
+            if ticks != source.data:
+                source.data = ticks
         made = self.root
-        made.yaxis.ticker = FixedTicker(ticks=list(range(n)))
-        made.yaxis.major_label_overrides = dict(enumerate(data["name"]))
-        made.y_range.start, made.y_range.end = n - 0.4, -0.6
+        if data["name"] != self._names:  # a new axis costs more than all the rest
+            self._names = data["name"]
+            made.yaxis.ticker = FixedTicker(ticks=list(range(n)))
+            made.yaxis.major_label_overrides = dict(enumerate(data["name"]))
+            made.y_range.start, made.y_range.end = n - 0.4, -0.6
+            made.height = 75 + BAR * n
         # words need room beside the bars
         made.x_range.end = _widest(data) * (1.3 if self.marks.data["y"] else 1.05)
-        made.height = 75 + BAR * n
 
 
 class Cells:
     """A cell a worker, coloured by memory; the fullest and the emptiest by name."""
 
     def __init__(self) -> None:
-        self.source = looks.source(_described(make(), ()))
+        self.source = looks.source(_fixed(make()["workers"]) | _cells(make(), ()))
+        self._seen: tuple[Any, ...] = ()
         self.root = looks.plot("Memory of workers", height=260)
         self.figures = (self.root,)
         made = self.root
@@ -150,7 +161,7 @@ class Cells:
             x="column", y="row", marker="mark", size=12, source=self.marks,
             fill_color="white", line_color=looks.VERMILION, line_width=3,
         )  # fmt: skip
-        made.add_tools(HoverTool(tooltips=_TOOLTIPS, renderers=[cells]))
+        made.add_tools(HoverTool(tooltips=_CELL_TOOLTIPS, renderers=[cells]))
         made.axis.visible = made.grid.visible = False
         made.add_layout(
             ColorBar(
@@ -168,12 +179,15 @@ class Cells:
 
     def update(self, state: State) -> None:
         """Show another state; a cell that is as it was is not sent again."""
-        data = _described(state, conditions(state["workers"]))
-        if data["address"] == self.source.data["address"]:
+        workers = state["workers"]
+        data = _cells(state, conditions(workers))
+        seen = tuple(map(list, (workers[name] for name in _FIXED)))
+        if seen == self._seen:
             _patch(self.source, data)
         else:
-            self.source.data = data
-        marks = _marks(data)
+            self._seen = seen
+            self.source.data = _fixed(workers) | data
+        marks = _marks(self.source.data)
         if marks != self.marks.data:
             self.marks.data = marks
 
@@ -245,41 +259,63 @@ def _fractions(workers: Columns) -> list[float]:
 
 
 def _described(state: State, said: Sequence[str]) -> Columns:
-    """What figures and tooltips show of each worker."""
+    """What bars and their tooltips show of each worker."""
     w = state["workers"]
-    n = len(w["id"])
-    managed = w["managed"]
-    unmanaged = [max(0, p - m) for p, m in zip(w["process"], managed, strict=True)]
+    managed, unmanaged = w["managed"], _unmanaged(w)
     inside = [m + u for m, u in zip(managed, unmanaged, strict=True)]
-    end = [x + s for x, s in zip(inside, w["spilled"], strict=True)]
+    return _fixed(w) | {
+        "said": [text or "running" for text in said],
+        "managed_end": list(managed),
+        "unmanaged_end": inside,
+        "spilled_end": [x + s for x, s in zip(inside, w["spilled"], strict=True)],
+        "managed_text": [bytes_text(x) for x in managed],
+        "unmanaged_text": [bytes_text(x) for x in unmanaged],
+        "spilled_text": [bytes_text(x) for x in w["spilled"]],
+    }
+
+
+def _cells(state: State, said: Sequence[str]) -> Columns:
+    """What changes of a cell; the browser puts numbers into words."""
+    w = state["workers"]
+    return {
+        "fraction": [round(x, 2) for x in _fractions(w)],
+        "said": [text or "running" for text in said],
+        "managed": list(w["managed"]),
+        "unmanaged": _unmanaged(w),
+        "spilled": list(w["spilled"]),
+    }
+
+
+_FIXED = ("address", "id", "limit", "threads", *THRESHOLDS)
+
+
+def _fixed(workers: Columns) -> Columns:
+    """What stays as it is for as long as the workers are the same."""
+    n = len(workers["id"])
     wide = max(1, ceil(sqrt(n * 4)))
-    own = zip(*(w[name] for name in THRESHOLDS), strict=True)
+    own = zip(*(workers[name] for name in THRESHOLDS), strict=True)
     return {
         "y": list(range(n)),
         "column": [i % wide for i in range(n)],
         "row": [-(i // wide) for i in range(n)],
-        "fraction": [round(x, 2) for x in _fractions(w)],
-        "name": looks.names(w["id"]),
-        "address": looks.names(w["address"]),
-        "said": [text or "running" for text in said],
-        "managed_end": list(managed),
-        "unmanaged_end": inside,
-        "spilled_end": end,
-        "managed_text": [bytes_text(x) for x in managed],
-        "unmanaged_text": [bytes_text(x) for x in unmanaged],
-        "spilled_text": [bytes_text(x) for x in w["spilled"]],
-        "limit_text": [bytes_text(x) if x else "none" for x in w["limit"]],
+        "name": looks.names(workers["id"]),
+        "address": looks.names(workers["address"]),
+        "limit": list(workers["limit"]),
+        "limit_text": [bytes_text(x) if x else "none" for x in workers["limit"]],
         "thresholds_text": [", ".join(map(_threshold, four)) for four in own],
-        "limit": list(w["limit"]),
-        "threads": list(w["threads"]),
+        "threads": list(workers["threads"]),
     }
+
+
+def _unmanaged(w: Columns) -> list[int]:
+    return [max(0, p - m) for p, m in zip(w["process"], w["managed"], strict=True)]
 
 
 def _marks(data: Columns) -> Columns:
     """A shape and words for each worker that is unusual in some way."""
     odd = [i for i, said in enumerate(data["said"]) if said != "running"]
     names = {"y": "y", "column": "column", "row": "row"}
-    beside = _widest(data) * 1.03
+    beside = _widest(data) * 1.03 if "spilled_end" in data else 0.0
     said = [data["said"][i] for i in odd]
     return {name: [data[of][i] for i in odd] for name, of in names.items()} | {
         "said": said,

@@ -156,6 +156,23 @@ def test_events_are_marked_where_memory_was_then() -> None:
     assert line.list.text.index("restart") < line.list.text.index("before all")
 
 
+def test_a_history_that_goes_on_is_not_sent_again() -> None:
+    line = Timeline()
+    history = {"time": [10.1, 20.1], "process": [1, 2], "managed": [1, 1]}
+    line.update(of(history=history))
+    document, sent = Document(), []
+    document.add_root(line.root)
+    document.on_change(sent.append)
+    later = {"time": [20.1, 30.1], "process": [2, 3], "managed": [1, 1]}
+    line.update(of(history=later))
+    (streamed,) = [e for e in sent if hasattr(e, "rollover")]
+    assert streamed.data == {"time": [30100.0], "process": [3], "managed": [1]}
+    assert line.source.data["process"] == [2, 3]
+    other = {"time": [5.0], "process": [9], "managed": [1]}
+    line.update(of(history=other))  # of a scheduler that was started again
+    assert line.source.data["process"] == [9]
+
+
 def test_findings_have_age_and_the_command_that_looks_again() -> None:
     found = {
         "time": 100.0,
