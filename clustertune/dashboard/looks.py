@@ -24,6 +24,7 @@ GREY = "#7f7f7f"  # readable on both grounds, until the browser has said which i
 
 LONGEST = 300  # characters of a text from the cluster
 NAME = 40  # characters of a name
+LABEL = 22  # characters of a name beside an axis
 
 CSS = """
 :host { --ground: #ffffff; --ink: #1d2129; --soft: #5a6270; --line: #d5d9e0;
@@ -108,9 +109,9 @@ def with_code(value: str) -> str:
     )
 
 
-def names(ids: Iterable[object]) -> list[str]:
+def names(ids: Iterable[object], longest: int = NAME) -> list[str]:
     """Names of workers for labels and tooltips, which take them as text."""
-    return [printable(str(id), longest=NAME) for id in ids]
+    return [printable(str(id), longest=longest) for id in ids]
 
 
 def html(**layout: Any) -> Div:

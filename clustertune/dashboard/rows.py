@@ -61,7 +61,7 @@ class Rows:
             fill_color=looks.VERMILION, line_color=looks.VERMILION,
         )  # fmt: skip
         made.text(
-            x="rows", y="y", text="label", source=self.source, x_offset=8,
+            x="rows", y="y", text="label", source=self.source, x_offset=12,
             text_baseline="middle", text_font_size="12px", text_color=looks.GREY,
             tags=["ink"],
         )  # fmt: skip
@@ -111,7 +111,9 @@ class Rows:
         most = max([1, *data["rows"], *data["due"]])
         made = self.bars
         made.yaxis.ticker = FixedTicker(ticks=list(range(n)))
-        made.yaxis.major_label_overrides = dict(enumerate(data["name"]))
+        made.yaxis.major_label_overrides = dict(
+            enumerate(looks.names(data["name"], looks.LABEL))
+        )
         made.y_range.start, made.y_range.end = n - 0.4, -0.6
         made.x_range.end = most * 1.7  # room for the words beside a bar
         made.height = 75 + BAR * n

@@ -77,7 +77,7 @@ class Timeline:
     def update(self, state: State) -> None:
         """Show another state."""
         history, events = state["history"], state["events"]
-        self.root.visible = bool(history["time"])
+        self.root.visible = any(history["process"])
         self._follow(history)
         marks = _marks(events, history["time"], history["process"])
         if marks != self.marks.data:

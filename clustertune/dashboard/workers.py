@@ -135,7 +135,9 @@ class Bars:
         if data["name"] != self._names:  # a new axis costs more than all the rest
             self._names = data["name"]
             made.yaxis.ticker = FixedTicker(ticks=list(range(n)))
-            made.yaxis.major_label_overrides = dict(enumerate(data["name"]))
+            made.yaxis.major_label_overrides = dict(
+                enumerate(looks.names(data["name"], looks.LABEL))
+            )
             made.y_range.start, made.y_range.end = n - 0.4, -0.6
             made.height = 75 + BAR * n
         # words need room beside the bars
