@@ -109,11 +109,10 @@ async def test_thresholds_and_cpus_are_those_handed_over(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_is_kept_has_bounds(c, s, a, b, monkeypatch):
-    await opened(c, s)
-    showing = page.Showing(s, s.plugins[NAME])  # that one is of code that was sent
-    monkeypatch.setattr(page, "MOST_KEYS", 1)
-    showing.keep(handed(members=[pack([("X", 0), ("X", 1)])]))
+async def test_what_is_kept_has_bounds(c, s, a, b):
+    showing = await opened(c, s)
+    many = pack([("X", i) for i in range(page.MOST_KEYS + 1)])
+    showing.keep(handed(members=[many]))
     assert not showing.keys
     assert not showing.facts["collections"]
     showing.keep({"findings": {"found": [{}] * (page.MOST_FINDINGS + 1)}})
