@@ -7,6 +7,7 @@ sent, it shows what the scheduler says of its workers anyway.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
-from bokeh.server.util import bind_sockets, create_hosts_allowlist
+from bokeh.server.util import create_hosts_allowlist
 from distributed import Client
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
@@ -162,7 +163,11 @@ async def serving(
     OSError
         The port is taken.
     """
-    sockets, port = bind_sockets(address, port)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # unlike tornado's own it leaves none open where the port is taken
+    listening = socket.create_server((address, port), family=family)
+    listening.setblocking(False)
+    port = listening.getsockname()[1]
     application = Application(FunctionHandler(partial(page.build, read=source.read)))
     own = [f"{host}:{port}" for host in {address, "localhost"}]
     tornado = BokehTornado(
@@ -170,7 +175,7 @@ async def serving(
         extra_websocket_origins=create_hosts_allowlist([*own, *origins], port),
     )
     http = HTTPServer(tornado)
-    http.add_sockets(sockets)
+    http.add_socket(listening)
     server = BaseServer(IOLoop.current(), tornado, http)
     server.start()
     try:

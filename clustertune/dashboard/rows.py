@@ -37,8 +37,8 @@ class Rows:
     def __init__(self, title: str = "Rows of the training data") -> None:
         self.source = looks.source(_described(_nothing()))
         self.marks = looks.source(_marks(self.source.data))
-        self.bars = looks.plot(title, height=120, y_range=(1, 0))
-        self.profile = looks.plot(f"{title}, by worker", height=260)
+        self.bars = looks.plot(title, height=120, x_range=(0, 1), y_range=(1, 0))
+        self.profile = looks.plot(f"{title}, by worker", height=260, y_range=(0, 1))
         self.table = looks.html()
         self.roots = (self.bars, self.profile, self.table)
         self.figures = (self.bars, self.profile)
@@ -67,7 +67,6 @@ class Rows:
         )  # fmt: skip
         made.add_tools(HoverTool(tooltips=_TOOLTIPS, renderers=[bars, even]))
         made.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
-        made.x_range.start = 0
         made.ygrid.visible = False
         looks.legend(made, [("even share", [even])])
 
@@ -87,7 +86,6 @@ class Rows:
         )  # fmt: skip
         made.add_tools(HoverTool(tooltips=_TOOLTIPS, renderers=[bars]))
         made.yaxis.formatter = NumeralTickFormatter(format="0.[0]a")
-        made.y_range.start = 0
         made.xgrid.visible = False
         made.xaxis.ticker = FixedTicker(ticks=[])
         looks.legend(made, [("even share", [even])])
@@ -176,7 +174,7 @@ def _table(layouts: list[dict[str, Any]]) -> str:
             )
         )
     head = (
-        "collection", "rows", "pieces", "fullest worker, of its share", "pairs apart",
+        "collection", "rows", "pieces", "fullest, of its share", "pairs apart",
         "not in memory",
     )  # fmt: skip
     return looks.table(head, rows, " nnnnn")

@@ -36,6 +36,7 @@ class Timeline:
             "Memory of all workers, and what was done",
             height=210,
             x_axis_type="datetime",
+            y_range=(0, 1),
         )
         self.list = looks.html()
         self.roots = (self.root, self.list)
@@ -71,7 +72,6 @@ class Timeline:
         )
         made.yaxis.formatter = NumeralTickFormatter(format="0.[0] ib")
         made.xaxis.axis_label = "UTC"
-        made.y_range.start = 0
         looks.legend(made, [("managed", [data]), ("unmanaged", [whole])])
 
     def update(self, state: State) -> None:

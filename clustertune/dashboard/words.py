@@ -135,7 +135,7 @@ def prepared(state: State) -> str:
     rows = [*_summaries("before", last["before"]), *_summaries("after", last["after"])]
     head = (
         "", "collection", "rows", "pieces", "pairs apart",
-        "fullest worker, of its share", "workers without rows",
+        "fullest, of its share", "empty workers",
     )  # fmt: skip
     tables = looks.table(head, rows, "k nnnnn") if rows else ""
     return f"<h2>Last prepare</h2>{lines}{tables}"

@@ -66,7 +66,9 @@ class Bars:
         self.source = looks.source(_described(make(), ()))
         self.ticks = {name: looks.source(_no_ticks()) for name in THRESHOLDS}
         self._names: list[str] = []
-        self.root = looks.plot("Memory of workers", height=120, y_range=(1, 0))
+        self.root = looks.plot(
+            "Memory of workers", height=120, x_range=(0, 1), y_range=(1, 0)
+        )
         self.figures = (self.root,)
         made = self.root
         left: list[str] = []
@@ -110,7 +112,6 @@ class Bars:
             base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
         )
         made.xaxis.formatter = NumeralTickFormatter(format="0.[0] ib")
-        made.x_range.start = 0
         made.ygrid.visible = False
         looks.legend(made, parts)
 
