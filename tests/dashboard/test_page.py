@@ -121,6 +121,7 @@ def test_empty_and_overfull_workers_are_marked() -> None:
     assert rows.source.data["said"] == ["", "too many", "empty", "empty"]
     assert rows.source.data["due"] == [100] * 4
     assert rows.marks.data["y"] == [2, 3]
+    assert rows.bars.x_range.end > 300 * 1.5  # room for words beside the longest bar
     assert "&#9650; 3.00" in rows.table.text
     assert "&#9650; 2<" in rows.table.text
 
