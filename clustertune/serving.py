@@ -29,8 +29,6 @@ from clustertune.dashboard.state import State, make, of_identity
 from clustertune.errors import (
     ClustertuneError,
     ConnectionLostError,
-    LeaseHeldError,
-    VersionMismatchError,
 )
 from clustertune.wording import seconds_text
 
@@ -74,7 +72,7 @@ class Source:
         try:
             client = await self._connected()
             state = await self._ask(client)
-        except (ConnectionLostError, OSError, asyncio.TimeoutError) as error:
+        except (ClustertuneError, OSError, asyncio.TimeoutError) as error:
             self._state = self._state | {"trouble": self._lost(error)}
         else:
             self._state, self._seen = state, time()
@@ -115,7 +113,7 @@ class Source:
         except ConnectionLostError:
             raise
         # what is found on the way must not hide the cluster
-        except (VersionMismatchError, LeaseHeldError, ClustertuneError) as error:
+        except ClustertuneError as error:
             self._objection = str(error)
         return client
 
