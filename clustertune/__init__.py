@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from clustertune.scheduled import Schedule as Schedule
     from clustertune.scheduling import schedule_restart as schedule_restart
     from clustertune.scheduling import schedules as schedules
+    from clustertune.showing import Panel as Panel
+    from clustertune.showing import panel as panel
     from clustertune.sizing import Sizing as Sizing
     from clustertune.sizing import size as size
     from clustertune.watcher import Monitor as Monitor
@@ -52,6 +54,8 @@ _PUBLIC = {
     "last_report": "preparation",
     "load": "saving",
     "Monitor": "watcher",
+    "panel": "showing",
+    "Panel": "showing",
     "plan": "planning",
     "Played": "played",
     "prepare": "preparation",

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from clustertune import checks, settings
-from clustertune.model import Finding, Severity, Unknown, WorkerSnapshot
+from clustertune.model import Severity, Unknown, WorkerSnapshot
 
 SEVERITIES = tuple(s.name for s in Severity if s is not Severity.unknown)
 ALLOWED = (
@@ -99,12 +99,3 @@ def lines(workers: Iterable[WorkerSnapshot]) -> dict[str | int, dict[str, float]
         both = {"spill": thresholds.spill, "pause": thresholds.pause}
         found[worker.id] = {k: v for k, v in both.items() if v is not None}
     return found
-
-
-def noted(findings: Iterable[Finding]) -> list[list[Any]]:
-    """Findings as the resident keeps them: check, severity, and what they say."""
-    return [
-        [f.check, int(f.severity), f.message[:500]]
-        for f in findings
-        if f.severity is not Severity.unknown
-    ]

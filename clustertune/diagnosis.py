@@ -17,8 +17,8 @@ from distributed import Client
 from clustertune import (
     arguments,
     checks,
-    conditions,
     contents,
+    handover,
     inputs,
     inquiry,
     monitor,
@@ -149,9 +149,9 @@ async def diagnose(question: Question) -> Report:
             "see what keeps its scheduler"
         ) from None
     found = checks.run(view, settings)
-    # restarts that are scheduled may depend on them
-    rows = conditions.noted(found)
-    await monitor.ask(question.client, "note_findings", rows=rows)
+    # for the panel, and for restarts that are scheduled and depend on them
+    told = handover.facts(view, found)
+    await monitor.ask(question.client, "keep_facts", facts=told, diagnosis=True)
     return _report(view, found, monotonic() - start)
 
 

@@ -553,9 +553,11 @@ class LiveCluster:
         """Ask nothing more: the scheduler is gone, and the lease with it."""
         self._lease.opened = False
 
-    async def keep(self, report: str) -> None:
-        """Leave the report with the scheduler, for whoever asks later."""
+    async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Leave the report, and what the panel shows, for whoever asks later."""
         await self._lease.quietly("keep", report=report)
+        if facts is not None:
+            await self._lease.quietly("keep_facts", facts=facts)
 
 
 def _joined(first: Any, then: Any) -> Any:

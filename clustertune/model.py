@@ -509,6 +509,11 @@ class Plan:
     refused: tuple[Refusal, ...] = ()
     needs: tuple[str, ...] = ()  # what must be known before more can be planned
 
+    def _repr_html_(self) -> str:
+        from clustertune.report import plan_html  # it knows what a plan is
+
+        return plan_html(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:

@@ -25,6 +25,7 @@ from clustertune import (
     conversion,
     events,
     executor,
+    handover,
     inputs,
     monitor,
     noting,
@@ -483,7 +484,8 @@ async def _conclude(
 ) -> None:
     progress.finish(headlines(report))
     if not dry_run:
-        await cluster.keep(report.to_json())
+        last = [handover.facts(v, report.left) for v in journal.views[-1:]]
+        await cluster.keep(report.to_json(), *last)
     noted = events.log_call(cluster.client, "prepare", report.status, journal)
     # even where this call is being cancelled: others are to learn what was done
     await asyncio.shield(noted)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
@@ -106,6 +107,23 @@ class Report:
 
     def _repr_html_(self) -> str:
         return to_html(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as one HTML file, with figures, that needs no network.
+
+        Parameters
+        ----------
+        path
+            Of the file, like ``"report.html"``; what is there is overwritten.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        from clustertune import picture  # Bokeh takes a third of a second to load
+
+        Path(path).write_text(picture.draw(self), encoding="utf-8")
 
     def to_json(self) -> str:
         """The report as JSON, with ``schema_version``."""
@@ -343,6 +361,21 @@ def to_html(report: Report) -> str:
             parts.append(f"<details><summary>{escape(title)}</summary>{body}</details>")
     parts += [f"<p>To plan further: {escape(printable(n))}</p>" for n in report.needs]
     return '<div class="clustertune">' + "".join(parts) + "</div>"
+
+
+def plan_html(plan: Plan) -> str:
+    """The steps of a plan for a notebook; everything is escaped."""
+    rows = _step_rows(tuple(planned(plan)))
+    title = f"{plan.phase or 'nothing'} is to be done" if rows else "nothing to do"
+    parts = [f"<p>{escape(title)}</p>", _table(_STEPS, rows, "html") if rows else ""]
+    parts += [f"<p>To plan further: {escape(printable(n))}</p>" for n in plan.needs]
+    return '<div class="clustertune">' + "".join(parts) + "</div>"
+
+
+def findings_html(title: str, found: Sequence[Finding]) -> str:
+    """Findings for a notebook under a line of text; everything is escaped."""
+    body = _table(_FINDINGS, _finding_rows(found), "html") if found else ""
+    return f'<div class="clustertune"><p>{escape(title)}</p>{body}</div>'
 
 
 # --- JSON -----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from clustertune import arguments, checks, inquiry, monitor, workloads
 from clustertune.blocks import Block
 from clustertune.errors import ClustertuneError
 from clustertune.model import Finding, Goal, Run, Snapshot, View
+from clustertune.report import findings_html
 from clustertune.settings import of_checks
 from clustertune.watching import Event, Watch, worse
 from clustertune.wording import plural, printable, seconds_text
@@ -116,6 +117,9 @@ class Monitor(Block):
             f"<Monitor: {state}, {plural(len(self._snapshots), 'snapshot')}, "
             f"{plural(len(self.findings), 'finding')}>"
         )
+
+    def _repr_html_(self) -> str:
+        return findings_html(repr(self), self.findings)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:

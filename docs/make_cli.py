@@ -92,7 +92,9 @@ may start workers know `--cluster`, too.""",
 
 def page() -> str:
     """All commands, as a page of the documentation."""
-    context = click.Context(main, info_name="clustertune", max_content_width=WIDE)
+    context = click.Context(
+        main, info_name="clustertune", max_content_width=WIDE, **main.context_settings
+    )
     commands = [main.get_command(context, n) for n in main.list_commands(context)]
     found = [command for command in commands if command is not None]
     common = [name for _, names in COMMON.values() for name in names]

@@ -30,6 +30,7 @@ COMMANDS = (
     "doctor",
     "explain",
     "history",
+    "panel",
     "plan",
     "playbooks",
     "prepare",
@@ -51,6 +52,7 @@ LOOKING = {
     "doctor",
     "explain",
     "history",
+    "panel",
     "plan",
     "playbooks",
     "report",
@@ -648,3 +650,29 @@ def test_size_of_a_cluster_that_does_not_suffice() -> None:
     tiny = run(*data, "--host-memory", "600MiB")
     assert tiny.exit_code == 4
     assert "no number of hosts with 4 CPUs and 600.0 MiB would do" in one_line(tiny)
+
+
+# --- panel ------------------------------------------------------------------------
+
+
+def test_panel_says_where_the_page_is(cluster: LocalCluster) -> None:
+    done = run("panel", cluster.scheduler_address)
+    assert done.exit_code == 0
+    port = cluster.scheduler.http_server.port
+    assert done.stdout.endswith(f":{port}/clustertune\n")
+
+
+@pytest.mark.parametrize(
+    "option", ["--port=1", "--listen=::", "--allow-websocket-origin=x"]
+)
+def test_what_only_a_server_takes_needs_serve(option: str) -> None:
+    done = run("panel", option, "tcp://127.0.0.1:1")
+    assert done.exit_code == 2
+    assert "needs --serve beside it" in done.output
+
+
+def test_a_port_that_is_taken(cluster: LocalCluster) -> None:
+    taken = cluster.scheduler.http_server.port
+    done = run("panel", "--serve", "--port", str(taken), cluster.scheduler_address)
+    assert done.exit_code == 2
+    assert "give another --port, 0 for any that is free" in done.output

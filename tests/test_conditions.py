@@ -7,7 +7,8 @@ import pytest
 
 from clustertune import conditions
 from clustertune.conditions import Condition, parse
-from clustertune.model import Finding, Severity
+from clustertune.model import Severity
+from clustertune.remote.conditions import RANKS
 from clustertune.testing import worker
 
 
@@ -68,10 +69,6 @@ def test_how_much_growth_counts() -> None:
 
 
 def test_what_the_scheduler_is_told() -> None:
-    """Thresholds that are known; findings that were decided."""
+    """Thresholds that are known; and it ranks severities as the model does."""
     assert conditions.lines([worker(0)]) == {0: {"spill": 0.7, "pause": 0.8}}
-    found = [
-        Finding(check="a", severity=Severity.warning, message="it is so"),
-        Finding(check="b", severity=Severity.unknown, message="who knows"),
-    ]
-    assert conditions.noted(found) == [["a", 2, "it is so"]]
+    assert {s.name: int(s) for s in Severity if s is not Severity.unknown} == RANKS

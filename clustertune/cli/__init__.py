@@ -43,6 +43,10 @@ COMMANDS = {
         "histories",
         "What was noted of past calls and runs, and what follows from it.",
     ),
+    "panel": (
+        "panel",
+        "The page of a cluster: on its dashboard, or served from this machine.",
+    ),
     "plan": (
         "planning",
         "Plan a change without making it, for `apply`; without VERB it is `prepare`.",

@@ -13,7 +13,8 @@ from typing import Any
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
 
-CRITICAL = 3  # severity: of memory, at the line at which a worker pauses
+RANKS = {"info": 1, "warning": 2, "critical": 3}  # what is unknown is below all
+CRITICAL = RANKS["critical"]  # of memory: at the line at which a worker pauses
 ENOUGH = 3  # runs: two steps, as for the check `memory_growth`
 MOST = 3  # workers that are named
 
@@ -39,7 +40,7 @@ def met(
     lines
         By id of worker the fractions of its limit at which it spills and pauses.
     findings
-        The last ones: ``time``, and ``rows`` of check, severity and message.
+        The last ones: ``time``, and ``found``, each with check, severity and message.
     since
         Epoch seconds: what was found before is no longer so, as all was restarted then.
     """
@@ -125,9 +126,10 @@ def _found(
             f"{check} was looked for before the last restart; clustertune check looks "
             "again"
         )
-    for name, severity, message in findings["rows"]:
-        if name == check and severity >= condition["severity"]:
-            return True, str(message)
+    for found in findings["found"]:
+        rank = RANKS.get(found["severity"], 0)
+        if found["check"] == check and rank >= condition["severity"]:
+            return True, str(found["message"])
     return False, f"{condition['text']} was not found"
 
 

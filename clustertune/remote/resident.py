@@ -27,6 +27,7 @@ from clustertune.remote.holds import Holds
 from clustertune.remote.keys import unpack
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.names import Names
+from clustertune.remote.page import Showing
 from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens, by_group
 from clustertune.remote.schedules import OWNER, Schedules
@@ -35,10 +36,9 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 10
+PROTOCOL = 11
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
-MOST_FINDINGS = 1000
 LONGEST = 1.0  # seconds that an answer how far a job is waits for its end, at most
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 
@@ -97,6 +97,7 @@ class Resident(SchedulerPlugin):
         self.names = Names(scheduler)
         self.findings: dict[str, Any] | None = None
         self.schedules = Schedules(self)
+        self.showing = Showing(scheduler, self)
         self.watching: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
@@ -106,6 +107,7 @@ class Resident(SchedulerPlugin):
 
     async def close(self) -> None:
         """End what runs. Unregistering a plugin alone would leave its tasks running."""
+        self.showing.close()
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.values()]
         tasks += self.schedules.close()
         tasks += [self.watching] if self.watching is not None else []
@@ -410,10 +412,6 @@ class Resident(SchedulerPlugin):
         """End one, now or after the worker whose turn it is; None: there is none."""
         return self.schedules.cancel(name)
 
-    def note_findings(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Keep what a client has found: check, severity, message of each."""
-        self.findings = {"time": time(), "rows": list(rows)[:MOST_FINDINGS]}
-
     def tell(self, event: Mapping[str, Any]) -> None:
         """To Dask's event log."""
         self.scheduler.log_event(NAME, dict(event))
@@ -597,6 +595,22 @@ class Resident(SchedulerPlugin):
         """The last report (JSON), or nothing."""
         return self.report
 
+    # --- the panel --------------------------------------------------------------------
+
+    def keep_facts(self, facts: Mapping[str, Any], diagnosis: bool = False) -> None:
+        """Keep what the panel shows besides what the scheduler knows itself.
+
+        What a diagnosis has found is kept for scheduled restarts, too, whatever the
+        fewer checks of a call find later.
+        """
+        self.showing.keep(facts)
+        if diagnosis:
+            self.findings = self.showing.facts["findings"]
+
+    def page(self) -> dict[str, Any]:
+        """What the panel shows now, as of :mod:`clustertune.dashboard.state`."""
+        return self.showing.look()
+
 
 class Job:
     """Work and the task that carries it out; the reference keeps the task alive."""
@@ -633,8 +647,9 @@ METHODS = frozenset(
         "schedule",
         "list_schedules",
         "cancel_schedule",
-        "note_findings",
         "keep",
         "recall",
+        "keep_facts",
+        "page",
     )
 )

@@ -18,6 +18,7 @@ from clustertune.remote.park import is_parking
 logger = logging.getLogger("distributed.clustertune")
 
 MOST = 50
+MOST_TOTALS = 450  # moments: 15 minutes, and more on a large cluster
 GAP = 30.0  # seconds without any task after which a run has ended
 TICK = 2.0  # seconds between two looks
 
@@ -31,6 +32,8 @@ class Runs:
     def __init__(self, gap: float = GAP) -> None:
         self.gap = gap
         self.kept: deque[dict[str, Any]] = deque(maxlen=MOST)
+        #: time, process and managed bytes of all workers together, for the panel
+        self.totals: deque[tuple[float, int, int]] = deque(maxlen=MOST_TOTALS)
         self.began: float | None = None  # of the run that is going on
         self.worked: float = 0.0  # when there was work last
         self.peaks: dict[Id, int] = {}
@@ -38,6 +41,9 @@ class Runs:
 
     def tell(self, now: float, busy: bool, memory: Memory) -> None:
         """Take notice of one moment."""
+        process = sum(both[0] for both in memory.values())
+        unmanaged = sum(both[1] for both in memory.values())
+        self.totals.append((now, process, max(0, process - unmanaged)))
         if busy:
             if self.began is None:
                 self.began, self.peaks = now, {}

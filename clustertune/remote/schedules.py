@@ -371,7 +371,7 @@ class Schedules:
     def _forget(self) -> None:
         """Keep those that ended last."""
         ended = [name for name, s in self.kept.items() if s.ended]
-        for name in ended[:-self.most_ended]:
+        for name in ended[: -self.most_ended]:
             del self.kept[name]
 
     def _tell(

@@ -1,19 +1,18 @@
 """The one door through which code goes to other processes.
 
-A function is sent as cloudpickle bytes made while every module of
-``clustertune.remote`` is registered to be pickled by value, so that it runs where
-clustertune is not installed. Distributed compares exact module names, so registering
-the package would not do; and the wrapper pickles as a plain call of
-``cloudpickle.loads``, so that no class of ours is referenced. The registration is
-global to the user's process and would change how *their* objects are pickled:
-therefore it lasts for one ``dumps`` only, under a lock.
+A function is sent as cloudpickle bytes made while every module that travels
+(``clustertune.remote``, ``clustertune.dashboard`` and what they need) is registered to
+be pickled by value, so that it runs where clustertune is not installed. Distributed
+compares exact module names, so registering the package would not do; and the wrapper
+pickles as a plain call of ``cloudpickle.loads``, so that no class of ours is
+referenced. The registration is global to the user's process and would change how
+*their* objects are pickled: therefore it lasts for one ``dumps`` only, under a lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import pkgutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-import clustertune.remote
-
 if TYPE_CHECKING:
     from distributed import Client
 
+#: beginnings of modules' names
+TRAVELLING = ("clustertune.remote.", "clustertune.dashboard.", "clustertune.wording")
 FEW = 32  # workers, each of which is asked in a call of its own
 
 _lock = threading.Lock()
@@ -44,10 +43,9 @@ class _Shipped:
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    path = clustertune.remote.__path__
-    names = [f"clustertune.remote.{info.name}" for info in pkgutil.iter_modules(path)]
     with _lock:
-        modules = [importlib.import_module(name) for name in names]
+        # what is not loaded here, nothing that is sent can refer to
+        modules = [m for name, m in list(sys.modules.items()) if _travels(name)]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -55,6 +53,10 @@ def _by_value() -> Iterator[None]:
         finally:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
+
+
+def _travels(name: str) -> bool:
+    return name.startswith(TRAVELLING)
 
 
 def function(shipped: Callable[..., Any]) -> Any:

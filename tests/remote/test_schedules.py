@@ -54,6 +54,11 @@ def begin(s: Any, **others: Any) -> tuple[Resident, Any]:
     return resident, resident.schedules.kept[name]
 
 
+def tell(resident: Resident, found: list[Any]) -> None:
+    facts = {"findings": {"time": time(), "found": found}}
+    resident.keep_facts(facts, diagnosis=True)
+
+
 def waits(it: Any, kind: str) -> Any:
     return soon(lambda: it.waits.get("for") == kind)
 
@@ -121,9 +126,10 @@ async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
     resident, it = begin(s, condition=found)
     await waits(it, "condition")
     assert it.waits["text"].startswith("nothing was looked for yet")
-    resident.note_findings([["x", 2, "it is so"]])
+    row = {"check": "x", "severity": "warning", "message": "it is so"}
+    tell(resident, [row])
     await waits(it, "room")  # and not the condition any more
-    resident.note_findings([])
+    tell(resident, [])
     soon_ = time() + 0.3
     it = resident.schedules.kept[
         resident.schedule(terms(condition=found, instants=[soon_, soon_ + 900]))["id"]

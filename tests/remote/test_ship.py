@@ -13,7 +13,7 @@ import dask
 import pytest
 from distributed.utils_test import gen_cluster
 
-from clustertune.remote import probe, resident, ship
+from clustertune.remote import mount, probe, resident, ship
 from tests.processes import blocking
 
 
@@ -38,6 +38,32 @@ def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.split() == [resident.NAME, str(resident.PROTOCOL)]
+
+
+def test_the_panel_is_drawn_where_clustertune_is_not(tmp_path: Path) -> None:
+    """Bokeh alone is needed: what a page consists of travels with the function."""
+    file = tmp_path / "mount.pickle"
+    file.write_bytes(pickle.dumps(ship._Shipped(mount.mount)))
+    code = (
+        "import pickle, sys\n"
+        f"mount = pickle.loads(open({str(file)!r}, 'rb').read())\n"
+        "documents = mount.__globals__['_documents']\n"
+        "page, make = (documents.__globals__[x] for x in ('page', 'make'))\n"
+        "drawn = page.Page()\n"
+        "drawn.update(make(scheduler='tcp://x'))\n"
+        "try:\n    import clustertune\n"
+        "except ModuleNotFoundError:\n"
+        "    print(drawn.parts['verdict'].root.text)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=dict(blocking(tmp_path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "the cluster has no workers" in done.stdout
 
 
 def test_the_users_own_pickling_is_not_changed() -> None:

@@ -1,0 +1,129 @@
+"""What the panel costs a scheduler: CPU time of one update, with one reader.
+
+No cluster is needed: a scheduler is given the states of workers that do not exist, with
+memory that changes at each update, and what an update would send is encoded as Bokeh's
+server does. ``python -m benchmarks.panel [WORKERS ...]``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from time import process_time
+
+import dask
+from bokeh.document import Document
+from bokeh.protocol import Protocol
+from distributed import Scheduler
+from distributed.core import Status
+from distributed.scheduler import WorkerState, heartbeat_interval
+
+from clustertune.dashboard.page import Page
+from clustertune.remote.keys import pack
+from clustertune.remote.page import Showing
+from clustertune.remote.resident import Resident
+
+GIB = 2**30
+UPDATES = 60
+PIECES = 4000
+
+
+def add_workers(scheduler, n):
+    for i in range(n):
+        ws = WorkerState(
+            address=f"tcp://10.0.{i // 250}.{i % 250}:4000",
+            status=Status.running,
+            pid=i,
+            name=f"worker-{i}",
+            nthreads=4,
+            memory_limit=16 * GIB,
+            local_directory="/tmp",
+            nanny="",
+            server_id=f"id-{i}",
+        )
+        scheduler.workers[ws.address] = ws
+
+
+def change(scheduler, some, share):
+    """What heartbeats of a second bring: from all workers only where they are few."""
+    for ws in scheduler.workers.values():
+        if some.random() > share:
+            continue
+        process = int(some.uniform(2, 12) * GIB)
+        spilled = {"memory": 0, "disk": 0}
+        ws.metrics = {"memory": process, "spilled_bytes": spilled}
+        ws.nbytes = process // 2
+
+
+async def measure(n):
+    async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as scheduler:
+        some = random.Random(0)
+        add_workers(scheduler, n)
+        resident = Resident(scheduler)
+        showing = Showing(scheduler, resident)
+        facts = {
+            "workers": {
+                a: [int(f * 16 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
+                for a in scheduler.workers
+            },
+            "hosts": {ws.host: 64.0 for ws in scheduler.workers.values()},
+            "collections": [
+                {
+                    "label": "training data",
+                    "members": [pack([(m, i) for i in range(PIECES)]) for m in "Xy"],
+                    "rows": [1000] * PIECES,
+                    "alike": False,
+                }
+            ],
+        }
+        showing.keep(facts)
+        page, document, events, protocol = Page(), Document(), [], Protocol()
+        page.add_to(document)
+        document.on_change(events.append)
+        making = drawing = sending = sent = 0.0
+        for update in range(UPDATES + 2):
+            if update == 2:  # the first ones draw all that stays
+                making = drawing = sending = sent = 0.0
+            change(scheduler, some, 1.0 if update < 2 else 1 / heartbeat_interval(n))
+            resident.runs.totals.append((float(update), n * GIB, n * GIB // 2))
+            begin = process_time()
+            showing.made = 0.0
+            state = showing.look()
+            made = process_time()
+            page.update(state)
+            drawn = process_time()
+            if events:
+                message = protocol.create("PATCH-DOC", events, use_buffers=True)
+                sent += len(message.content_json)
+            events.clear()
+            done = process_time()
+            making, drawing = making + made - begin, drawing + drawn - made
+            sending += done - drawn
+            if showing.counting is not None:
+                await showing.counting
+        begin = process_time()
+        await showing._count()  # noqa: SLF001 - what is measured
+        counting = process_time() - begin
+        del scheduler.workers
+        scheduler.workers = {}
+        return [x / UPDATES for x in (making, drawing, sending, sent)] + [counting]
+
+
+def main(numbers):
+    print(f"ms of CPU for an update, mean of {UPDATES}; one reader")
+    print("workers  state  page  patch   sum  % of a core at 1 s  KiB   count (10 s)")
+    for n in numbers:
+        making, drawing, sending, sent, counting = asyncio.run(measure(n))
+        total = making + drawing + sending
+        print(
+            f"{n:7d} {making * 1e3:6.1f} {drawing * 1e3:5.1f} {sending * 1e3:6.1f}"
+            f" {total * 1e3:5.1f} {total * 100:19.2f} {sent / 1024:4.0f}"
+            f" {counting * 1e3:8.1f} ms of {2 * PIECES} keys"
+        )
+
+
+if __name__ == "__main__":
+    # it would look at the workers that there are not
+    dask.config.set({"distributed.scheduler.work-stealing": False})
+    main([int(x) for x in sys.argv[1:]] or [4, 60, 400, 1000])

@@ -1,0 +1,193 @@
+"""How the panel looks: colours that colour-blind people can tell apart, light and dark.
+
+What stands beside a colour is always a word or a shape, too. Text of a cluster goes
+through :func:`text` before it becomes HTML: it is untrusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from bokeh.models import ColumnDataSource, CustomJS
+from bokeh.models.annotations import Legend, LegendItem
+from bokeh.models.widgets import Div
+from bokeh.plotting import figure
+
+from clustertune.wording import printable
+
+# Okabe and Ito's palette
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
+VERMILION, PURPLE = "#D55E00", "#CC79A7"
+GREY = "#7f7f7f"  # readable on both grounds, until the browser has said which it is
+
+LONGEST = 300  # characters of a text from the cluster
+NAME = 40  # characters of a name
+LABEL = 22  # characters of a name beside an axis
+
+CSS = """
+:host { --ground: #ffffff; --ink: #1d2129; --soft: #5a6270; --line: #d5d9e0;
+  --bad: #b34700; --good: #00714f; --fair: #7a5600;
+  color: var(--ink); font: 14px/1.45 system-ui, "Helvetica Neue", Arial, sans-serif; }
+@media (prefers-color-scheme: dark) { :host { --ground: #16191f; --ink: #e8eaee;
+  --soft: #a6adba; --line: #3a404b; --bad: #ff9d5c; --good: #4fd3a8; --fair: #f0c24b; }}
+.verdict { font-size: 19px; font-weight: 600; padding: 6px 12px;
+  border-left: 6px solid }
+.verdict small { display: block; font-size: 13px; font-weight: 400;
+  color: var(--soft) }
+.ready { border-color: var(--good) } .ready b { color: var(--good) }
+.usable { border-color: var(--fair) } .usable b { color: var(--fair) }
+.not-ready { border-color: var(--bad) } .not-ready b { color: var(--bad) }
+.unknown { border-color: var(--soft) } .unknown b { color: var(--soft) }
+h2 { font-size: 15px; margin: 10px 0 4px; font-weight: 600 }
+p { margin: 3px 0; max-width: 72em } .soft { color: var(--soft) }
+table { border-collapse: collapse; width: 100% }
+th { text-align: left; font-weight: 600; color: var(--soft) }
+td, th { padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; overflow-wrap: break-word }
+.bk-clearfix { display: block !important; width: 100% }
+td.w { overflow-wrap: anywhere }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums;
+  white-space: nowrap }
+td.k { white-space: nowrap; width: 1% }
+code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }
+.critical, .bad { color: var(--bad); font-weight: 600 }
+.warning { color: var(--fair); font-weight: 600 }
+"""
+
+GROUND = """
+:host { background: #ffffff; padding: 4px 14px; box-sizing: border-box }
+@media (prefers-color-scheme: dark) { :host { background: #16191f }}
+"""
+
+# A canvas knows no CSS: the browser says which ground it has, now and when it changes.
+_THEME = """
+const dark = window.matchMedia("(prefers-color-scheme: dark)")
+// of those that the model has; it is this reader's affair and not the server's
+const put = (model, values) => model.setv(
+  Object.fromEntries(Object.entries(values).filter(([k]) => k in model.properties)),
+  {sync: false})
+const set = () => {
+  const [ink, line, ground] = dark.matches
+    ? ["#e8eaee", "#3a404b", "#16191f"] : ["#1d2129", "#d5d9e0", "#ffffff"]
+  for (const f of figures) {
+    put(f, {border_fill_color: ground, background_fill_color: ground})
+    put(f.title, {text_color: ink})
+    for (const part of [...f.left, ...f.below, ...f.right, ...f.above, ...f.center])
+      put(part, {
+        axis_label_text_color: ink, major_label_text_color: ink, label_text_color: ink,
+        title_text_color: ink, axis_line_color: line, major_tick_line_color: line,
+        grid_line_color: line,
+      })
+    for (const {glyph} of f.renderers)
+      if (glyph.tags.includes("ink"))
+        put(glyph, "text_color" in glyph.properties
+          ? {text_color: ink} : {line_color: ink})
+  }
+}
+dark.addEventListener("change", set)
+set()
+"""
+
+
+def theme(figures: Sequence[Any]) -> CustomJS:
+    """What gives figures the colours of the reader's light or dark setting."""
+    return CustomJS(args={"figures": list(figures)}, code=_THEME)
+
+
+def text(value: object, longest: int = LONGEST) -> str:
+    """Untrusted text as HTML that shows it and does nothing else."""
+    return escape(printable(str(value), longest=longest))
+
+
+def with_code(value: str) -> str:
+    """Untrusted text as HTML in which what stands in backticks can be copied."""
+    parts = text(value, 1000).split("`")
+    return "".join(
+        f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
+    )
+
+
+def names(ids: Iterable[object], longest: int = NAME) -> list[str]:
+    """Names of workers for labels and tooltips, which take them as text."""
+    return [printable(str(id), longest=longest) for id in ids]
+
+
+def html(**layout: Any) -> Div:
+    """An empty place for HTML."""
+    return Div(stylesheets=[CSS], sizing_mode="stretch_width", **layout)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "") -> str:
+    """A table of cells that are HTML already.
+
+    Parameters
+    ----------
+    kinds
+        For each column ``n`` where numbers stand to the right, ``k`` where lines are
+        not broken, ``w`` where words are, else a space.
+    """
+    columns = kinds.ljust(len(header))
+    classes = [f' class="{k}"' if k != " " else "" for k in columns]
+    head = "".join(
+        f"<th{c}>{name}</th>" for c, name in zip(classes, header, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{c}>{cell}</td>" for c, cell in zip(classes, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def plot(title: str, **options: Any) -> Any:
+    """A figure without grounds of its own, so that the page's shows through."""
+    made: Any = figure(
+        title=title,
+        toolbar_location=None,
+        tools="",
+        sizing_mode="stretch_width",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        **options,
+    )
+    made.title.text_color = GREY
+    made.title.text_font_size = "15px"
+    for axis in made.axis:
+        axis.axis_line_color = axis.major_tick_line_color = GREY
+        axis.minor_tick_line_color = None
+        axis.major_label_text_color = axis.axis_label_text_color = GREY
+        axis.major_label_text_font_size = "12px"
+    for grid in made.grid:
+        grid.grid_line_color = GREY
+        grid.grid_line_alpha = 0.35
+    return made
+
+
+def source(columns: Mapping[str, list[Any]]) -> Any:
+    """A source of these columns; of what Bokeh takes its types say too little."""
+    found: Any = dict(columns)
+    return ColumnDataSource(found)
+
+
+def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
+    """A legend above a figure, of names and what is drawn so."""
+    made.add_layout(
+        Legend(
+            items=[LegendItem(label=name, renderers=list(r)) for name, r in items],
+            orientation="horizontal",
+            background_fill_color=None,
+            border_line_color=None,
+            label_text_color=GREY,
+            label_text_font_size="12px",
+            location="top_left",
+            glyph_width=16,
+            label_standoff=3,
+            spacing=9,
+            margin=2,
+        ),
+        "above",
+    )

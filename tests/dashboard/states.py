@@ -1,0 +1,53 @@
+"""Page states for tests: healthy unless told otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustertune.dashboard import state as states
+
+GIB = 2**30
+
+
+def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.State:
+    """A cluster of workers with 4 GiB each, and rows that were prepared on it."""
+    workers = states.columns(
+        states.WORKER,
+        (
+            (
+                f"worker-{i}", f"tcp://10.0.0.{i}:4000", f"10.0.0.{i % 2}", "running",
+                0.5, 2, 4 * GIB, GIB, GIB // 2, 0,
+                *states.thresholds(4 * GIB, (0.6, 0.7, 0.8, 0.95)),
+            )
+            for i in range(n)
+        ),
+    )  # fmt: skip
+    hosts = states.columns(states.HOST, [("10.0.0.0", n, 2 * n, 4.0)] if n else ())
+    held = [100] * n if rows is None else rows
+    share = {
+        "id": list(workers["id"]),
+        "rows": held,
+        "pieces": [r // 10 for r in held],
+        "due": [sum(held) / max(1, n)] * n,
+    }
+    return (
+        states.make(
+            scheduler="tcp://10.0.0.1:8786",
+            workers=workers,
+            hosts=hosts,
+            collections=[layout(share)] if n else [],
+            findings={"time": 0.0, "command": "clustertune check", "found": []},
+        )
+        | parts
+    )
+
+
+def layout(share: states.Columns, **parts: Any) -> dict[str, Any]:
+    told = {"label": "training data", "pieces": sum(share["pieces"])}
+    told |= {"rows": sum(share["rows"]), "apart": 0, "missing": 0, "counted": 0.0}
+    return told | {"workers": share} | parts
+
+
+def finding(**parts: str) -> dict[str, str]:
+    told = {"severity": "warning", "check": "uneven_rows", "message": "rows are uneven"}
+    return told | {"evidence": "", "remedy": "`clustertune check`"} | parts

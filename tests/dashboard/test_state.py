@@ -1,0 +1,120 @@
+"""What follows from a page state: the verdict, and what is unusual about workers."""
+
+from __future__ import annotations
+
+import pytest
+from distributed.utils_test import gen_cluster
+
+from clustertune import checks
+from clustertune.dashboard import state as states
+from clustertune.dashboard.state import verdict
+from tests.dashboard.states import finding, of
+
+
+def test_a_healthy_cluster_is_ready() -> None:
+    assert verdict(of()) == ("ready", "Ready: nothing stands in the way of a fit")
+
+
+def test_without_a_check_it_is_said_that_none_was_run() -> None:
+    level, text = verdict(of(findings=None))
+    assert level == "ready"
+    assert "no check has been run" in text
+
+
+def test_nobody_is_ready_without_workers() -> None:
+    assert verdict(of(0)) == ("not ready", "Not ready: the cluster has no workers")
+
+
+def test_a_lost_scheduler_makes_all_else_unknown() -> None:
+    lost = of(trouble="the scheduler has not answered for 9 s")
+    assert verdict(lost) == ("unknown", f"Unknown: {lost['trouble']}")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("status", ["running", "paused", "running", "running"], "worker-1 is paused"),
+        ("silent", [0.1, 0.1, 0.1, 40.0], "worker-3 did not say anything for 15 s"),
+        ("status", ["closing_gracefully"] * 4, "no worker is running"),
+    ],
+)
+def test_workers_that_take_no_tasks(
+    name: str, values: list[object], words: str
+) -> None:
+    bad = of()
+    bad["workers"][name] = values
+    level, text = verdict(bad)
+    assert level == "not ready"
+    assert words in text
+
+
+def test_uneven_rows_and_torn_pairs() -> None:
+    bad = of(rows=[200, 200, 0, 0])
+    bad["collections"][0]["apart"] = 1
+    level, text = verdict(bad)
+    assert level == "usable"
+    assert "1 pair of training data is on two workers" in text
+    assert "uneven (2 times the share)" in text
+
+
+def test_lost_pieces_stop_a_fit() -> None:
+    """After a fit nobody wants it any more; while some is there, somebody does."""
+    state = of()
+    state["collections"][0]["missing"] = 3
+    assert verdict(state)[1] == "Not ready: 3 pieces of training data not in memory"
+    state["collections"][0]["missing"] = state["collections"][0]["pieces"]
+    assert verdict(state)[0] == "ready"
+
+
+def test_the_worst_findings_are_said_first_and_the_rest_counted() -> None:
+    found = [
+        finding(message=f"bad {i}", severity="critical", check="no_rows")
+        for i in range(4)
+    ]
+    state = of(findings={"time": 0.0, "command": "c", "found": [finding(), *found]})
+    assert verdict(state) == ("not ready", "Not ready: bad 0; bad 1; and 2 more")
+
+
+def test_what_can_be_seen_now_is_not_taken_from_an_old_finding() -> None:
+    old = [finding(check="paused_workers", severity="critical"), finding()]
+    state = of(findings={"time": 0.0, "command": "c", "found": old})
+    assert verdict(state)[0] == "ready"
+
+
+def test_the_checks_that_are_seen_now_exist() -> None:
+    assert set(checks.available()) >= states.LIVE
+
+
+def test_memory_above_a_workers_own_spill_threshold() -> None:
+    state = of(2)
+    state["workers"]["spill"] = [None, 2**20]
+    level, text = verdict(state)
+    assert level == "usable"
+    assert "worker worker-1 has more memory than its spill threshold" in text
+
+
+def test_what_is_unusual_about_a_worker_is_a_word() -> None:
+    workers = of(3)["workers"]
+    workers["status"][1] = "closing_gracefully"
+    workers["silent"][2] = 20.0
+    said = states.conditions(workers)
+    assert said == ["", "closing gracefully", "silent for 20 s"]
+
+
+def test_without_a_limit_there_are_no_thresholds() -> None:
+    assert states.thresholds(0, (0.6, 0.7, None, 0.95)) == [None] * 4
+    assert states.thresholds(100, (0.6, 0.7, None, 0.95)) == [60, 70, None, 95]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_a_scheduler_says_by_itself_is_enough_for_workers(c, s, a, b):
+    """Where no code may be sent: memory and threads; thresholds are unknown."""
+    await a.heartbeat()
+    await b.heartbeat()
+    identity = await c.scheduler.identity(n_workers=-1)
+    state = states.of_identity(identity, 0.0)
+    assert set(state) == set(states.make())
+    assert state["workers"]["id"] == [a.name, b.name]
+    assert min(state["workers"]["process"]) > 2**20
+    assert state["workers"]["pause"] == [None, None]
+    assert state["hosts"]["threads"] == [2]
