@@ -148,8 +148,11 @@ def _at_groups(
     ends = np.cumsum(old)[:-1]
     closest = chunking.at_edges(groups.edges, total, ends)
     whole = np.isin(ends, np.concatenate([groups.edges, [0, total]])).all()
+    if whole and _suits(layout, old, view, about):
+        return old
+    # where pieces are empty, their ends may have been moved to others
     if _suits(layout, closest, view, about):
-        return old if whole else closest
+        return closest
     n_pieces = _wanted(layout, view)
     tries = [closest]
     for parts in (1, 2, 4, 8):
@@ -157,7 +160,7 @@ def _at_groups(
         tries.append(chunking.at_edges(groups.edges, total, cuts))
     # too few pieces, which may lie evenly, are no better than before
     fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
-    enough = [rows for rows in tries if len(rows) >= fewest]
+    enough = [rows for rows in tries if np.count_nonzero(rows) >= fewest]
     # old pieces that cut through groups may lie more evenly than any whole ones
     return _most_even(layout, enough or tries[-1:], view, may_stay=bool(whole))
 

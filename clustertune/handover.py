@@ -13,7 +13,7 @@ from clustertune import machines
 from clustertune.dashboard.state import THRESHOLDS, thresholds
 from clustertune.model import Finding, Layout, Unknown, View, WorkerSnapshot
 from clustertune.remote import keys
-from clustertune.remote.page import MOST_KEYS
+from clustertune.remote.shares import MOST_KEYS
 from clustertune.wording import bytes_text
 
 

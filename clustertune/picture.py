@@ -17,7 +17,7 @@ from clustertune.dashboard.rows import Rows
 from clustertune.dashboard.state import make
 from clustertune.dashboard.words import found_table
 from clustertune.model import Finding
-from clustertune.remote.page import summary
+from clustertune.remote.shares import summary
 from clustertune.report import LayoutSummary, Report, headlines
 from clustertune.wording import bytes_text, seconds_text
 

@@ -49,7 +49,8 @@ def names(dask_scheduler: Any) -> list[str]:
 
 
 def events(dask_scheduler: Any) -> list[dict[str, Any]]:
-    return [event for _, event in dask_scheduler.get_events("clustertune")]
+    every = [event for _, event in dask_scheduler.get_events("clustertune")]
+    return [event for event in every if "state" in event]  # else it is of a call
 
 
 def assert_alone(client: Client) -> None:

@@ -129,6 +129,15 @@ def test_cuts_at_any_edges(data):
             assert np.abs(ends[:-1] - wanted).min() == nearest
 
 
+def test_an_empty_piece_is_none_for_a_worker():
+    """Two groups of one row are two pieces for two workers, though two are there."""
+    known = data(np.arange(0), np.arange(2))
+    seen = view([worker(0), worker(1)], [known])
+    goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
+    rows = boundaries.new_rows(known, replace(seen, goal=goal), [])
+    assert rows.tolist() == [1, 1]
+
+
 @given(st.data())
 @settings(deadline=None)
 def test_new_pieces_end_where_groups_do(data_):

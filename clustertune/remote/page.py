@@ -18,9 +18,9 @@ from typing import Any
 from clustertune.remote.keys import unpack
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
+from clustertune.remote.shares import MOST_KEYS, by_name, summary
 
 TOPIC = "clustertune"  # of Dask's events
-MOST_KEYS = 200_000  # of collections that are handed over
 MOST_FINDINGS = 200
 MOST_EVENTS = 100
 MOST_TEXT = 2000  # characters of a text of an event
@@ -193,11 +193,7 @@ async def _count(
 def _shown(scheduler: Any) -> list[Any]:
     """Workers by name: ``worker-2`` before ``worker-10``, and each in its place."""
     shown = [ws for ws in scheduler.workers.values() if not is_parking(ws.name)]
-    return sorted(shown, key=lambda ws: _by_name(ws.name))
-
-
-def _by_name(name: object) -> tuple[int, str]:
-    return len(str(name)), str(name)
+    return sorted(shown, key=lambda ws: by_name(ws.name))
 
 
 def _workers(
@@ -292,24 +288,4 @@ def _prepared(report: Mapping[str, Any]) -> dict[str, Any]:
         "lines": [line[:MOST_TEXT] for line in lines] or [report["status"]],
         "before": [summary(x) for x in report["before"]],
         "after": [summary(x) for x in report["after"]],
-    }
-
-
-def summary(layout: Mapping[str, Any]) -> dict[str, Any]:
-    """A layout of a report, with the share that each worker should have."""
-    shares = sorted(layout["workers"], key=lambda w: _by_name(w["worker"]))
-    due = [w["rows"] / w["share"] if w["share"] else 0.0 for w in shares]
-    # those that have no rows, but should: what is left of all rows is theirs
-    empty = [i for i, w in enumerate(shares) if not w["rows"]]
-    rest = (layout["rows"] or 0) - sum(due)
-    for i in empty if rest >= 1 else ():
-        due[i] = rest / len(empty)
-    named = ("label", "pieces", "rows", "separated", "imbalance")
-    return {name: layout[name] for name in named} | {
-        "workers": {
-            "id": [w["worker"] for w in shares],
-            "rows": [w["rows"] for w in shares],
-            "pieces": [w["pieces"] for w in shares],
-            "due": due,
-        }
     }

@@ -540,15 +540,16 @@ class Resident(SchedulerPlugin):
         """Let those of the tasks run anywhere whose worker is gone or paused.
 
         What a paused worker was given stays with it, and it will not begin it: nor what
-        is not bound, since Dask takes no short tasks from it.
+        is not bound, since Dask takes no short tasks from it. That includes what they
+        are made of.
         """
         self._check(token)
         ours = self.pinned.get(name, set())
         stuck = [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
         for ws in list(self.scheduler.workers.values()):
             if ws.status.name != "running":
-                waiting = (ts for ts in ws.processing if ts not in ws.executing)
-                stuck += [ts.key for ts in waiting if ts.key in ours]
+                waiting = [ts for ts in ws.processing if ts not in ws.executing]
+                stuck += [ts.key for ts in waiting if _is_for(ts, ours)]
         return await self._loosen(stuck)
 
     async def unpin(self, token: str, name: str) -> None:
@@ -610,6 +611,19 @@ class Resident(SchedulerPlugin):
     def page(self) -> dict[str, Any]:
         """What the panel shows now, as of :mod:`clustertune.dashboard.state`."""
         return self.showing.look()
+
+
+def _is_for(task: Any, keys: set[Any]) -> bool:
+    """Whether it is one of these tasks, or one of them waits for what it makes."""
+    seen, todo = {task}, [task]
+    while todo and len(seen) <= YIELD:
+        ts = todo.pop()
+        if ts.key in keys:
+            return True
+        new = {d for d in ts.waiters or () if d not in seen}
+        seen |= new
+        todo += new
+    return False
 
 
 class Job:

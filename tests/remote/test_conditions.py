@@ -111,7 +111,8 @@ def test_findings(text: str, since: float, yes: bool, seen: str) -> None:
     """The last ones, unless a restart has come since."""
     condition = conditions.parse(text)
     assert condition is not None
-    last = {"time": 10.0, "rows": [["thread_pools", 2, "too many threads"]]}
+    row = {"check": "thread_pools", "severity": "warning"}
+    last = {"time": 10.0, "found": [row | {"message": "too many threads"}]}
     found, said = met(condition.plain(), scheduler(), [], {}, last, since)
     assert found == yes
     assert seen in said

@@ -281,6 +281,32 @@ async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
+    """A paused worker was given it, unbound, and it would wait; others' work stays."""
+    gate = Event("gate", client=c)
+    blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
+    await soon(lambda: a.state.executing)
+    lease = Resident(s)
+    lease.attach()
+    lease.acquire(c.id, "prepare", "t")
+    name = await lease.pin("t", keys.pack(["bound"]))
+    elsewhere = {"workers": [a.address], "allow_other_workers": True}
+    source = c.submit(int, 7, key="source", **elsewhere)
+    others = c.submit(int, 8, key="others", **elsewhere)
+    made = c.submit(str, source, workers=[b.address], key="bound")
+    await soon(lambda: len(s.workers[a.address].processing) == 3)
+    a.status = Status.paused
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    assert await lease.free_stuck("t", name) == 1
+    assert await made == "7"
+    assert s.tasks["others"].processing_on.address == a.address
+    await gate.set()
+    a.status = Status.running
+    assert await others == 8
+    await blocker
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
     """Nobody else would: the plan that bound them has gone."""
     lease, _, futures = await bound(c, s, "tcp://127.0.0.1:9")
