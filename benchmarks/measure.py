@@ -19,8 +19,12 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
+import dask
 import psutil
 from tabulate import tabulate
+
+# what is measured is nobody's history
+dask.config.set({"clustertune.history.enabled": False})
 
 MOST_FOREIGN = 0.08  # share of all CPU time that others may have used in a round
 MOST_TRIES = 4  # of one round
