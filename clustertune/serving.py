@@ -83,8 +83,14 @@ class Source:
             return state
         scheduler: Any = client.scheduler
         state = of_identity(await scheduler.identity(n_workers=-1), time())
-        note = {"severity": "info", "check": "panel", "message": self._objection}
-        found = [note | {"evidence": "", "remedy": ""}]
+        note = {
+            "severity": "warning",  # nobody can say that such a cluster is ready
+            "check": "panel",
+            "message": f"workers and data cannot be looked into: {self._objection}",
+            "evidence": "",
+            "remedy": "",
+        }
+        found = [note]
         command = "clustertune doctor"
         return state | {
             "findings": {"time": time(), "command": command, "found": found}
