@@ -14,6 +14,7 @@ from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
 from clustertune import serving, showing
+from clustertune.dashboard.state import verdict
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.remote import mount
 from clustertune.showing import beside
@@ -123,7 +124,9 @@ async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
         state = await source.read()
         assert state["workers"]["threads"] == [1]
         assert state["workers"]["pause"] == [None]
-        assert state["findings"]["found"][0]["message"] == "another Python"
+        (found,) = state["findings"]["found"]
+        assert found["message"].endswith("looked into: another Python")
+        assert verdict(state)[0] == "usable"  # that it is ready nobody knows
         assert not s.plugins.get("clustertune")
 
 
