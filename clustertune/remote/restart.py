@@ -26,6 +26,7 @@ from clustertune.remote.park import PREFIX, is_parking
 logger = logging.getLogger("distributed.clustertune")
 
 LOOK = 0.1  # seconds between two looks whether a worker has ended its tasks
+FOLLOWS = 5.0  # seconds in which a worker's process ends after that of its nanny
 ROUNDS = 5  # times that a worker is emptied: keys may arrive meanwhile
 YIELD = 2000  # keys between two yields to the event loop
 
@@ -256,6 +257,8 @@ class Restarting:
         )
 
     async def _undo(self, worker: Any, was: Status, who: Any = None) -> None:
+        if self.parked is not None and not self._is_parked():
+            await self._follows(worker)
         if self._there(worker):
             if worker.status is Status.closing_gracefully:
                 self._set(worker, was)
@@ -291,6 +294,17 @@ class Restarting:
         return parked is not None and (
             self.scheduler.workers.get(parked.address) is parked
         )
+
+    async def _follows(self, worker: Any) -> None:
+        """See a worker end whose nanny is gone, with the parking worker in it.
+
+        A moment lies between the two; what is lost with it is lost by this restart.
+        """
+        end = monotonic() + FOLLOWS
+        while monotonic() < end:
+            if not self._there(worker):
+                return
+            await asyncio.sleep(LOOK)
 
     def _is_back(self) -> bool:
         return self.back in self.scheduler.workers
