@@ -147,9 +147,14 @@ def test_interrupted_in_mid_move(uneven: Any) -> None:
 def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
     """A time limit stops the move; every row is there, nothing is held."""
     _, client, _, X, y = uneven
-    with pytest.raises(clustertune.errors.TimedOutError) as caught:
-        clustertune.prepare(client, X, y, timeout="700 ms")
-    assert caught.value.report.steps[-1].status == "failed"
+    steps: Any = ()
+    for seconds in (0.7, 1.4, 2.8):  # a busy machine needs longer until it moves any
+        with pytest.raises(clustertune.errors.TimedOutError) as caught:
+            clustertune.prepare(client, X, y, timeout=seconds)
+        steps = caught.value.report.steps
+        if steps:
+            break
+    assert steps[-1].status == "failed"
     settled(client)
     assert_whole(client, X, y)
 

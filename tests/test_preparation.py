@@ -303,9 +303,12 @@ async def test_an_unknown_worker(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_the_time_limit(c, s, a, b):
     """When the time is over it stops, says so, and leaves nothing held."""
-    slow = da.ones((20, 2), chunks=(2, 2)).map_blocks(_sleep, dtype=float)
-    with pytest.raises(errors.TimedOutError, match="timeout") as caught:
-        await clustertune.prepare(c, slow, timeout="700 ms")
+    slow = da.ones((20, 2), chunks=(1, 2)).map_blocks(_sleep, dtype=float)
+    for seconds in (0.7, 1.4):  # a busy machine needs longer until it loads any
+        with pytest.raises(errors.TimedOutError, match="timeout") as caught:
+            await clustertune.prepare(c, slow, timeout=seconds)
+        if caught.value.report.steps:
+            break
     assert caught.value.report.steps[0].status == "failed"
     assert isinstance(caught.value, TimeoutError)
     assert s.plugins["clustertune"].holder() is None
