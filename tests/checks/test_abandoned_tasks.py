@@ -51,7 +51,9 @@ async def test_live(c, s, a, b):
     """A client goes while its task runs: the thread cannot be stopped."""
     gate = Event("gate", client=c)
     # its result is not what keeps the worker: the thread is in native code, say
-    async with Client(s.address, asynchronous=True) as other:
+    # nor may its thread take this client, which goes, for the one that it waits with
+    options = {"asynchronous": True, "set_as_default": False}
+    async with Client(s.address, **options) as other:
         task = other.submit(_train, gate.name, workers=[a.address])
         await soon(lambda: a.state.executing_count)
         settings = {"clustertune.checks.abandoned_tasks.after": 0.5}
