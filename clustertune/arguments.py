@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -15,10 +16,10 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 def fraction(name: str, value: object, *, zero: bool = False) -> float:
     """A number from 0 to 1; 0 itself only where ``zero`` allows it."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        number = float(value)
-        if 0 <= number <= 1 and (zero or number > 0):
-            return number
+    # compared before it is converted: a whole number may be too large for a float
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if real and 0 <= value <= 1 and (zero or value > 0):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
     least = "from 0" if zero else "above 0 and"
     raise ValueError(f"{name}={value!r} must be a number {least} up to 1, like 0.05")
 
@@ -138,8 +139,11 @@ def number_type(name: str, value: Any) -> str | None:
         return None
     text = f"{name}={value!r} must be float32, float64, a type of integers, or None"
     try:
-        found = np.dtype(value)
-    except TypeError as error:
+        with warnings.catch_warnings():  # NumPy's, about names that it will forget
+            warnings.simplefilter("ignore")
+            found = np.dtype(value)
+    # of what looks like a list of types NumPy says what Python says of it
+    except (TypeError, ValueError, SyntaxError) as error:
         raise ValueError(text) from error
     if found.kind in "iu" or found in (np.float32, np.float64):
         return str(found.name)
@@ -193,9 +197,9 @@ def part(name: str, value: Any) -> int | float:
     try:
         percent = isinstance(value, str) and value.rstrip().endswith("%")
         found = float(value.rstrip().rstrip("%")) / 100 if percent else float(value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(text) from error
-    if not percent and found >= 1 and found == int(found):
+    if not percent and found >= 1 and found.is_integer():
         return int(found)
     if 0 < found < 1 or (percent and found == 1):
         return found

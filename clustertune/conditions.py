@@ -85,8 +85,7 @@ def parse(text: object) -> Condition | None:
 
 def _least() -> float:
     """Growth in a run that counts, a fraction of the memory limit: as the check has."""
-    default = checks.settings_of(checks.available()["memory_growth"])["least"]
-    return float(settings.of_checks().get("memory_growth", {}).get("least", default))
+    return float(settings.of_check("memory_growth", "least"))
 
 
 def lines(workers: Iterable[WorkerSnapshot]) -> dict[str | int, dict[str, float]]:

@@ -112,6 +112,22 @@ class ItemError(ClustertuneError):
     items: tuple[int, ...] = ()
 
 
+class RoleError(ClustertuneError):
+    """A role failed, was lost, or did not begin or end; its own error is the cause.
+
+    Attributes
+    ----------
+    role, rank
+        The one that was the first.
+    worker
+        The address of its worker.
+    """
+
+    role: str = ""
+    rank: int = 0
+    worker: str = ""
+
+
 class TimedOutError(ClustertuneError, TimeoutError):
     """The time that was given is over; the data is whole, where the report says."""
 

@@ -22,6 +22,16 @@ SCHEMA_VERSION = 1
 MANIFEST = "clustertune.json"
 FOLDER = re.compile(r"clustertune-[0-9a-f]{8}")
 KINDS = ("array", "dataframe", "series")
+# what reading something that is none brings out: values of other types, numbers that
+# are none, lists in lists in lists
+_UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,7 @@ def read(place: Target) -> dict[str, Any]:
         version = manifest["schema_version"]
         if version == SCHEMA_VERSION:
             _check(manifest)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise SaveError(
             f"{place.path}/{MANIFEST} is not a manifest of clustertune's: {error!r}"
         ) from error

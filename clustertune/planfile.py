@@ -25,7 +25,6 @@ from clustertune.wording import plural, printable, seconds_text
 
 SCHEMA_VERSION = 1
 LONGEST = 366 * 86400.0  # seconds for which a plan may be carried out
-LAST = 1e11  # epoch seconds, some thousands of years from now: it can be printed
 _AROUND = ("schema_version", "digest")  # fields beside those of the plan itself
 
 
@@ -179,7 +178,7 @@ def _read(text: str) -> StoredPlan:
         )
     own = {k: v for k, v in data.items() if k not in _AROUND}
     plan: StoredPlan = strictly.read(StoredPlan, own)
-    if not (0 < plan.made < LAST and 0 < plan.expires - plan.made <= LONGEST):
+    if not (0 < plan.made < strictly.LAST and 0 < plan.expires - plan.made <= LONGEST):
         raise ValueError(
             f"expires: {plan.expires:g} must be at most {LONGEST:g} s after made "
             f"({plan.made:g})"

@@ -18,7 +18,7 @@ import dask
 from dask.utils import parse_timedelta
 
 import clustertune.settings  # noqa: F401, with it Dask's configuration has our defaults
-from clustertune import arguments, checks
+from clustertune import actions, arguments, checks
 from clustertune.errors import PlaybookError
 from clustertune.model import Severity
 from clustertune.plainyaml import LARGEST, Node, parse
@@ -198,12 +198,18 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "trim": ("timeout", "workers"),
 }
 ON_DATA = frozenset(("persist", "rebalance", "rechunk"))
+OF_OTHERS = ("timeout",)  # keys that an action of another package takes
 
 _LIMIT_READERS: Mapping[str, Reader] = {
     "disrupted_workers": arguments.part,
     "minimum_workers": _minimum,
     "settle": _pause,
 }
+
+
+def actions_known() -> Mapping[str, tuple[str, ...]]:
+    """By action, the keys that it takes; those of other packages among them."""
+    return {**ACTIONS, **dict.fromkeys(actions.others(), OF_OTHERS)}
 
 
 def checks_named(word: str) -> tuple[str, ...]:
@@ -418,9 +424,10 @@ class _Reading:
         return ""
 
     def choice_of_action(self, node: Node, path: str) -> str:
-        if isinstance(node.value, str) and node.value in ACTIONS:
+        known = actions_known()
+        if isinstance(node.value, str) and node.value in known:
             return node.value
-        self.note(node, path, _unknown("action", node.plain, ACTIONS))
+        self.note(node, path, _unknown("action", node.plain, known))
         return ""
 
     def options(
@@ -430,7 +437,7 @@ class _Reading:
             return {}
         place, found = f"{path}.with", {}
         if node is not None:
-            for key, child in self.mapping(node, place, ACTIONS[do]).items():
+            for key, child in self.mapping(node, place, actions_known()[do]).items():
                 value = self.read(child, f"{place}.{key}", key, KEYS[key])
                 if value is not None:
                     found[key] = value

@@ -14,17 +14,18 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote as quote_shell
-from typing import Any
 from urllib.parse import quote as quote_url
 
+from clustertune import strictly
 from clustertune.errors import HistoryError
 
 PATIENCE = 1.0  # seconds for which another process's write is waited for
+LARGEST = 2**63 - 1  # that SQLite can hold; nothing that is counted comes near it
 MOST_WORKERS = 100  # of a record: those that had most memory
 OURS = 0x436C7475  # application_id: "Cltu"
 
@@ -227,6 +228,7 @@ class Store:
         """
         if not self.path.exists():
             return ()
+        most = -1 if last is None else min(last, LARGEST)
         wanted = {"job": [] if job is None else [job], "kind": kinds, "id": ids}
         where = " AND ".join(
             f"{column} IN ({', '.join('?' * len(values))})"
@@ -240,7 +242,7 @@ class Store:
                 # made of column names and question marks alone
                 f"SELECT id, data FROM records WHERE {where or 1} "  # noqa: S608
                 "ORDER BY id DESC LIMIT ?",
-                [*(v for values in wanted.values() for v in values), last or -1],
+                [*(v for values in wanted.values() for v in values), most],
             ).fetchall()
         return tuple(self._record(*row) for row in reversed(rows))
 
@@ -281,7 +283,7 @@ class Store:
     def _record(self, id: int, data: str) -> Record:
         try:
             return replace(_from_json(data), id=id)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise HistoryError(
                 f"{self.path}: record {id} is damaged ({error!r}); {self._move_away()}"
             ) from error
@@ -326,22 +328,17 @@ def _row(record: Record) -> tuple[float, str, str, str | None, str]:
 
 
 def _from_json(text: str) -> Record:
-    """A record of this release or an older one; what a newer one has more is dropped.
+    """A record of this release or another one.
 
     Raises
     ------
-    AttributeError, LookupError, TypeError, ValueError
+    RecursionError, TypeError, ValueError
         It is none.
     """
-    data = _only(Record, json.loads(text))
-    data["findings"] = tuple((s, c) for s, c in data.get("findings", ()))
-    data["steps"] = tuple(data.get("steps", ()))
-    data["memory"] = tuple(
-        WorkerMemory(**_only(WorkerMemory, m)) for m in data.get("memory", ())
-    )
-    return Record(**data)
-
-
-def _only(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(cls)}
-    return {k: v for k, v in data.items() if k in names}
+    record: Record = strictly.read(Record, json.loads(text), lasting=True)
+    numbers = [v for v in asdict(record).values() if isinstance(v, int | float)]
+    # a clock that was set back may make a difference negative; NaN is below nothing
+    sound = all(abs(v) < LARGEST for v in numbers)
+    if not sound or not 0 <= record.began < strictly.LAST:
+        raise ValueError("a number in it is none, or no moment")
+    return record

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from clustertune import layouts
+from clustertune import layouts, strictly
 from clustertune.layouts import WorkerShare
 from clustertune.model import Finding, Layout, Outcome, Plan, Severity, Step, View
 from clustertune.wording import bytes_text, names_text, printable, seconds_text
 
 SCHEMA_VERSION = 1
+MOST_STEPS = 8  # in a line; a table has all
 MOST_WORKERS = 12  # shown one by one; of more, the fullest and the emptiest
 #: checks that are said first: what the data is not prepared for, the honest other side
 HEADLINES = ("unnamed_workload", "one_machine")
@@ -143,17 +144,31 @@ class Report:
         ValueError
             It is not a report, or of another schema version.
         """
-        data = json.loads(text)
-        version = data.get("schema_version") if isinstance(data, dict) else None
-        if version != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema version {version!r} of reports is not known here, only "
-                f"{SCHEMA_VERSION} is"
-            )
         try:
-            return cls(**_fields(_only(cls, data)))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"this is not a report: {error!r}") from error
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("this is not a report: it is nested too deeply") from error
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if type(version) is not int or version != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema version {printable(repr(version), longest=60)} of reports is "
+                f"not known here, only {SCHEMA_VERSION} is"
+            )
+        peaks = data.pop("forecast", [])
+        try:
+            read = strictly.read(tuple[_Peak, ...], peaks, "forecast", lasting=True)
+            report: Report = strictly.read(cls, data, lasting=True)
+        except ValueError as error:
+            raise ValueError(f"this is not a report: {error}") from error
+        return replace(report, forecast={p.worker: p.nbytes for p in read})
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    """Of the forecast, as JSON has it: its objects have text for keys, ids may not."""
+
+    worker: str | int
+    nbytes: int
 
 
 # --- making one -----------------------------------------------------------------------
@@ -234,10 +249,10 @@ def headlines(report: Report) -> list[str]:
     acted = [s for s in report.steps if s.status in ("done", "partly", "planned")]
     verb = "would do" if report.status == "planned" else "did"
     if acted:
-        lines.append(f"{verb}: " + "; then ".join(s.summary for s in acted))
+        lines.append(f"{verb}: {_in_turn([s.summary for s in acted])}")
     risks = [s.at_risk for s in report.steps if not _is_safe(s)]
     if risks and report.status in ("planned", "failed"):
-        lines.append(f"would lose: {'; then '.join(risks)}")
+        lines.append(f"would lose: {_in_turn(risks)}")
     if acted and report.status != "planned":
         moved = sum(s.nbytes or 0 for s in acted)
         cost = f"cost: {seconds_text(report.seconds)}, {bytes_text(moved)} moved"
@@ -253,6 +268,12 @@ def headlines(report: Report) -> list[str]:
         lines.append(f"{nothing} ({seconds_text(report.seconds)})")
     most = 6 - len(report.notes)
     return [printable(line) for line in (*lines[:most], *report.notes)]
+
+
+def _in_turn(texts: Sequence[str]) -> str:
+    """The first ones, and how many more there are: a thousand workers are no line."""
+    more = [f"{len(texts) - MOST_STEPS:,} more"] if len(texts) > MOST_STEPS else []
+    return "; then ".join([*texts[:MOST_STEPS], *more])
 
 
 def _is_safe(step: Done) -> bool:
@@ -322,7 +343,8 @@ def _layout_tables(report: Report) -> Iterator[tuple[LayoutSummary, str]]:
 
 
 def _describe(s: LayoutSummary) -> str:
-    text = f"{s.label}: {s.pieces} pieces, {s.rows:,} rows, {bytes_text(s.nbytes or 0)}"
+    rows = "unknown" if s.rows is None else f"{s.rows:,}"
+    text = f"{s.label}: {s.pieces} pieces, {rows} rows, {bytes_text(s.nbytes or 0)}"
     return printable(text + (f", {s.separated} pairs separated" if s.separated else ""))
 
 
@@ -385,38 +407,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a NumPy number
         return value.item()
     raise TypeError(f"{type(value).__name__} in a report")
-
-
-def _only(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What this version of the class knows; a later one may have added fields."""
-    names = {f.name for f in fields(cls)}
-    return {k: v for k, v in data.items() if k in names}
-
-
-def _fields(data: dict[str, Any]) -> dict[str, Any]:
-    """What JSON has made of the fields of a report, as it was."""
-    for name in ("found", "left"):
-        data[name] = tuple(_finding(f) for f in data[name])
-    for name in ("before", "after"):
-        data[name] = tuple(_summary(s) for s in data[name])
-    data["steps"] = tuple(Done(**_only(Done, s)) for s in data["steps"])
-    data["needs"] = tuple(data["needs"])
-    data["notes"] = tuple(data.get("notes", ()))
-    data["forecast"] = {x["worker"]: x["nbytes"] for x in data.get("forecast", ())}
-    return data
-
-
-def _finding(data: Mapping[str, Any]) -> Finding:
-    known = _only(Finding, data)
-    known["severity"] = Severity(known["severity"])
-    known["subject"] = tuple(known["subject"])
-    return Finding(**known)
-
-
-def _summary(data: Mapping[str, Any]) -> LayoutSummary:
-    known = _only(LayoutSummary, data)
-    known["members"] = tuple(known["members"])
-    known["workers"] = tuple(
-        WorkerShare(**_only(WorkerShare, w)) for w in known["workers"]
-    )
-    return LayoutSummary(**known)

@@ -22,7 +22,7 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import TaskRef
 from dask.array.utils import meta_from_array
 from dask.dataframe.dask_expr import from_graph
 from distributed import Client
@@ -353,14 +353,14 @@ async def write(
     graph = graphs.Graph()
     for number, x in enumerate(given):
         function, names = _writer(x.collection)
-        common = (ship.function(function), place.url, dict(place.options))
+        save, where = ship.Tasks(function), (place.url, dict(place.options))
         name, below = f"save-{uuid4().hex}", f"{folder}/{number}"
         graph.pieces[x.label] = [(name, i) for i in range(len(names))]
         for key, file, future in zip(
             graph.pieces[x.label], names, loaded[x.label], strict=True
         ):
             path = f"{below}/{file}"
-            graph.tasks[key] = Task(key, *common, path, TaskRef(future.key))
+            graph.tasks[key] = save(key, *where, path, TaskRef(future.key))
     futures = await _submitted(client, graph, "saving", notify)
     found = await client.gather(list(futures.values()), asynchronous=True)
     answers = dict(zip(futures, found, strict=True))
@@ -583,7 +583,7 @@ async def _refuse_workerless(client: Client, remaining: Remaining) -> None:
 def _add_reads(graph: graphs.Graph, place: Target, entry: Mapping[str, Any]) -> None:
     name, folder, saved = f"load-{uuid4().hex}", entry["folder"], entry["pieces"]
     array, series = entry["kind"] == "array", entry["kind"] == "series"
-    function = ship.function(pieces.load_array if array else pieces.load_frame)
+    load = ship.Tasks(pieces.load_array if array else pieces.load_frame)
     counts = [len(sizes) for sizes in entry["chunks"]] if array else [len(saved)]
     blocks = list(np.ndindex(*counts))
     graph.pieces[folder] = [(name, *block) for block in blocks]
@@ -592,7 +592,7 @@ def _add_reads(graph: graphs.Graph, place: Target, entry: Mapping[str, Any]) -> 
         how: tuple[Any, ...] = (path, piece["crc32"], piece["shape"])
         how += () if array else (series,)
         key = (name, *block)
-        graph.tasks[key] = Task(key, function, place.url, dict(place.options), *how)
+        graph.tasks[key] = load(key, place.url, dict(place.options), *how)
 
 
 def _collection(

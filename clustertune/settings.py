@@ -42,9 +42,36 @@ def of_checks() -> Mapping[str, Mapping[str, Any]]:
     ValueError
         Something is set that does not exist, or that is not what it must be.
     """
-    found: Mapping[str, Mapping[str, Any]] = dask.config.get("clustertune.checks", {})
+    found = {
+        name: _section(f"clustertune.checks.{name}", values)
+        for name, values in _section("clustertune.checks").items()
+    }
     checks.refuse_wrong(found)
     return found
+
+
+def of_check(name: str, setting: str) -> Any:
+    """One setting of a check: what is set, else its default.
+
+    Raises
+    ------
+    ValueError
+        As :func:`of_checks`.
+    """
+    default = checks.settings_of(checks.available()[name])[setting]
+    return of_checks().get(name, {}).get(setting, default)
+
+
+_ABSENT = object()
+
+
+def _section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
+    """Settings below that name; of a heading below which nothing is written, none."""
+    value = dask.config.get(name, None) if value is _ABSENT else value
+    found = {} if value is None else value
+    if isinstance(found, Mapping):
+        return found
+    raise ValueError(f"{name}={value!r} must be a mapping of names to values")
 
 
 def of_history() -> HistorySettings:
@@ -55,7 +82,7 @@ def of_history() -> HistorySettings:
     ValueError
         Something is set that does not exist, or that is not what it must be.
     """
-    found: Mapping[str, Any] = dask.config.get("clustertune.history", {})
+    found = _section("clustertune.history")
     allowed: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "enabled": (lambda v: isinstance(v, bool), "True or False"),
         "path": (lambda v: v is None or _is_text(v), "the path of a file, or null"),

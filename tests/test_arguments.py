@@ -22,7 +22,9 @@ def test_a_fraction(value: object, expected: float) -> None:
     assert type(found) is float
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.01, True, "0.05", None, float("nan"), 0.5j])
+@pytest.mark.parametrize(
+    "value", [-0.1, 1.01, True, "0.05", None, float("nan"), 0.5j, 10**400]
+)
 def test_no_fraction(value: object) -> None:
     """What is no number from 0 to 1 is refused with name, value and what is allowed."""
     with pytest.raises(ValueError, match=r"tolerance=.* must be a number from 0 up to"):
@@ -112,9 +114,31 @@ def test_kinds_and_number_types():
     for value in ("float32", np.float32, "f4", np.dtype("f4")):
         assert arguments.number_type("dtype", value) == "float32"
     assert arguments.number_type("dtype", int) == "int64"
-    for value in ("float16", "bool", "complex64", "category", object, "x", 3):
+    odd = ("x", 3, "02float32", "a", "f4,(", "\0")
+    for value in ("float16", "bool", "complex64", "category", object, *odd):
         with pytest.raises(ValueError, match="must be float32, float64, a type of"):
             arguments.number_type("dtype", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1, 1), ("2", 2), (0.25, 0.25), ("25%", 0.25), ("100%", 1.0)],
+)
+def test_a_part(value: object, expected: float) -> None:
+    """A number of at least 1 is whole; what is below is a part of all."""
+    found = arguments.part("max_unavailable", value)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, 1.5, True, "x", "0%", "101%", "inf", "nan", "1e999", 10**400, None, [1]],
+)
+def test_no_part(value: object) -> None:
+    """Nor is what no number can hold."""
+    with pytest.raises(ValueError, match=r"max_unavailable=.* must be a number of at"):
+        arguments.part("max_unavailable", value)
 
 
 @pytest.mark.parametrize("value", [None, True, False])

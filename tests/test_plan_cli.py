@@ -114,6 +114,8 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
         (["plan", "trim", "--dry-run"], "No such option"),
         (["plan", "trim", "--expires", "soon"], "--expires='soon' must be a duration"),
         (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),
+        # not that of a restart between runs
+        (["plan", "restart", "--expires", "2h"], "which cluster? give ADDRESS"),
         (["plan", "release", "a"], "what is to be let go? give --prefix"),
         (["plan", "trim"], "which cluster? give ADDRESS"),
         (["apply", "/no/such/plan.json"], "does not exist"),

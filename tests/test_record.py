@@ -183,6 +183,35 @@ def test_a_damaged_record(store: Store, data: str) -> None:
         store.read()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seconds", "null"),
+        ("seconds", "'soon'"),
+        ("began", "-1"),
+        ("began", "1e300"),
+        ("began", "9e999"),
+        ("steps", "3"),
+        ("findings", "json('[[\"warning\"]]')"),
+        ("memory", 'json(\'[{"worker": 1, "peak": "all"}]\')'),
+        ("rows", "1.5"),
+    ],
+)
+def test_a_value_of_another_type(store: Store, field: str, value: str) -> None:
+    """Is found when the file is read, and not by whoever prints it."""
+    store.add([RECORD], keep=10)
+    changed(store, f"UPDATE records SET data = json_set(data, '$.{field}', {value})")
+    with pytest.raises(HistoryError, match="record 1 is damaged"):
+        store.read()
+
+
+def test_more_than_there_can_be(store: Store) -> None:
+    """A number that SQLite cannot hold is as good as all."""
+    store.add([RECORD] * 3, keep=10)
+    assert len(store.read(last=10**30)) == 3
+    assert len(store.read(last=2)) == 2
+
+
 def test_a_newer_file(store: Store) -> None:
     """Is neither read nor written."""
     store.add([RECORD], keep=10)

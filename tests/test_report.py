@@ -56,6 +56,17 @@ def finding(severity: Severity, message: str, check: str = "uneven_rows") -> Fin
 # --- what it says -----------------------------------------------------------------
 
 
+def test_a_thousand_steps_are_no_line() -> None:
+    """The first are named, and how many more there are; a table has all of them."""
+    steps = [replace(STEP, summary=f"restart worker {i}") for i in range(1000)]
+    done = [carried_out(Outcome(step=s, status="done")) for s in steps]
+    report = Report(status="done", seconds=9.0, steps=tuple(done))
+    line = headlines(report)[0]
+    assert line.startswith("did: restart worker 0; then restart worker 1; then ")
+    assert line.endswith("restart worker 7; then 992 more")
+    assert "restart worker 999" in str(report)
+
+
 def test_nothing_to_do() -> None:
     """Where all is well one line says so, and no table of steps follows."""
     report = report_of(data=layout([10] * 4, [0, 1, 0, 1]))
@@ -432,12 +443,16 @@ def test_another_schema_version(version: object) -> None:
         '{"schema_version": 1}',
         '{"schema_version": 1, "found": 3}',
         '{"schema_version": 1, "found": [[]], "left": []}',
+        '{"schema_version": 1, "status": "done", "seconds": "long"}',
+        '{"schema_version": 1, "status": "done", "seconds": 1, "forecast": [[0, 1]]}',
+        '{"schema_version": true, "status": "done", "seconds": 1}',
+        "[" * 100_000,
     ],
 )
 def test_no_report(text: str) -> None:
     """What is no report is a ValueError, and no other."""
     with pytest.raises(
-        ValueError, match=r"schema version|not a report|Expecting value"
+        ValueError, match=r"^schema version|^this is not a report|Expecting value"
     ):
         Report.from_json(text)
 

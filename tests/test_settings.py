@@ -32,6 +32,7 @@ def test_the_environment() -> None:
         ("memory_pressure.near", "far", "near='far' must be a number of at least 0"),
         ("memory_pressure.near", -1, "must be a number of at least 0, like 0.1"),
         ("memory_pressure.near", True, "must be a number"),
+        ("memory_pressure.near", 10**400, "must be a number"),
         ("thread_count.shared", 1, "must be True or False, like False"),
         ("memory_pressure.far", 1, "has no setting 'far'; it has near"),
         ("divination.most", 1, "there is no check 'divination'; checks are"),
@@ -45,6 +46,20 @@ def test_what_is_wrong(name: str, value: object, text: str) -> None:
         done = CliRunner().invoke(main, ["check", "tcp://127.0.0.1:1"])
     assert done.exit_code == 2
     assert name.partition(".")[0] in done.stderr
+
+
+@pytest.mark.parametrize("name", ["checks", "checks.memory_growth", "history"])
+def test_a_heading_with_nothing_below(name: str) -> None:
+    """As somebody has left it in a file: nothing is set, and a default holds."""
+    with dask.config.set({f"clustertune.{name}": None}):
+        settings.of_checks()
+        assert settings.of_check("memory_growth", "least") == 0.01
+        assert settings.of_history().keep == 10_000
+    with (
+        dask.config.set({f"clustertune.{name}": "x"}),
+        pytest.raises(ValueError, match=f"clustertune.{name}='x' must be a mapping"),
+    ):
+        (settings.of_history if name == "history" else settings.of_checks)()
 
 
 @pytest.mark.parametrize("name", checks.available())

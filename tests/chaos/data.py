@@ -1,0 +1,136 @@
+"""Rows whose values tell their number, so that whatever became of them can be seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from distributed import Client, wait
+
+CLASSES = 3
+GROUP = 5  # rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Row-aligned collections that can be computed again anywhere."""
+
+    seed: int
+    kind: str  # "array" or "dataframe"
+    rows: int
+    columns: int
+    pieces: int
+    other_pieces: int  # of y and rows; as many as X has: cut alike
+    place: str  # "lazy", "one" (all on one worker), "anywhere"
+
+
+def draw(rng: Random, seed: int) -> Spec:
+    pieces = rng.randint(3, 24)
+    return Spec(
+        seed=seed,
+        kind=rng.choice(("array", "array", "dataframe")),
+        rows=rng.choice((60, 500, 3000, 12_000)),
+        columns=rng.choice((3, 20, 40)),
+        pieces=pieces,
+        other_pieces=rng.choice((pieces, pieces, rng.randint(3, 24))),
+        place=rng.choice(("lazy", "one", "one", "anywhere")),
+    )
+
+
+@dataclass
+class Data:
+    """The collections: features, classes, and the number of each row."""
+
+    spec: Spec
+    X: Any
+    y: Any
+    rows: Any
+
+    def __iter__(self) -> Any:
+        return iter((self.X, self.y, self.rows))
+
+
+def make(spec: Spec, client: Client) -> Data:
+    """Load it as the spec says; what is lazy stays so."""
+    features, classes, numbers = _functions(spec)
+    if spec.kind == "array":
+        edges = _sizes(spec.rows, spec.pieces), _sizes(spec.rows, spec.other_pieces)
+        index, other = (da.arange(spec.rows, chunks=(e,), dtype="i8") for e in edges)
+        columns = spec.columns
+        X = index.map_blocks(
+            features, dtype="f8", new_axis=1, chunks=(edges[0], (columns,))
+        )
+        y, rows = other.map_blocks(classes, dtype="i8"), other.map_blocks(numbers)
+    else:
+        X = _frame(spec, spec.pieces, features, [f"x{i}" for i in range(spec.columns)])
+        both = _frame(
+            spec,
+            spec.other_pieces,
+            lambda r: np.column_stack([classes(r), numbers(r)]),
+            ["y", "row"],
+            dtype="i8",
+        )
+        y, rows = both["y"], both["row"]
+    if spec.place == "lazy":
+        return Data(spec, X, y, rows)
+    on = [next(iter(client.nthreads()))] if spec.place == "one" else None
+    where = {"workers": on, "allow_other_workers": True} if on else {}
+    made = client.persist([X, y, rows], **where)
+    wait(made, timeout=60)
+    return Data(spec, *made)
+
+
+def _functions(spec: Spec) -> tuple[Any, Any, Any]:
+    """Of numbers of rows; closures, which need not be importable elsewhere."""
+    seed, width = spec.seed, spec.columns
+
+    def features(rows: Any) -> Any:
+        return (np.asarray(rows)[:, None] * 31.0 + np.arange(width) * 17 + seed) % 997
+
+    def classes(rows: Any) -> Any:
+        return np.asarray(rows) % CLASSES
+
+    def numbers(rows: Any) -> Any:
+        return np.asarray(rows) + 0
+
+    return features, classes, numbers
+
+
+def _frame(
+    spec: Spec, pieces: int, values: Any, columns: list[str], dtype: str = "f8"
+) -> Any:
+    edges = np.cumsum([0, *_sizes(spec.rows, pieces)]).tolist()
+
+    def load(start: int, stop: int) -> pd.DataFrame:
+        rows = np.arange(start, stop)
+        return pd.DataFrame(values(rows), index=rows, columns=columns).astype(dtype)
+
+    meta = load(0, 0)
+    return dd.from_map(load, edges[:-1], edges[1:], meta=meta)
+
+
+def _sizes(rows: int, pieces: int) -> tuple[int, ...]:
+    return tuple(np.diff([rows * i // pieces for i in range(pieces + 1)]).tolist())
+
+
+def wrong(spec: Spec, values: tuple[Any, Any, Any], *, ordered: bool) -> list[str]:
+    """What is wrong with X, y and numbers of rows that came back from a cluster."""
+    X, y, rows = (np.asarray(v) for v in values)
+    features, classes, _ = _functions(spec)
+    found = []
+    numbers = rows if ordered else np.sort(rows)
+    if not np.array_equal(numbers, np.arange(spec.rows)):
+        found.append(
+            f"{len(rows)} rows, {len(set(rows.tolist()))} different; {spec.rows} were "
+            "given" + (", in their order" if ordered else "")
+        )
+    if not np.array_equal(y, classes(rows)):
+        found.append("labels are not those of their rows")
+    if X.shape != (len(rows), spec.columns) or not np.allclose(X, features(rows)):
+        found.append("features are not those of their rows")
+    return found

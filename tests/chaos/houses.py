@@ -1,0 +1,153 @@
+"""Clusters that rounds of chaos are played on, one after the other.
+
+What a round has broken is mended before the next: workers come back with their nannies,
+and where a nanny is gone, another is started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster
+from distributed.core import Status
+
+from tests.processes import process, until
+
+LIMIT = "700 MiB"
+GIVEN_UP = "distributed.deploy.lost-worker-timeout"
+RUNS = (Status.running, Status.init, Status.starting)  # of nannies
+ROOT = str(Path(__file__).parents[2])
+
+
+def soon(condition: Callable[[], Any], seconds: float = 30) -> bool:
+    """Whether a condition comes in time."""
+    end = monotonic() + seconds
+    while not condition():
+        if monotonic() > end:
+            return False
+        sleep(0.02)
+    return True
+
+
+class House:
+    """A cluster, its client, and another client that looks and strikes.
+
+    Attributes
+    ----------
+    client : Client
+        Of the one who uses clustertune.
+    watch : Client
+        Of who strikes, and of who looks afterwards.
+    """
+
+    kind = "local"
+
+    def __init__(self, n_workers: int):
+        self.n_workers = n_workers
+        self.stack = ExitStack()
+        try:
+            self.client = self.open()
+            self.watch = self.stack.enter_context(
+                Client(self.client.scheduler.address, set_as_default=False)
+            )
+            self.client.wait_for_workers(n_workers, timeout=60)
+        except BaseException:
+            self.stack.close()
+            raise
+
+    def open(self) -> Client:
+        # on a machine that is as busy as this one a worker is long in coming back, and
+        # would be given up by its manager, which is no fault of what is tested
+        self.stack.enter_context(dask.config.set({GIVEN_UP: "1 hour"}))
+        cluster = LocalCluster(
+            n_workers=self.n_workers,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=LIMIT,
+            dashboard_address="127.0.0.1:0",
+        )
+        self.cluster = self.stack.enter_context(cluster)
+        return self.stack.enter_context(Client(cluster))
+
+    def close(self) -> None:
+        self.stack.close()
+
+    def pids(self) -> dict[str, int]:
+        """Processes of workers, by address."""
+        return {
+            n.worker_address: n.pid
+            for n in list(self.cluster.workers.values())
+            if n.worker_address and n.pid
+        }
+
+    def nannies(self) -> list[int]:
+        """Processes of nannies that may be killed."""
+        return []
+
+    def mend(self) -> bool:
+        """Whether there are as many running workers as there were at first."""
+        workers = self.cluster.workers.items()
+        gone = [name for name, n in workers if n.status not in RUNS]
+        # else it would wait for them for a while
+        self.cluster.sync(self.cluster.scale_down, gone)
+        self.cluster.scale(self.n_workers)
+        return soon(self._whole)
+
+    def _whole(self) -> bool:
+        info = self.watch.sync(self.watch.scheduler.identity, n_workers=-1)["workers"]
+        states = [w["status"] for w in info.values()]
+        return states == ["running"] * self.n_workers
+
+
+class Outside(House):
+    """Scheduler and nannies are processes of their own, as on a real cluster."""
+
+    kind = "outside"
+
+    def open(self) -> Client:
+        self.folder = Path(self.stack.enter_context(TemporaryDirectory()))
+        self.file = self.folder / "scheduler.json"
+        self.begun: list[Any] = []
+        self._start(
+            *("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"),
+            *("--scheduler-file", str(self.file)),
+        )
+        until(self.file.exists)
+        self.workers = [self._worker(i) for i in range(self.n_workers)]
+        return self.stack.enter_context(Client(scheduler_file=str(self.file)))
+
+    def _start(self, *words: str) -> Any:
+        environment = {
+            "PYTHONPATH": ROOT,
+            "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "spawn",
+        }
+        begun = process(sys.executable, "-m", "dask", *words, **environment)
+        return self.stack.enter_context(begun)
+
+    def _worker(self, number: int) -> Any:
+        return self._start(
+            *("worker", "--scheduler-file", str(self.file), "--nworkers", "1"),
+            *("--nthreads", "1", "--memory-limit", LIMIT, "--host", "127.0.0.1"),
+            *("--no-dashboard", "--local-directory", str(self.folder)),
+            *("--name", f"worker-{number}"),
+        )
+
+    def pids(self) -> dict[str, int]:
+        return dict(self.watch.run(os.getpid, on_error="ignore"))
+
+    def nannies(self) -> list[int]:
+        return [w.pid for w in self.workers if w.poll() is None]
+
+    def mend(self) -> bool:
+        for i, one in enumerate(self.workers):
+            if one.poll() is not None:
+                self.workers[i] = self._worker(i)
+        return soon(self._whole, 60)

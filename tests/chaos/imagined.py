@@ -1,0 +1,476 @@
+"""Clusters and data in memory, drawn from a seed, and faults that strike them.
+
+Everything that the main loop can be asked for, in combinations: workers of all sizes,
+some of them paused; data that is loaded or not, torn, copied, cut elsewhere, with
+pieces without rows; groups, classes, eval sets; every workload that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from clustertune import workloads
+from clustertune.errors import ConnectionLostError
+from clustertune.model import (
+    Burden,
+    Conversion,
+    Holding,
+    Layout,
+    Member,
+    Notify,
+    Room,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.testing import MemoryCluster, member, view, worker
+
+MIB = 2**20
+ACTIONS = ("prepare",) * 8 + (
+    "restart",
+    "restart",
+    "scale",
+    "resize",
+    "trim",
+    "release",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a seed means."""
+
+    seed: int
+    action: str
+    start: View
+    values: Mapping[str, Any]  # by label, of each row
+    options: Mapping[str, Any]  # of the cluster in memory
+    faults: Mapping[int, str]  # by moment
+    dry_run: bool
+
+
+def draw(seed: int) -> Case:
+    """The case of that number."""
+    rng = Random(seed)
+    action = rng.choice(ACTIONS)
+    profiles = [
+        m.PROFILE for m in workloads.available().values() if not m.PROFILE.refused
+    ]
+    profile = rng.choice(profiles)
+    n_rows = rng.choice((1, 7, 40, 40, 120, 120))
+    width = rng.choice((80, 80, 80, MIB // 4, MIB))  # bytes of a row of X
+    workers = _workers(rng, n_rows * width)
+    grouped = None if profile.exact_rows else bool(profile.groups)
+    data = _data(rng, n_rows, width, len(workers), grouped=grouped)
+    takes = profile.takes
+    sets = [data]
+    if rng.random() < 0.3 and (takes is None or "eval_set" in takes):
+        small = rng.randint(1, 9)
+        sets.append(
+            _data(
+                rng,
+                small,
+                width,
+                len(workers),
+                grouped=grouped,
+                name="eval_set[0]",
+            )
+        )
+    goal = _goal(rng, len(workers), data, profile)
+    start = view(workers, sets, workload=profile, **goal)
+    if rng.random() < 0.15:
+        adaptive = (rng.randint(0, 2), float(rng.choice((4, 16, np.inf))))
+        start = replace(start, snapshots=(replace(start.now, adaptive=adaptive),))
+    return Case(
+        seed=seed,
+        action=action,
+        start=start,
+        values=_values(rng, sets),
+        options={
+            "most": rng.choice((2, 16)),
+            "overhead": rng.choice((None, 0.001)),
+            "arrives": _arrival(rng),
+        },
+        faults=_faults(rng),
+        dry_run=rng.random() < 0.1,
+    )
+
+
+# --- workers --------------------------------------------------------------------------
+
+
+def _workers(rng: Random, nbytes: int) -> list[WorkerSnapshot]:
+    count = rng.choice((1, 2, 2, 3, 3, 4, 5, 8))
+    # from far too little memory for the data to much more than enough
+    limit = rng.choice((4096 * MIB, 4096 * MIB, max(64 * MIB, 2 * nbytes // count)))
+    if rng.random() < 0.05:
+        limit = 0
+    hosts = rng.choice(("127.0.0.1", None))
+    found = [
+        worker(
+            i,
+            nthreads=rng.choice((1, 1, 1, 2, 4)),
+            memory_limit=rng.choice((limit, limit, limit * 2)),
+            process=rng.choice((20 * MIB, limit // 10)),
+            status="paused" if i and rng.random() < 0.08 else "running",
+            host=hosts or f"10.0.0.{i}",
+            room=Room(memory=rng.choice((0, nbytes)), disk=rng.choice((0, 2 * nbytes))),
+        )
+        for i in range(count)
+    ]
+    if rng.random() < 0.1:
+        found[-1] = replace(found[-1], nanny=None)
+    return found
+
+
+# --- data -----------------------------------------------------------------------------
+
+
+def _data(
+    rng: Random,
+    n_rows: int,
+    width: int,
+    n_workers: int,
+    *,
+    grouped: bool | None,
+    name: str = "training data",
+) -> Layout:
+    labels = ["X", *(["y"] if rng.random() < 0.9 else [])]
+    # what needs exact rows refuses groups before anything is looked at
+    qid = grouped is not None and (grouped or rng.random() < 0.15)
+    labels += ["qid"] if qid else []
+    labels += ["sample_weight"] if rng.random() < 0.2 else []
+    if name != "training data":
+        labels = [f"{name}.{label}" for label in labels]
+    alike, together = rng.random() < 0.6, rng.random() < 0.5
+    lazy = rng.choice((0.0, 0.0, 0.0, 1.0, 0.5))
+    rows = _cut(rng, n_rows)
+    homes = _homes(rng, len(rows), n_workers)
+    members = []
+    for label in labels:
+        if not alike:
+            rows = _cut(rng, n_rows)
+        if not alike or not together:
+            homes = _homes(rng, len(rows), n_workers)
+        loaded = rng.random() >= lazy
+        members.append(_member(rng, label, rows, homes if loaded else None, width))
+    return Layout(label=name, members=tuple(members))
+
+
+def _member(rng: Random, label: str, rows: list[int], homes: Any, width: int) -> Member:
+    is_x = label.endswith("X")
+    kind = rng.choice(("array", "array", "dataframe" if is_x else "series"))
+    more: dict[str, Any] = {"kind": kind}
+    if homes is None:
+        more["derived"] = rng.random() < 0.5
+    if is_x and rng.random() < 0.08:
+        more["conversion"] = Conversion(
+            kind="array", dtype="float32", row_bytes=rng.choice((None, width // 2))
+        )
+    made = member(label, rows, homes, width if is_x else 8, **more)
+    if is_x and kind == "array" and "conversion" not in more and rng.random() < 0.1:
+        made = _in_blocks(made, homes)
+    return made
+
+
+def _in_blocks(made: Member, homes: Any) -> Member:
+    """The same, each piece in two blocks of columns."""
+    keys = tuple((made.label, i) for i in range(2 * made.n_pieces))
+    twice = None if homes is None else [h for h in homes for _ in range(2)]
+    again = member(made.label, None, twice, made.total_bytes or 8, keys=keys)
+    return replace(
+        made,
+        keys=keys,
+        column_blocks=2,
+        holders=again.holders,
+        nbytes=None if made.nbytes is None else np.repeat(made.nbytes, 2) // 2,
+    )
+
+
+def _cut(rng: Random, n_rows: int) -> list[int]:
+    """Rows of pieces: even, or anywhere, some of them without any."""
+    count = rng.randint(1, 12)
+    if rng.random() < 0.4:
+        edges = [n_rows * i // count for i in range(count + 1)]
+    else:
+        inner = sorted(rng.randint(0, n_rows) for _ in range(count - 1))
+        edges = [0, *inner, n_rows]
+    return np.diff(edges).tolist()
+
+
+def _homes(rng: Random, count: int, n_workers: int) -> list[list[int]]:
+    """Where pieces lie: all on one worker, evenly, anywhere, some more than once."""
+    how, first = rng.choice(("one", "even", "any", "any", "copies")), rng.randrange(64)
+    found = []
+    for i in range(count):
+        home = {"one": first, "even": i}.get(how, rng.randrange(64)) % n_workers
+        held = {home}
+        if how == "copies":
+            held |= {rng.randrange(n_workers) for _ in range(rng.randint(0, 2))}
+        found.append(sorted(held))
+    return found
+
+
+def _values(rng: Random, sets: list[Layout]) -> dict[str, Any]:
+    """Classes and groups of rows, sorted or not, of some of them few."""
+    found: dict[str, Any] = {}
+    for x in sets:
+        for m in x.members:
+            assert m.rows is not None
+            n, name = int(m.rows.sum()), m.label.rpartition(".")[2]
+            if name == "y":
+                labels = [rng.randint(0, rng.choice((1, 3))) for _ in range(n)]
+                found[m.label] = np.array(labels, dtype=np.int64)
+            if name == "qid":
+                few = max(1, n // rng.choice((1, 4, 20)))
+                groups = np.array([rng.randrange(few) for _ in range(n)])
+                found[m.label] = groups if rng.random() < 0.3 else np.sort(groups)
+    return found
+
+
+# --- what is asked for ----------------------------------------------------------------
+
+
+def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, Any]:
+    def maybe(chance: float, *values: Any) -> Any:
+        return rng.choice(values) if rng.random() < chance else None
+
+    asked = {
+        "n_workers": maybe(0.15, 2, 4, n_workers, "fit"),
+        "persist": maybe(0.1, True, False),
+        "rechunk": maybe(0.25, False, 3, 9, 24),
+        "order": maybe(0.15, "rows", "pieces", "sort"),
+        "restart": maybe(0.15, "auto", True),
+        "release_inputs": maybe(0.15, True),
+        "tolerance": maybe(0.3, 0.0, 0.3, 1.0),
+        "memory_fraction": maybe(0.2, 0.1, 1.0),
+        "strict": maybe(0.1, True),
+        "only": maybe(
+            0.1, {"rebalance"}, {"persist"}, {"rechunk", "rebalance"}, {"restart"}
+        ),
+        "goal_workers": maybe(0.15, range(max(1, n_workers - 1))),
+        "seed": rng.randrange(9),
+    }
+    asked = {k: v for k, v in asked.items() if v is not None}
+    if "only" in asked:
+        asked["only"] = frozenset(asked["only"])
+    if asked.get("order") == "sort" and "qid" not in {m.label for m in data.members}:
+        del asked["order"]  # refused before anything is looked at
+    if profile.exact_rows:
+        asked["tolerance"] = 0.0  # as `prepare` has it
+    return asked
+
+
+def _arrival(rng: Random) -> Callable[[int, int], Any]:
+    how, seed = rng.choice(("even", "one", "any")), rng.randrange(100)
+
+    def arrives(count: int, n_workers: int) -> Any:
+        if how == "any":
+            return np.random.default_rng(seed).integers(0, n_workers, count)
+        pieces = np.arange(count)
+        return pieces % n_workers if how == "even" else pieces * 0
+
+    return arrives
+
+
+# --- faults ---------------------------------------------------------------------------
+
+KINDS = (
+    *("kill", "kill", "kill", "pause", "pause", "resume", "join", "fill"),
+    *("copy", "steal", "lose connection", "interrupt"),
+)
+
+
+def _faults(rng: Random) -> dict[int, str]:
+    """None, one or a few, soon or late."""
+    count = rng.choice((0, 1, 1, 1, 1, 2, 3))
+    return {int(10 ** rng.uniform(0, 2.3)) - 1: rng.choice(KINDS) for _ in range(count)}
+
+
+class _Shared(MemoryCluster):
+    """One on which there are other data, too."""
+
+    async def look(self, notify: Notify) -> View:
+        seen = await super().look(notify)
+        other = Holding(prefix="sum", keys=2, nbytes=99, scattered=0, mine=True)
+        now = replace(seen.now, holdings=(other,))
+        return replace(seen, snapshots=(now,))
+
+
+class Struck(_Shared):
+    """A cluster in memory that faults strike, each at its moment.
+
+    A moment is a key that is loaded, moved or made, and the begin and end of each thing
+    that the port does.
+
+    Attributes
+    ----------
+    phase, inside : str
+        What the port did last; what it is at now, if anything.
+    hits : list of (fault, phase)
+        What has happened.
+    hidden : set of str
+        Labels of members that say nothing of their rows before they are loaded.
+    """
+
+    def __init__(self, case: Case):
+        self.rng = Random(case.seed + 10**9)
+        self.faults = case.faults
+        self.moment = 0
+        self.phase = "before"
+        self.inside = ""
+        self.hits: list[tuple[str, str]] = []
+        super().__init__(
+            case.start, fault=Struck.strike, values=case.values, **case.options
+        )
+        lazy = [m.label for x in case.start.layouts for m in x.members if not m.loaded]
+        self.hidden = set(lazy) if self.rng.random() < 0.5 else set()
+
+    def calm(self) -> None:
+        """Nothing happens any more."""
+        self.faults = {}
+
+    def strike(self) -> None:
+        kind = self.faults.get(self.moment)
+        self.moment += 1
+        # a cut that is stopped has made nothing yet
+        if kind is None or (kind in STOPS and self.inside in ("recut", "reorder")):
+            return
+        if _BLOWS[kind](self):
+            self.hits.append((kind, self.phase))
+            if kind in STOPS:
+                raise STOPS[kind]
+
+    def _worker(self, w: WorkerSnapshot, layouts: Any) -> WorkerSnapshot:
+        seen = super()._worker(w, layouts)
+        held = [
+            (len(holders), int(m.nbytes[i]))
+            for m in (m for x in layouts for m in x.members if m.loaded)
+            for i, holders in enumerate(self.homes[m.label])
+            if w.address in holders
+        ]
+        alone = [nbytes for copies, nbytes in held if copies == 1]
+        burden = Burden(
+            keys=len(held),
+            unique=len(alone),
+            nbytes=sum(alone),
+            scattered=0,
+            actors=0,
+        )
+        return replace(seen, burden=burden)
+
+    def _member(self, m: Member, addresses: Any, *, training: bool) -> Member:
+        seen = super()._member(m, addresses, training=training)
+        if m.loaded or m.label not in self.hidden:
+            return seen
+        return replace(seen, rows=None, total_bytes=None)
+
+
+def _port(name: str) -> Any:
+    method = getattr(_Shared, name)
+
+    async def call(self: Struck, *args: Any) -> Any:
+        self.phase = name
+        self.strike()
+        self.inside = name
+        try:
+            result = await method(self, *args)
+        finally:
+            self.inside = ""
+        self.strike()
+        return result
+
+    return call
+
+
+for _name in (
+    *("look", "persist", "scale", "adapt", "recut", "reorder", "move", "restart"),
+    *("trim", "release"),
+):
+    setattr(Struck, _name, _port(_name))
+
+
+class Interrupted(BaseException):
+    """Stands for ^C and the end of a time limit: no ``except Exception`` sees it."""
+
+
+STOPS: Mapping[str, BaseException] = {
+    "lose connection": ConnectionLostError("the client is closed"),
+    "interrupt": Interrupted(),
+}
+
+
+def _running(c: Struck) -> list[str]:
+    return [a for a, w in c.workers.items() if w.running]
+
+
+def _pieces(c: Struck) -> Iterator[tuple[str, int]]:
+    for m in (m for x in c.layouts for m in x.members if m.loaded):
+        for i in range(len(m.keys)):
+            yield m.label, i
+
+
+def _kill(c: Struck) -> bool:
+    if len(_running(c)) < 2:
+        return False
+    c.kill(c.rng.choice(list(c.workers)))
+    return True
+
+
+def _pause(c: Struck) -> bool:
+    if len(_running(c)) < 2 and c.rng.random() < 0.7:
+        return False  # the last one is paused now and then, too
+    c.pause(c.rng.choice(list(c.workers)))
+    return True
+
+
+def _resume(c: Struck) -> bool:
+    paused = [a for a, w in c.workers.items() if not w.running]
+    for address in paused[:1]:
+        c.workers[address] = replace(c.workers[address], status="running")
+    return bool(paused)
+
+
+def _join(c: Struck) -> bool:
+    new = worker(f"late-{c.moment}", nthreads=c.rng.choice((1, 2)))
+    c.workers[new.address] = new
+    return True
+
+
+def _fill(c: Struck) -> bool:
+    address = c.rng.choice(list(c.workers))
+    one = c.workers[address]
+    part = c.rng.uniform(0.1, 0.9)
+    c.workers[address] = replace(
+        one, process=one.process + int(part * one.memory_limit)
+    )
+    return True
+
+
+def _elsewhere(c: Struck, *, copied: bool) -> bool:
+    pieces, running = list(_pieces(c)), _running(c)
+    # while pieces are made, it would be a piece of which nobody knows yet
+    if not pieces or not running or c.inside in ("recut", "reorder"):
+        return False
+    label, i = c.rng.choice(pieces)
+    target = c.rng.choice(running)
+    before = c.homes[label][i]
+    c.homes[label][i] = before | {target} if copied else {target}
+    return c.homes[label][i] != before
+
+
+_BLOWS: Mapping[str, Callable[[Struck], bool]] = {
+    "kill": _kill,
+    "pause": _pause,
+    "resume": _resume,
+    "join": _join,
+    "fill": _fill,
+    "copy": lambda c: _elsewhere(c, copied=True),
+    "steal": lambda c: _elsewhere(c, copied=False),
+    "lose connection": lambda _: True,
+    "interrupt": lambda _: True,
+}

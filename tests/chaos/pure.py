@@ -1,0 +1,213 @@
+"""Chaos in memory: thousands of drawn cases, and what must hold after each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Iterator
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+from clustertune import layouts, procedure, verification
+from clustertune.actions import adapt as adapting
+from clustertune.actions import release, restart, retire, scale, trim
+from clustertune.errors import ClustertuneError
+from clustertune.evenness import attainable
+from clustertune.journal import Journal
+from clustertune.model import Severity, Size, View
+from clustertune.preparation import tune
+from clustertune.procedure import Procedure
+from clustertune.replicas import is_copied
+from tests.chaos.imagined import MIB, Case, Interrupted, Struck, draw
+from tests.chaos.rounds import Round
+
+DISTURBING = {"kill", "pause", "fill", "join", "steal"}  # what no plan can foresee
+
+
+def play(seed: int) -> Round:
+    """Play the case of that number, and see what holds."""
+    case = draw(seed)
+    cluster, journal, start = Struck(case), Journal(), perf_counter()
+    before = _now(cluster)
+    cluster.phase = "before"
+    outcome, broken = _act(case, cluster, journal)
+    struck = tuple(cluster.hits)
+    cluster.calm()
+    broken += list(_wrong(case, cluster, journal, before, outcome))
+    if case.action == "prepare" and not case.dry_run and not broken:
+        broken += _again(case, cluster, before, outcome)
+    return Round(
+        seed=seed,
+        action=f"{case.action}{' (dry run)' * case.dry_run}",
+        outcome=outcome,
+        seconds=perf_counter() - start,
+        faults=struck,
+        broken=tuple(broken),
+    )
+
+
+def _now(cluster: Struck) -> View:
+    """A look during which nothing happens."""
+    faults, cluster.faults, moment = cluster.faults, {}, cluster.moment
+    try:
+        return asyncio.run(cluster.look(lambda *_: None))
+    finally:
+        cluster.faults, cluster.moment = faults, moment
+
+
+def _act(case: Case, cluster: Struck, journal: Journal) -> tuple[str, list[str]]:
+    """How it ended; and what came out of it that must not."""
+    try:
+        if case.action == "prepare":
+            clock = count().__next__
+            work = tune(
+                cluster,
+                journal,
+                notify=lambda *_: None,
+                clock=clock,
+                dry_run=case.dry_run,
+            )
+            asyncio.run(work)
+            return journal.status(case.dry_run), []
+        return asyncio.run(_operate(case, cluster, journal)), []
+    except Interrupted:
+        return "interrupted", []
+    except ClustertuneError as error:
+        return type(error).__name__, []
+    except Exception as error:
+        lines = traceback.format_exception(error)[-3:]
+        return type(error).__name__, ["came out: " + "".join(lines)]
+
+
+async def _operate(case: Case, cluster: Struck, journal: Journal) -> str:
+    """Plan an operation on workers, refuse it as a whole, or carry it out."""
+    order: Any = Procedure(
+        client=None,  # type: ignore[arg-type]
+        name=case.action,
+        steps=lambda view, ids: _steps(case, view, ids),
+        timeout=1.0,
+        dry_run=case.dry_run,
+        progress=None,
+    )
+    port: Any = cluster
+    plan = await procedure._plan(order, port, journal, lambda *_: None, {})
+    if case.dry_run:
+        return "planned"
+    if plan.refused:
+        return "refused"
+    await procedure._act(plan, port, journal, lambda *_: None)
+    return procedure._status(order, journal)
+
+
+def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
+    n = len(view.now.workers)
+    if case.action == "restart":
+        yield from restart.steps(view, ids, most=(1, 2, 0.5)[case.seed % 3])
+    elif case.action == "resize":
+        size = Size(nthreads=2, memory_limit=(256 * MIB, 2**34)[case.seed % 2])
+        yield from restart.steps(view, ids, size=size)
+    elif case.action == "trim":
+        yield from trim.steps(view, ids)
+    elif case.action == "release":
+        yield from release.steps(view, ["sum"])
+    elif case.seed % 3:
+        yield from adapting.exactly(view, 1 + case.seed % n)
+        yield from retire.steps(view, 1 + case.seed % n)
+    else:
+        yield scale.step(n, n + 1 + case.seed % 5)
+
+
+# --- what must hold -------------------------------------------------------------------
+
+
+def _wrong(
+    case: Case, cluster: Struck, journal: Journal, before: View, outcome: str
+) -> Iterator[str]:
+    now = _now(cluster)
+    yield from verification.losses(before, now)
+    yield from _rows(case, cluster)
+    if case.dry_run:
+        if cluster.calls:
+            yield f"a dry run called {cluster.calls}"
+        return
+    if case.action != "prepare" or outcome not in ("fine", "done"):
+        return
+    yield from _promised(cluster, journal)
+    for f in journal.findings[-1]:
+        mendable = f.fixed_by and cluster.goal.allows(f.fixed_by)
+        if f.severity is Severity.critical and mendable:
+            yield f"{outcome}, and {f.check} is left: {f.message}"
+
+
+def _rows(case: Case, cluster: Struck) -> Iterator[str]:
+    """Each row is there once, beside its own label; in its order, if none was asked."""
+    for number, (old, new) in enumerate(
+        zip(case.start.layouts, cluster.layouts, strict=True)
+    ):
+        copied = is_copied(new)
+        for was in old.members:
+            if was.rows is None:
+                continue
+            pieces = cluster.contents[was.label]
+            there = [row for piece in pieces for row in piece]
+            there += cluster.aside.get(was.label, [])
+            once = sorted(set(there)) if copied else sorted(there)
+            if once != list(range(int(was.rows.sum()))):
+                yield f"{was.label} has rows {there}"
+            elif not copied and not case.start.goal.order and there != once:
+                yield f"{was.label} has its rows in another order: {there}"
+        if new.loaded and new.aligned:
+            first, *others = (cluster.contents[m.label] for m in new.members)
+            if any(other != first for other in others):
+                yield f"layout {number}: rows are beside the labels of others"
+
+
+def _promised(cluster: Struck, journal: Journal) -> Iterator[str]:
+    """What a report that says fine or done has promised."""
+    first, last = journal.views[0], journal.views[-1]
+    struck = {kind for kind, _ in cluster.hits}
+    # what comes after the last look is nobody's fault
+    for text in verification.problems(first, last):
+        foreseen = not ("bytes" in text and struck & DISTURBING)
+        # whoever asks for a part of the work has pairs brought together later
+        if foreseen and not ("apart" in text and last.goal.only):
+            yield text
+    for x in last.layouts:
+        if not (x.loaded and x.aligned) or last.goal.only:
+            continue
+        apart = int(layouts.apart(x, len(last.now.workers)).sum())
+        if apart:
+            yield f"{x.label}: {apart} pairs are apart in the end"
+    yield from _worse(struck, first, last)
+
+
+def _worse(struck: set[str], first: View, last: View) -> Iterator[str]:
+    """Rows are as even as they were, or as they can be."""
+    was, now = first.layouts[0], last.layouts[0]
+    known = was.loaded and was.aligned and now.loaded and now.aligned
+    same = {w.id for w in first.eligible_workers} == {
+        w.id for w in last.eligible_workers
+    }
+    if struck or not known or not same or len(was.rows) != len(now.rows):
+        return
+    before, after = layouts.imbalance(was, first), layouts.imbalance(now, last)
+    bound = max(before, 1 + last.goal.tolerance, attainable(now, last)) + 1e-9
+    if after > bound:
+        yield f"the fullest worker had {before:.3f} of its share, has {after:.3f}"
+
+
+def _again(case: Case, cluster: Struck, before: View, outcome: str) -> list[str]:
+    """A second call, in peace: ends well, and where the first did, with nothing."""
+    done = len(cluster.calls)
+    journal = Journal()
+    ended, broken = _act(case, cluster, journal)
+    now = _now(cluster)
+    broken = [*broken, *verification.losses(before, now), *_rows(case, cluster)]
+    if outcome in ("fine", "done") and ended in ("fine", "done") and not cluster.hits:
+        more = [c for c in cluster.calls[done:] if not c.startswith("restart")]
+        if more:
+            broken.append(f"a second call did {more}")
+    if ended in ("fine", "done"):
+        broken += _promised(cluster, journal)
+    return [f"second call: {text}" for text in broken]

@@ -1,0 +1,123 @@
+"""What became of rounds: a line of JSON each, in a file that a later call goes on with.
+
+A round is drawn from its seed alone, so a seed is all that it takes to see it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tabulate import tabulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round, as it went."""
+
+    seed: int
+    action: str
+    outcome: str  # as of a report, or the kind of error that came out
+    seconds: float
+    faults: tuple[tuple[str, str], ...] = ()  # what happened, and during which phase
+    broken: tuple[str, ...] = ()  # invariants, each with what was seen
+    notes: str = ""
+
+    def __str__(self) -> str:
+        struck = ", ".join(f"{kind} in {phase}" for kind, phase in self.faults)
+        text = (
+            f"seed {self.seed}: {self.action}; {struck or 'no fault'}; "
+            f"{self.outcome} in {self.seconds:.1f} s"
+        )
+        return text + "".join(f"\n  BROKEN: {line}" for line in self.broken)
+
+
+@dataclass
+class Log:
+    """Rounds so far; those of a file are read, and new ones appended to it."""
+
+    path: Path | None = None
+    rounds: list[Round] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.path.exists():
+            for line in self.path.read_text().splitlines():
+                self.rounds.append(_read(json.loads(line)))
+
+    def add(self, one: Round) -> None:
+        self.rounds.append(one)
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(f"{json.dumps(asdict(one))}\n")
+
+    @property
+    def next_seed(self) -> int:
+        return 1 + max((r.seed for r in self.rounds), default=-1)
+
+    @property
+    def broken(self) -> list[Round]:
+        return [r for r in self.rounds if r.broken]
+
+    def summary(self) -> dict[str, Any]:
+        """Counts of everything that rounds say."""
+        faults = [f for r in self.rounds for f in r.faults]
+        return {
+            "rounds": len(self.rounds),
+            "seconds": round(sum(r.seconds for r in self.rounds), 1),
+            "actions": _counted(r.action for r in self.rounds),
+            "outcomes": _counted(r.outcome for r in self.rounds),
+            "faults": _counted(kind for kind, _ in faults),
+            "phases": _counted(f"{kind} in {phase}" for kind, phase in faults),
+            "without_fault": sum(not r.faults for r in self.rounds),
+            "broken": {r.seed: list(r.broken) for r in self.broken},
+        }
+
+    def __str__(self) -> str:
+        found = self.summary()
+        head = (
+            f"{found['rounds']} rounds in {found['seconds']:g} s; "
+            f"{found['rounds'] - found['without_fault']} with faults; "
+            f"{len(self.broken)} broken"
+        )
+        tables = [
+            tabulate(found[name].items(), headers=[name, "times"])
+            for name in ("actions", "outcomes", "faults")
+        ]
+        hits = Counter((phase, kind) for r in self.rounds for kind, phase in r.faults)
+        rows = [
+            [phase, *(hits[phase, kind] or "" for kind in found["faults"])]
+            for phase in sorted({phase for phase, _ in hits})
+        ]
+        phases = tabulate(rows, headers=["phase hit", *found["faults"]])
+        parts = [head, *tables, phases, *map(str, self.broken)]
+        return "\n\n".join(parts)
+
+
+def seeds(log: Log, *, first: int | None, rounds: int, minutes: float) -> Iterator[int]:
+    """The next seeds, until there were so many or the time is over (0: no limit)."""
+    begin = log.next_seed if first is None else first
+    end = monotonic() + 60 * minutes
+    seed = begin
+    while (not rounds or seed < begin + rounds) and (not minutes or monotonic() < end):
+        yield seed
+        seed += 1
+
+
+def carry_out(play: Callable[[int], Round], log: Log, which: Iterable[int]) -> None:
+    """Play the rounds of these seeds, and keep what became of them."""
+    for seed in which:
+        log.add(play(seed))
+
+
+def _read(data: dict[str, Any]) -> Round:
+    faults = tuple((kind, phase) for kind, phase in data["faults"])
+    return Round(**(data | {"faults": faults, "broken": tuple(data["broken"])}))
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())

@@ -1,0 +1,146 @@
+"""A soak: train, leak, restart, and again; memory must stay flat and the data whole."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import psutil
+from distributed import Client, LocalCluster, wait
+
+import clustertune
+from clustertune import training
+from tests.chaos.data import Spec, make, wrong
+
+LEAK = 8 * 2**20  # bytes that each task leaves behind
+TASKS = 4  # that leak, in a round
+WARM = 5  # rounds in which libraries are loaded and caches filled
+FLAT = 24 * 2**20  # bytes by which the last rounds may be above the first: noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lap:
+    """After one round."""
+
+    number: int
+    client: int  # bytes of this process
+    workers: int  # bytes of all workers together
+    leaked: int  # bytes that they had before the restart
+    open_files: int  # of this process
+    threads: int
+    wrong: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = (
+            f"round {self.number}: client {self.client >> 20} MiB, workers "
+            f"{self.workers >> 20} MiB ({self.leaked >> 20} before the restart), "
+            f"{self.open_files} files, {self.threads} threads"
+        )
+        return text + "".join(f"\n  WRONG: {line}" for line in self.wrong)
+
+
+def soak(rounds: int, tell: Callable[[str], Any]) -> tuple[list[Lap], list[str]]:
+    """Train and restart so often; what each round was like, and what is wrong."""
+    spec = Spec(
+        seed=1, kind="array", rows=20_000, columns=20, pieces=8, other_pieces=8,
+        place="anywhere",
+    )  # fmt: skip
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit="1 GiB",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        data = make(spec, client)
+        X, y, rows = clustertune.prepare(client, *data, progress=False)
+        del data
+        laps = []
+        for number in range(rounds):
+            laps.append(_lap(number, client, spec, (X, y, rows)))
+            tell(str(laps[-1]))
+    return laps, problems(laps)
+
+
+def _lap(number: int, client: Client, spec: Spec, collections: Any) -> Lap:
+    X, y, rows = collections
+    weights = _train(client, X, y)
+    leaking = client.map(_leaking(), range(TASKS), pure=False)
+    wait(leaking, timeout=60)
+    del leaking
+    leaked = _workers(client)
+    report = clustertune.restart(client, X, y, rows, progress=False)
+    values = client.gather(client.compute([X, y, rows]))
+    found = wrong(spec, tuple(values), ordered=True)
+    del values
+    if report.status != "done":
+        found.append(f"the restart is {report.status}: {report}")
+    again = _train(client, X, y)
+    if not np.array_equal(weights, again):
+        found.append("the same data trains another model after the restart")
+    gc.collect()
+    own = psutil.Process()
+    return Lap(
+        number=number,
+        client=own.memory_info().rss,
+        workers=_workers(client),
+        leaked=leaked,
+        open_files=own.num_fds(),
+        threads=own.num_threads(),
+        wrong=tuple(found),
+    )
+
+
+def _train(client: Client, X: da.Array, y: da.Array) -> Any:
+    """Least squares: exact sums of whole numbers, so the same data gives the same."""
+
+    def moments(x: Any, t: Any) -> tuple[Any, Any]:
+        return x.T @ x, x.T @ t
+
+    squares, products = training.map_reduce(client, moments, (X, y))
+    return np.linalg.lstsq(squares, products, rcond=None)[0]
+
+
+def _leaking() -> Callable[[int], None]:
+    nbytes = LEAK
+
+    def leak(i: int) -> None:
+        import builtins
+
+        kept = builtins.__dict__.setdefault("chaos_kept", [])
+        kept.append(bytearray(os.urandom(1) * nbytes))
+
+    return leak
+
+
+def _workers(client: Client) -> int:
+    def resident() -> int:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+
+    return sum(client.run(resident).values())
+
+
+def problems(laps: list[Lap]) -> list[str]:
+    """Data that was not whole, and what grows."""
+    found = [f"round {lap.number}: {text}" for lap in laps for text in lap.wrong]
+    calm = laps[WARM:]
+    if len(calm) < 6:
+        return found
+    part = len(calm) // 3
+    for name, most in (("client", FLAT), ("workers", FLAT), ("open_files", 6),
+                       ("threads", 6)):  # fmt: skip
+        first, last = (
+            median(getattr(lap, name) for lap in some)
+            for some in (calm[:part], calm[-part:])
+        )
+        if last > first + most:
+            found.append(f"{name} grew from {first:,.0f} to {last:,.0f}")
+    return found

@@ -1,0 +1,515 @@
+"""Everything that reads what somebody typed or wrote, each as a function of bytes.
+
+A target says which errors may come out of it: those that its callers turn into a line
+for the user. Anything else is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import click
+import dask
+import yaml
+from click.testing import CliRunner
+
+from clustertune import (
+    arguments,
+    checks,
+    conditions,
+    histories,
+    instants,
+    manifests,
+    planfile,
+    playbook,
+    record,
+    settings,
+    workloads,
+)
+from clustertune.calls import VERBS, Call
+from clustertune.cli import main, running
+from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
+from clustertune.fingerprint import Fingerprint
+from clustertune.planfile import StoredPlan
+from clustertune.report import Report
+from tests.chaos import mutations
+from tests.chaos.mutations import dumped, tree
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader.
+
+    Attributes
+    ----------
+    read
+        Given an input; may raise what is allowed.
+    allowed
+        Errors that its callers tell the user.
+    starts
+        Inputs that are right, from which others are made.
+    draw
+        Makes an input of those.
+    share
+        Of all inputs.
+    """
+
+    name: str
+    read: Callable[[bytes], object]
+    allowed: tuple[type[BaseException], ...]
+    starts: Callable[[], Sequence[bytes]]
+    words: Callable[[], Sequence[str]]
+    draw: Callable[[Random, Target], bytes]
+    share: float
+
+    @cached_property
+    def seeds(self) -> tuple[bytes, ...]:
+        """Right inputs, and what was kept of earlier findings."""
+        kept = sorted((CORPUS / self.name).glob("*"))
+        return (*self.starts(), *(p.read_bytes() for p in kept))
+
+    @cached_property
+    def dictionary(self) -> tuple[str, ...]:
+        return tuple(self.words())
+
+    def input(self, seed: int) -> bytes:
+        """The input of that number."""
+        return self.draw(Random(f"{self.name} {seed}"), self)
+
+
+# --- how inputs are made --------------------------------------------------------------
+
+
+def _as_text(rng: Random, target: Target) -> bytes:
+    start = rng.choice(target.seeds)
+    return mutations.text(rng, start, target.seeds, target.dictionary)
+
+
+def _as_tree(rng: Random, target: Target) -> bytes:
+    """As text, or as the data that it says."""
+    start = rng.choice(target.seeds)
+    if rng.random() < 0.4:
+        return mutations.text(rng, start, target.seeds, target.dictionary)
+    try:
+        data = parsed(start)
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return mutations.text(rng, start, target.seeds, target.dictionary)
+    return dumped(tree(rng, data, target.dictionary))
+
+
+@cache
+def parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return yaml.safe_load(text)
+
+
+# --- playbooks ------------------------------------------------------------------------
+
+
+def _read_playbook(data: bytes) -> None:
+    """With values from the command line, now and then."""
+    read = playbook.load(data, "fuzz.yaml")
+    for step in read.steps:
+        str(step)
+    number = sum(data) % 7
+    if number < len(_SET):
+        values = _SET[number]
+        _tolerant(lambda: playbook.load(data, "fuzz.yaml", values), PlaybookError)
+
+
+_SET: tuple[Mapping[str, str], ...] = (
+    {"n_workers": "99999999999999999999"},
+    {"steps[0].with.timeout": "[1, {a: ]"},
+    {"limits.settle": "1e999"},
+    {"on_failure": ""},
+)
+
+
+def _playbooks() -> list[bytes]:
+    return [p.read_bytes() for p in playbook.available().values()]
+
+
+def _playbook_words() -> list[str]:
+    known = [*playbook._TOP, *playbook._STEP, *playbook._LIMITS, *playbook.KEYS]
+    return [*known, *playbook.ACTIONS, *checks.available(), *playbook.SEVERITIES]
+
+
+# --- plans and reports ----------------------------------------------------------------
+
+
+def _read_plan(data: bytes) -> None:
+    plan = StoredPlan.from_json(data.decode(errors="replace"))
+    str(plan)
+    plan._repr_html_()
+    plan.refuse_expired(plan.made)
+
+
+def _plans() -> list[bytes]:
+    """One for each verb, of what a dry run on a small cluster has said."""
+    from tests.test_planfile import stored
+
+    calls = [
+        Call(verb="prepare", names=("X", "y"), options={"workload": "xgboost"}),
+        Call(verb="scale", options={"n_workers": 3}),
+        Call(verb="release", names=("sum",), options={}),
+        Call(verb="restart", options={"workers": ["a", 1], "wait": "5s"}),
+    ]
+    return [stored(call=call).to_json().encode() for call in calls]
+
+
+def _draw_plan(rng: Random, target: Target) -> bytes:
+    """Often with a digest that is right, so that what is in it is looked at."""
+    data = _as_tree(rng, target)
+    if rng.random() < 0.3:
+        return data
+    try:
+        plan = json.loads(data)
+        own = {k: v for k, v in plan.items() if k not in planfile._AROUND}
+        return dumped({**plan, "digest": planfile._digest(own)})
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return data
+
+
+def _plan_words() -> list[str]:
+    kinds = (StoredPlan, Report, Fingerprint, Call)
+    return [*VERBS, *(n for kind in kinds for n in kind.__dataclass_fields__)]
+
+
+def _read_report(data: bytes) -> None:
+    report = Report.from_json(data.decode(errors="replace"))
+    str(report)
+    report._repr_html_()
+    report.to_json()
+
+
+def _reports() -> list[bytes]:
+    from tests.test_planfile import stored
+
+    return [stored().report.to_json().encode()]
+
+
+# --- configuration --------------------------------------------------------------------
+
+
+def _read_config(data: bytes) -> None:
+    """A file of Dask's configuration, or variables of the environment."""
+    try:
+        found = yaml.safe_load(data)
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError):
+        return  # Dask says so itself
+    if not isinstance(found, dict):
+        return
+    if isinstance(found.get("env"), dict):
+        env = {str(k): str(v) for k, v in found["env"].items()}
+        found = dask.config.collect_env(env)
+    own = found.get("clustertune", {})
+    with dask.config.set({"clustertune": own if isinstance(own, dict) else {}}):
+        for read in (
+            settings.of_checks,
+            settings.of_history,
+            playbook.available,
+            lambda: conditions.parse("leak").plain(),  # type: ignore[union-attr]
+        ):
+            _tolerant(read, (ValueError, HistoryError))
+
+
+def _tolerant(read: Callable[[], Any], allowed: Any) -> None:
+    """One of several readers may refuse; the others are asked, too."""
+    try:
+        read()
+    except allowed:
+        return
+
+
+def _configs() -> list[bytes]:
+    own = settings._defaults()
+    env = {
+        "DASK_CLUSTERTUNE__HISTORY__KEEP": "10",
+        "DASK_CLUSTERTUNE__CHECKS__MEMORY_GROWTH__LEAST": "0.1",
+        "DASK_CLUSTERTUNE__PLAYBOOKS": "/tmp",
+    }
+    return [dumped(own), dumped({"env": env}), yaml.safe_dump(own).encode()]
+
+
+def _config_words() -> list[str]:
+    known = checks.available()
+    each = [k for c in known.values() for k in checks.settings_of(c)]
+    return [*known, *each, "clustertune", "checks", "history", "playbooks", "job"]
+
+
+# --- the command line -----------------------------------------------------------------
+
+#: what would begin something on this machine, or ask somebody on the network
+_ELSEWHERE = re.compile(r"^(gateway|coiled|kubernetes):.|://(?!127\.0\.0\.1:9$)")
+_LEFT_OUT = {"demo"}
+
+
+def _read_arguments(data: bytes) -> None:
+    """A command that may end in all ways but with a traceback."""
+    words = json.loads(data)
+    if any(_ELSEWHERE.search(w) for w in words) or _LEFT_OUT & set(words):
+        return
+    # nobody answers; and whoever runs in this process afterwards waits as long as ever
+    with (
+        patch.object(running, "CONNECT", 0.02),
+        dask.config.set({"scheduler-address": None}),
+    ):
+        result = CliRunner().invoke(main, words)
+    error = result.exception
+    if error is not None and not isinstance(error, SystemExit):
+        raise error
+    if result.exit_code not in (0, 1, 2, 3, 4, 5, 130):
+        raise AssertionError(f"exit code {result.exit_code}")
+    if "Traceback" in result.output:
+        raise AssertionError(result.output[-500:])
+
+
+def _draw_arguments(rng: Random, target: Target) -> bytes:
+    path, command = rng.choice(_commands())
+    words = list(path)
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    for option in rng.sample(options, min(len(options), rng.choice((0, 1, 1, 2, 4)))):
+        words.append(rng.choice((*option.opts, *option.secondary_opts)))
+        if not option.is_flag or rng.random() < 0.05:
+            words.append(_value(rng, option.type))
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        words.insert(rng.randint(len(path), len(words)), _word(rng, target))
+    if rng.random() < 0.1:
+        rng.shuffle(words)
+    return json.dumps(words).encode()
+
+
+def _value(rng: Random, kind: click.ParamType) -> str:
+    if isinstance(kind, click.Choice) and rng.random() < 0.8:
+        return str(rng.choice(list(kind.choices)))
+    if isinstance(kind, click.IntRange) and rng.random() < 0.6:
+        return str(rng.choice((0, 1, 2, 10, 10**6, 2**31, 2**63, 10**30, -1)))
+    return _text(rng)
+
+
+def _text(rng: Random) -> str:
+    value = mutations.odd(rng)
+    text = value if isinstance(value, str) else dumped(value).decode()
+    # as the system hands arguments over: bytes without a zero, of whatever encoding
+    data = text.replace("\0", "").encode(errors="surrogatepass")
+    return os.fsdecode(data)
+
+
+def _word(rng: Random, target: Target) -> str:
+    return rng.choice(target.dictionary) if rng.random() < 0.7 else _text(rng)
+
+
+@cache
+def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
+    found = []
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        if name not in _LEFT_OUT:
+            found.append(((name,), command))
+        if isinstance(command, click.Group):
+            inner = click.Context(command)
+            for verb in command.list_commands(inner):
+                below = command.get_command(inner, verb)
+                assert below is not None
+                found.append(((name, verb), below))
+    return found
+
+
+def _command_words() -> list[str]:
+    options = {o for _, c in _commands() for p in c.params for o in p.opts}
+    files = [str(p) for p in playbook.available().values()]
+    return [
+        *(name for path, _ in _commands() for name in path),
+        *(o for o in options if o.startswith("-")),
+        *("X", "y", "1", "3", "0", "tcp://127.0.0.1:9", "--", "-", "-h"),
+        *("leak", "memory:critical", "0 3 * * *", "UTC", "xgboost", "lightgbm"),
+        *(*checks.available(), *workloads.available(), *files, __file__, "/", "."),
+    ]
+
+
+# --- the history ----------------------------------------------------------------------
+
+
+def _read_history(data: bytes) -> None:
+    """A file of any content: a database, or one whose records are what JSON says."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history.sqlite"
+        if data.startswith(b"SQLite"):
+            path.write_bytes(data)
+        else:
+            _with_records(path, data)
+        found = histories.history(path=path)
+        str(found)
+        found.to_json()
+        found._repr_html_()
+        str(found.trends())
+        found.trends().to_json()
+        str(found.what_if([1, 2, 1000]))
+        for one in found.records[-3:]:
+            histories.details(one)
+            assert one.id is not None
+            histories.differences(found.compare(one.id, found.records[0].id or 0))
+
+
+def _with_records(path: Path, data: bytes) -> None:
+    """A right file, but for what is in the column of data."""
+    try:
+        records = json.loads(data)
+    except (ValueError, RecursionError):
+        records = [data.decode(errors="replace")]
+    texts = [
+        r if isinstance(r, str) else json.dumps(r)
+        for r in (records if isinstance(records, list) else [records])
+    ]
+    record.Store(path).add([], keep=10)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.executemany(
+            "INSERT INTO records (began, kind, job, data) VALUES (1, 'fit', 'j', ?)",
+            [(t.encode(errors="replace").decode(),) for t in texts],
+        )
+
+
+def _histories() -> list[bytes]:
+    memory = [record.WorkerMemory(worker=0, limit=2**30, idle=2**20, peak=2**29)]
+    own = [
+        record.Record(
+            kind="fit", job="j", began=1e9 + i, seconds=10.0 / n, status="done",
+            workers=n, threads=n, hosts=1, host_cpus=4.0, rows=1000, columns=3,
+            nbytes=10**6, pieces=4, workload="xgboost", memory=tuple(memory),
+            findings=(("warning", "uneven_rows"),), steps=("rebalance",),
+            predicted_peak=2**29, actual_bytes=5, predicted_bytes=6, spilled=0,
+            busy=1.5, actual_seconds=0.1, predicted_seconds=0.2,
+        )
+        for i, n in enumerate((1, 2, 4, 2, 8))
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "history.sqlite"
+        record.Store(path).add(own, keep=100)
+        rows = [json.loads(record._row(r)[-1]) for r in own]
+        return [path.read_bytes(), dumped(rows)]
+
+
+def _draw_history(rng: Random, target: Target) -> bytes:
+    """Of a database mostly the pages that hold something."""
+    if rng.random() < 0.3:
+        return mutations.text(rng, target.seeds[0], target.seeds, target.dictionary)
+    rows = parsed(target.seeds[1])
+    return dumped(tree(rng, rows, target.dictionary))
+
+
+def _history_words() -> list[str]:
+    kinds = (record.Record, record.WorkerMemory)
+    return [*histories.KINDS, *(n for k in kinds for n in k.__dataclass_fields__)]
+
+
+# --- small texts ----------------------------------------------------------------------
+
+
+def _read_cron(data: bytes) -> None:
+    text = data.decode(errors="replace")
+    cron, _, name = text.partition("|")
+    zone = instants.zone(name or "UTC")
+    for start in (1_700_000_000.0, 1_743_000_000.0):
+        instants.between(cron, zone, start, start + 3e5)
+
+
+def _read_condition(data: bytes) -> None:
+    found = conditions.parse(data.decode(errors="replace"))
+    if found is not None:
+        str(found)
+        found.plain()
+
+
+def _read_argument(data: bytes) -> None:
+    """The text, and what YAML makes of it, as each kind of argument."""
+    text = data.decode(errors="replace")
+    values: list[Any] = [text]
+    try:
+        values.append(json.loads(text))
+    except (ValueError, RecursionError):
+        values.append(text.split(","))
+    for value in values:
+        for read in (
+            *playbook.KEYS.values(),
+            *playbook._LIMIT_READERS.values(),
+            arguments.workers_wanted,
+            arguments.restarting,
+            arguments.seed,
+            arguments.part,
+            lambda name, v: arguments.order(v, False),
+            lambda name, v: arguments.some_of(name, v, ["persist", "rebalance"]),
+        ):
+            _tolerant(lambda r=read, v=value: r("given", v), (ValueError,))
+
+
+def _read_manifest(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / manifests.MANIFEST).write_bytes(data)
+        manifests.read(manifests.place("path", folder, None))
+
+
+def _manifests() -> list[bytes]:
+    array = {
+        "kind": "array", "folder": "clustertune-01234567/0", "dtype": "<f8",
+        "chunks": [[2, 3], [4]],
+        "pieces": [{"crc32": 5, "shape": [2, 4]}, {"crc32": 6, "shape": [3, 4]}],
+    }  # fmt: skip
+    whole = {
+        "schema_version": 1, "folder": "clustertune-01234567", "order": [0],
+        "collections": [array],
+    }  # fmt: skip
+    return [dumped(whole)]
+
+
+_NO_WORDS: tuple[str, ...] = ("a", "0", "*")
+TARGETS: Mapping[str, Target] = {
+    t.name: t
+    for t in (
+        Target("playbooks", _read_playbook, (PlaybookError,), _playbooks,
+            _playbook_words, _as_tree, 0.03),
+        Target("plans", _read_plan, (ValueError, RefusedError), _plans, _plan_words,
+            _draw_plan, 0.15),
+        Target("reports", _read_report, (ValueError,), _reports, _plan_words,
+            _as_tree, 0.05),
+        Target("config", _read_config, (), _configs, _config_words, _as_tree, 0.03),
+        Target("arguments", _read_arguments, (), lambda: [b'["check"]'],
+            _command_words, _draw_arguments, 0.03),
+        Target("history", _read_history, (HistoryError,), _histories, _history_words,
+            _draw_history, 0.02),
+        Target("cron", _read_cron, (ValueError,),
+            lambda: [b"0 3 * * *|UTC", b"*/15 2-5 1,15 JAN-DEC MON#1|Europe/Berlin",
+                b"0 0 L * *|", b"30 2 29 2 SUN"],
+            lambda: ["*", "/", "-", ",", "#", "L", "W", "MON", "FEB", "60", "UTC"],
+            _as_text, 0.15),
+        Target("conditions", _read_condition, (ValueError,),
+            lambda: [b"leak", b"memory:critical", b"thread_pools:warning"],
+            lambda: [":", "leak", "memory", *checks.available(), "critical", "unknown"],
+            _as_text, 0.22),
+        Target("values", _read_argument, (),
+            lambda: [b"2 GiB", b"10 minutes", b"25%", b'{"A": "b"}', b"[1, 2]", b"0.5",
+                b'"float32"', b"true"],
+            lambda: ["GiB", "minutes", "s", "%", "e", "-", ".", "kB", "ns", "days"],
+            _as_text, 0.28),
+        Target("manifests", _read_manifest, (SaveError,), _manifests,
+            lambda: ["array", "pieces", "shape", "..", "/etc", "clustertune-00000000"],
+            _as_tree, 0.04),
+    )
+}  # fmt: skip

@@ -1,0 +1,39 @@
+"""The log of rounds: a later call goes on after an earlier one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.chaos.rounds import Log, Round, carry_out, seeds
+
+
+def one(seed: int) -> Round:
+    broken = ("X had 3 rows and has 2",) if seed == 1 else ()
+    faults = (("kill", "move"),) if seed else ()
+    return Round(
+        seed=seed,
+        action="prepare",
+        outcome="done",
+        seconds=0.5,
+        faults=faults,
+        broken=broken,
+    )
+
+
+def test_a_later_call_goes_on(tmp_path: Path) -> None:
+    """With the next seed, and counts of all."""
+    path = tmp_path / "rounds.jsonl"
+    carry_out(one, Log(path), seeds(Log(path), first=None, rounds=2, minutes=0))
+    log = Log(path)
+    assert log.rounds == [one(0), one(1)]
+    assert list(seeds(log, first=None, rounds=3, minutes=0)) == [2, 3, 4]
+    assert list(seeds(log, first=7, rounds=1, minutes=0)) == [7]
+    assert [r.seed for r in log.broken] == [1]
+    found = log.summary()
+    assert (found["rounds"], found["faults"]) == (2, {"kill": 1})
+    assert "BROKEN: X had 3 rows" in str(log)
+
+
+def test_the_time_is_over() -> None:
+    """Without a number of rounds it ends with the minutes."""
+    assert list(seeds(Log(), first=0, rounds=0, minutes=1e-9)) == []
