@@ -92,12 +92,12 @@ def _memory(
 ) -> tuple[bool, str]:
     """A restart brings data back: what counts is memory that is mostly no data."""
     name = "pause" if severity >= CRITICAL else "spill"
-    known = [at[name] for at in lines.values() if name in at]
+    # one that came later is taken for one like the others
+    lowest = min((at[name] for at in lines.values() if name in at), default=1.0)
     full: list[Any] = []
     data: list[Any] = []
     for worker, ws in workers.items():
-        # one that came later is taken for one like the others
-        line = lines.get(worker, {name: min(known, default=1.0)}).get(name)
+        line = lines[worker].get(name) if worker in lines else lowest
         memory = ws.memory
         at = line is not None and memory.process >= line * (
             ws.memory_limit or float("inf")

@@ -1,8 +1,9 @@
 """Copies of data on many workers that the scheduler's memory manager leaves alone.
 
 The default policy of the memory manager deletes all copies of a key but one, or as many
-as tasks wait for it. Here its suggestions to drop named keys are left out, and all
-others go on. Ends with the call that asked for it, or with its client.
+as tasks wait for it. Here its suggestions to drop keys that begin with a prefix are
+left out, and all others go on. Ends with the call that asked for it, or with its
+client.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 NAME = "clustertune-copies"
 
 
-async def keep(dask_scheduler: Any, name: str, owner: str, keys: Iterable[Any]) -> None:
-    """Have the copies of keys kept until :func:`let_go`, or until their client goes."""
+async def keep(dask_scheduler: Any, name: str, owner: str, prefix: str) -> None:
+    """Have copies of keys that begin so kept, until :func:`let_go` or without a client.
+
+    Also of keys that come later.
+    """
     plugin = dask_scheduler.plugins.get(NAME)
     if plugin is None:
         plugin = Copies(dask_scheduler)
         dask_scheduler.add_plugin(plugin, name=NAME)
         plugin.begin()
-    plugin.kept[name] = (owner, frozenset(keys))
+    plugin.kept[name] = (owner, prefix)
 
 
 async def let_go(dask_scheduler: Any, name: str) -> None:
@@ -44,7 +48,7 @@ class Copies(SchedulerPlugin):
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
-        self.kept: dict[str, tuple[str, frozenset[Any]]] = {}  # by name: owner, keys
+        self.kept: dict[str, tuple[str, str]] = {}  # by name: owner, prefix
         self.replaced: list[tuple[Any, Any]] = []  # what stood there, and ours
 
     def begin(self) -> None:
@@ -84,7 +88,7 @@ class Sparing(ActiveMemoryManagerPolicy):
         self.copies = copies
 
     def run(self) -> SuggestionGenerator:
-        kept = set().union(*(keys for _, keys in self.copies.kept.values()))
+        kept = tuple(prefix for _, prefix in self.copies.kept.values())
         suggestions = self.policy.run()
         answer: Any = None
         while True:
@@ -92,5 +96,5 @@ class Sparing(ActiveMemoryManagerPolicy):
                 suggestion = suggestions.send(answer)
             except StopIteration:
                 return
-            spared = suggestion.op == "drop" and suggestion.ts.key in kept
+            spared = suggestion.op == "drop" and str(suggestion.ts.key).startswith(kept)
             answer = None if spared else (yield suggestion)

@@ -7,7 +7,7 @@ keys of one collection are almost always ``(name, 0), (name, 1), ...`` or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 Key = Any
@@ -42,6 +42,43 @@ def unpack(runs: Sequence[Run]) -> Iterator[Key]:
                 yield (name, i, *tail)
 
 
+def count(runs: Sequence[Run]) -> int:
+    """How many keys packed runs have."""
+    return sum(len(run[1]) if run[0] == "list" else run[3] for run in runs)
+
+
+class Places:
+    """By key its place in packed collections that have the same rows.
+
+    Ranges are not unpacked: of a hundred thousand keys only some are ever asked for.
+    """
+
+    def __init__(self, collections: Iterable[Sequence[Run]]) -> None:
+        self._ranges: dict[Key, list[tuple[int, int, int]]] = {}
+        self._listed: dict[Key, int] = {}
+        for runs in collections:
+            place = 0
+            for run in runs:
+                if run[0] == "list":
+                    self._listed |= {key: place + i for i, key in enumerate(run[1])}
+                    place += len(run[1])
+                else:
+                    _, name, first, count, tail = run
+                    own = self._ranges.setdefault((name, *tail), [])
+                    own.append((first, first + count, place))
+                    place += count
+
+    def get(self, key: Key) -> int | None:
+        """Its place; None: it is in none of them."""
+        if isinstance(key, tuple) and len(key) > 1 and type(key[1]) is int:
+            name, number, *tail = key
+            for first, stop, place in self._ranges.get((name, *tail), ()):
+                if first <= number < stop:
+                    found: int = place + number - first
+                    return found
+        return self._listed.get(key)
+
+
 def _end_of_range(keys: Sequence[Key], start: int) -> int:
     """One past the last key that continues the range beginning at ``start``."""
     head = keys[start]
@@ -52,5 +89,7 @@ def _end_of_range(keys: Sequence[Key], start: int) -> int:
     name, first, *rest = head
     tail = tuple(rest)
     while stop < len(keys) and keys[stop] == (name, first + stop - start, *tail):
+        if type(keys[stop][1]) is not int:
+            break
         stop += 1
     return stop

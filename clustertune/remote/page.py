@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
-from clustertune.remote.keys import unpack
+from clustertune.remote.keys import count, unpack
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
 from clustertune.remote.shares import MOST_KEYS, by_name, summary
@@ -38,7 +38,7 @@ class Showing:
         self.scheduler = scheduler
         self.resident = resident
         self.facts: dict[str, Any] = {}
-        self.keys: list[list[list[Any]]] = []  # by layout and member
+        self.keys: list[list[Sequence[Any]]] = []  # packed, by layout and member
         self.counted: list[dict[str, Any]] = []
         self.asked = 0.0  # monotonic: when holders were counted last
         self.counting: asyncio.Task[None] | None = None
@@ -56,8 +56,8 @@ class Showing:
         kept = dict(facts)
         if "collections" in kept:
             given = kept["collections"]
-            packed = [[list(unpack(m)) for m in x.pop("members")] for x in given]
-            if sum(len(keys) for x in packed for keys in x) > MOST_KEYS:
+            packed = [list(x.pop("members")) for x in given]
+            if sum(count(runs) for x in packed for runs in x) > MOST_KEYS:
                 packed, kept["collections"] = [], []
             self.keys, self.counted, self.asked = packed, [], 0.0
         if kept.get("findings"):
@@ -143,7 +143,7 @@ async def _count(
     held = [[0] * len(workers), [0] * len(workers)]  # rows, pieces
     apart = missing = 0
     tasks = scheduler.tasks
-    for piece, keys in enumerate(zip(*members, strict=True)):
+    for piece, keys in enumerate(zip(*map(unpack, members), strict=True)):
         if piece * len(keys) % SLICE < len(keys):
             await asyncio.sleep(0)
         nbytes: dict[Any, int] = {}

@@ -1,23 +1,35 @@
-"""How many threads native libraries use for linear algebra, on a worker, for a while.
+"""How many threads native libraries use, on a worker, for a while.
 
-Of pools that belong to the process (BLAS). OpenMP counts for each thread apart, and
-takes from the environment what it begins with, which a nanny sets to 1.
+Of what belongs to the process: pools for linear algebra (BLAS), and the number of CPUs
+that joblib counts there, which LightGBM takes for its threads. OpenMP counts for each
+thread apart (``fits``).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 KEPT = "_clustertune"  # of threadpoolctl in this process: for whom, what was before
+SEEN = "_clustertune_openmp"  # there, too: libraries that use OpenMP
+COUNTED = "LOKY_MAX_CPU_COUNT"  # CPUs that joblib counts at most
+
+
+def share(dask_worker: Any, beside: Mapping[str, int], threads: int | None) -> int:
+    """How many threads each fit on a worker may have; one that came later is alone."""
+    from dask.system import CPU_COUNT
+
+    tasks = beside.get(dask_worker.address, dask_worker.state.nthreads)
+    return int(threads or max(1, CPU_COUNT // tasks))
 
 
 async def limit(
     dask_worker: Any, name: str, beside: Mapping[str, int], threads: int | None
 ) -> int | None:
-    """Have BLAS use so many threads until :func:`restore`.
+    """Have libraries of this process use so many threads until :func:`restore`.
 
     Parameters
     ----------
@@ -39,9 +51,7 @@ async def limit(
         import threadpoolctl
     except ImportError:
         return None
-    from dask.system import CPU_COUNT
-
-    found = threads or max(1, CPU_COUNT // beside[dask_worker.address])
+    found = share(dask_worker, beside, threads)
     # several workers may be in one process, and share its pools
     kept = vars(threadpoolctl).setdefault(KEPT, {"names": {}, "before": None})
     kept["names"][name, dask_worker.address] = found
@@ -50,8 +60,10 @@ async def limit(
     # a library that is loaded later would have the threads that it likes
     await asyncio.to_thread(_load)
     if kept["names"]:
-        kept["before"] = threadpoolctl.threadpool_limits(found, user_api="blas")
-    return int(found)
+        limits = threadpoolctl.threadpool_limits(found, user_api="blas")
+        kept["before"] = limits, os.environ.get(COUNTED)
+        os.environ[COUNTED] = str(found)
+    return found
 
 
 async def restore(dask_worker: Any, name: str) -> None:
@@ -63,11 +75,22 @@ async def restore(dask_worker: Any, name: str) -> None:
     kept["names"].pop((name, dask_worker.address), None)
     if not kept["names"]:
         del vars(module)[KEPT]
+        vars(module).pop(SEEN, None)
         if kept["before"] is not None:
-            kept["before"].restore_original_limits()
+            limits, counted = kept["before"]
+            limits.restore_original_limits()
+            if counted is None:
+                os.environ.pop(COUNTED, None)
+            else:
+                os.environ[COUNTED] = counted
 
 
 def _load() -> None:
-    for module in ("numpy", "scipy.linalg"):
+    for module in ("numpy", "scipy.linalg", "sklearn.utils._openmp_helpers"):
         with suppress(ImportError):  # then no task uses it either
             __import__(module)
+    helpers = sys.modules.get("sklearn.utils._openmp_helpers")
+    if helpers is not None:
+        # it counts CPUs once and keeps that, so not while the count is limited
+        for physical in (True, False):
+            helpers._openmp_effective_n_threads(only_physical_cores=physical)

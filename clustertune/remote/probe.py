@@ -18,6 +18,7 @@ import psutil
 
 ROOT = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
+BOOT = "/proc/sys/kernel/random/boot_id"
 LARGE = 10**6  # bytes of a transfer that tell how fast a link is, as Dask has it
 RECENT = 50  # transfers
 COPIED = 2**24  # bytes
@@ -135,6 +136,11 @@ def available_memory() -> int:
         if limit is not None and used is not None:
             free.append(limit - used + _reclaimable(folder))
     return max(0, min(free))
+
+
+def machine() -> str:
+    """What this machine is told by, until it starts again; empty where nothing says."""
+    return _read(Path(BOOT))
 
 
 def _affinity() -> set[int]:

@@ -20,23 +20,23 @@ from uuid import uuid4
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote import runs
+from clustertune.remote import memory, runs
 from clustertune.remote.drop import Dropping
 from clustertune.remote.holdings import holdings, release
 from clustertune.remote.holds import Holds
-from clustertune.remote.keys import unpack
+from clustertune.remote.keys import Places, unpack
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.names import Names
 from clustertune.remote.page import Showing
 from clustertune.remote.park import is_parking
-from clustertune.remote.restart import Restarting, burdens, by_group
+from clustertune.remote.restart import Restarting, burdens
 from clustertune.remote.schedules import OWNER, Schedules
 from clustertune.remote.survey import survey
 
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 11
+PROTOCOL = 12
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 LONGEST = 1.0  # seconds that an answer how far a job is waits for its end, at most
@@ -150,19 +150,14 @@ class Resident(SchedulerPlugin):
         """
         workers = dict(self.scheduler.workers)
         index = {ws: i for i, ws in enumerate(workers.values())}
-        memory = array("q")
+        numbers = array("q")
         for ws in workers.values():
-            state = ws.memory
-            memory.extend((state.process, state.managed, state.spilled))
-            memory.append(len(ws.processing))
-            # Dask's own figure is cut to what the process has
-            on_disk = ws.metrics.get("spilled_bytes", {}).get("memory", 0)
-            memory.append(max(0, ws.nbytes - on_disk))
+            numbers.extend((*memory.of(ws), len(ws.processing)))
         found = [await self._holders(runs, index) for runs in collections]
         return {
             "time": time(),
             "workers": list(workers),
-            "memory": memory.tobytes(),
+            "memory": numbers.tobytes(),
             "manager": self.hold.running(),
             "collections": found,
         }
@@ -372,7 +367,7 @@ class Resident(SchedulerPlugin):
             self.scheduler,
             self.hold,
             address,
-            by_group(unpack(runs) for runs in collections),
+            Places(collections),
             dict(zip(workers, ceilings, strict=True)),
             wait,
             timeout,

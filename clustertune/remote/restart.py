@@ -10,16 +10,18 @@ a parking worker in its nanny keeps what it holds meanwhile.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
 from distributed.core import Status
 
+from clustertune.remote.keys import Places
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.park import PREFIX, is_parking
 
@@ -44,8 +46,9 @@ class Restarting:
         The scheduler, and what holds its memory manager off.
     address
         Of the worker.
-    groups
-        Keys that are to stay together meanwhile, by key any name of its group.
+    pieces
+        Places of keys in row-aligned collections: those with the same place are to stay
+        together meanwhile.
     ceilings
         Bytes of process memory to fill at most, by address of the other workers; 0:
         any. Workers that are not named get nothing.
@@ -67,7 +70,7 @@ class Restarting:
         scheduler: Any,
         hold: ManagerHold,
         address: str,
-        groups: Mapping[Any, Any],
+        pieces: Places,
         ceilings: Mapping[str, int],
         wait: float,
         timeout: float,
@@ -82,7 +85,7 @@ class Restarting:
         self.scheduler = scheduler
         self.hold = hold
         self.address = address
-        self.groups = groups
+        self.pieces = pieces
         self.ceilings = dict(ceilings)
         self.wait = wait
         self.timeout = timeout
@@ -212,14 +215,19 @@ class Restarting:
         for i, ts in enumerate(list(worker.has_what)):
             if i % YIELD == YIELD - 1:
                 await asyncio.sleep(0)
-            groups.setdefault(self.groups.get(ts.key, ts.key), []).append(ts)
+            place = self.pieces.get(ts.key)
+            name = (ts.key,) if place is None else place
+            groups.setdefault(name, []).append(ts)
         room = self._room(worker)
+        # fullest last; of those without bounds, each in turn
+        order = [(-free, i, address) for i, (address, free) in enumerate(room.items())]
+        heapq.heapify(order)
         sizes = {name: sum(ts.nbytes for ts in some) for name, some in groups.items()}
         wanted = []
         for i, name in enumerate(sorted(groups, key=lambda n: -sizes[n])):
             if i % YIELD == YIELD - 1:
                 await asyncio.sleep(0)
-            target = max(room, key=lambda a: room[a], default=None)
+            target = order[0][2] if order else None
             for ts in groups[name]:
                 copies = [ws.address for ws in ts.who_has or () if ws.address in room]
                 if copies:
@@ -233,6 +241,9 @@ class Restarting:
                 wanted.append((ts.key, target))
                 self.away[ts.key] = target
                 self.targets.add(target)
+            if target is not None:
+                turn = order[0][1] + len(room)
+                heapq.heapreplace(order, (-room[target], turn, target))
         self.keys = len(self.away) + len(self.copied)
         return wanted
 
@@ -465,14 +476,15 @@ async def burdens(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[in
 
     Grows with the keys on these workers, in short turns.
     """
-    found = {}
+    found, seen = {}, 0
     for address in addresses:
         worker = scheduler.workers.get(address)
         if worker is None:
             continue
         keys = unique = nbytes = scattered = 0
-        for i, ts in enumerate(list(worker.has_what)):
-            if i % YIELD == YIELD - 1:
+        for ts in list(worker.has_what):
+            seen += 1
+            if seen % YIELD == 0:
                 await asyncio.sleep(0)
             keys += 1
             if len(ts.who_has or ()) <= 1:
@@ -481,8 +493,3 @@ async def burdens(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[in
                 scattered += ts.run_spec is None
         found[address] = [keys, unique, nbytes, scattered, len(worker.actors)]
     return found
-
-
-def by_group(collections: Iterable[Iterable[Any]]) -> dict[Any, int]:
-    """Of row-aligned collections, by key, which piece it belongs to."""
-    return {key: i for keys in collections for i, key in enumerate(keys)}

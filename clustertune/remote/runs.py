@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from time import time
 from typing import Any
 
+from clustertune.remote.memory import of as memory_of
 from clustertune.remote.park import is_parking
 
 logger = logging.getLogger("distributed.clustertune")
@@ -96,14 +97,12 @@ def _is_busy(scheduler: Any) -> bool:
 
 
 def _memory(scheduler: Any) -> Memory:
-    return {
-        worker_id(ws.address, ws.name, ws.nanny): (
-            ws.memory.process,
-            ws.memory.unmanaged,
-        )
-        for ws in scheduler.workers.values()
-        if not is_parking(ws.name)  # its process is that of a nanny
-    }
+    found = {}
+    for ws in scheduler.workers.values():
+        if not is_parking(ws.name):  # its process is that of a nanny
+            now = memory_of(ws)
+            found[worker_id(ws.address, ws.name, ws.nanny)] = now.process, now.unmanaged
+    return found
 
 
 def worker_id(address: str, name: Any, nanny: str | None) -> Id:

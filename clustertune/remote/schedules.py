@@ -194,37 +194,55 @@ class Schedules:
                 "restart` brings them back"
             )
         found = await burdens(self.scheduler, [ws.address for ws in workers.values()])
+        ceilings = self._lines(schedule).items()
+        # most room first: what one worker holds is soon seen to fit
+        rooms = sorted(((self._room(a, most), a) for a, most in ceilings), reverse=True)
         reasons = (
-            self._reason(schedule, id, ws, found[ws.address])
+            self._reason(schedule, id, ws, found[ws.address], rooms)
             for id, ws in workers.items()
             if ws.address in found
         )
         return next(filter(None, reasons), "")
 
     def _reason(
-        self, schedule: Schedule, id: Any, worker: Any, burden: Sequence[int]
+        self,
+        schedule: Schedule,
+        id: Any,
+        worker: Any,
+        burden: Sequence[int],
+        rooms: Sequence[tuple[float, str]],
     ) -> str:
         _, unique, nbytes, _, actors = burden
         if not worker.nanny:
             return f"worker {id} has no nanny that could start it again"
         if actors:
             return f"worker {id} holds {actors} actors, which cannot be moved"
-        ceilings = self._ceilings(schedule, worker)
-        if not ceilings and unique and worker.nanny not in schedule.terms["nannies"]:
-            return (
-                f"no other worker runs that could hold the {unique:,} keys of worker "
-                f"{id}, and it came after the restart was scheduled"
-            )
-        free = sum(self._room(a, most) for a, most in ceilings.items())
-        if ceilings and nbytes > free:
+        others = (room for room, address in rooms if address != worker.address)
+        free, alone = 0.0, True
+        for room in others:
+            free, alone = free + room, False
+            if free >= nbytes:
+                return ""
+        if not alone:
             return (
                 f"no headroom: worker {id} alone holds {nbytes:,} bytes, the others "
                 f"may take {free:,.0f} below their thresholds"
             )
+        if unique and worker.nanny not in schedule.terms["nannies"]:
+            return (
+                f"no other worker runs that could hold the {unique:,} keys of worker "
+                f"{id}, and it came after the restart was scheduled"
+            )
         return ""
 
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
-        """By address of the others the bytes up to which they neither spill nor pause.
+        """Those of the others, which may hold meanwhile what a worker has."""
+        lines = self._lines(schedule)
+        lines.pop(worker.address, None)
+        return lines
+
+    def _lines(self, schedule: Schedule) -> dict[str, int]:
+        """By address of those that run the bytes up to which none spills or pauses.
 
         One that came later is taken for one like the others.
         """
@@ -232,7 +250,7 @@ class Schedules:
         lowest = min(lines.values(), default=0.0)
         found = {}
         for ws in self.scheduler.running:
-            if ws is worker or is_parking(ws.name):
+            if is_parking(ws.name):
                 continue
             id = worker_id(ws.address, ws.name, ws.nanny)
             line = lines.get(id, 0.0 if id in schedule.lines else lowest)

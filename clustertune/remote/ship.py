@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+from dask._task_spec import List, Task
+from dask.utils import apply
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -59,23 +61,36 @@ def _travels(name: str) -> bool:
     return name.startswith(TRAVELLING)
 
 
-def function(shipped: Callable[..., Any]) -> Any:
-    """A function of ``clustertune.remote`` for a task: it travels by value.
+class Tasks:
+    """Makes tasks that call a function of ``clustertune.remote``.
 
-    The caller has asked the version guard of all workers before.
+    The code stays bytes until a task runs. A scheduler that has made a function of
+    them would pickle it again for each task, which takes longer than a small task. In a
+    graph all tasks of one maker share the bytes. The caller has asked the version guard
+    of all workers before.
+
+    Parameters
+    ----------
+    function
+        What the tasks call.
     """
-    return _Task(shipped)
+
+    def __init__(self, function: Callable[..., Any]):
+        code = _Shipped(function).bytes
+        self._function = Task(None, cloudpickle.loads, code)
+
+    def __call__(self, key: Any, *arguments: Any) -> Task:
+        """A task of this key; arguments are those of Dask's own tasks."""
+        # as a list: if one list is all there is, Dask takes it for the arguments
+        return Task(key, apply, self._function, List(list(arguments)))
 
 
-class _Task(_Shipped):
-    """Can be called here as well, as Dask does with what is small."""
+def function(shipped: Callable[..., Any]) -> Any:
+    """A function of ``clustertune.remote`` that is sent as a value: it goes as it is.
 
-    def __init__(self, shipped: Callable[..., Any]):
-        super().__init__(shipped)
-        self.call = shipped
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.call(*arguments)
+    The caller has asked the version guard of where it goes before.
+    """
+    return _Shipped(shipped)
 
 
 def pickled(function: Callable[..., Any]) -> bytes:
@@ -111,7 +126,8 @@ async def on_workers(
 
     One call for each of a few workers, so that one that hangs hides no other's answer.
     Many are asked in one call; only if somebody keeps the others waiting for
-    ``timeout`` seconds, each is asked again.
+    ``timeout`` seconds, each is asked again. What :func:`function` has made of a
+    function is not pickled again, for whoever asks many workers different things.
 
     Returns
     -------
@@ -120,7 +136,7 @@ async def on_workers(
     """
     if not workers:
         return {}
-    shipped = _Shipped(function)
+    shipped = function if isinstance(function, _Shipped) else _Shipped(function)
 
     async def call(some: list[str]) -> dict[str, Any]:
         work = client.run(

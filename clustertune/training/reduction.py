@@ -9,22 +9,18 @@ and freed with the graph.
 from __future__ import annotations
 
 import asyncio
-import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from uuid import uuid4
 
-import cloudpickle
 import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
-from dask.base import is_dask_collection
-from dask.delayed import Delayed
 from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
 
@@ -38,15 +34,18 @@ from clustertune.errors import (
 )
 from clustertune.model import Key
 from clustertune.remote import ship, summing
-from clustertune.training import batching
+from clustertune.training import batching, terms
 from clustertune.training.batching import Argument, Plan
-from clustertune.wording import bytes_text, plural, printable
+from clustertune.training.terms import Reduce, Terms
+from clustertune.wording import printable
 
 POLL = 0.02  # seconds between two looks whether pieces are in memory
 WATCH = 2.0  # seconds between two looks whether a worker was lost
-LARGE = 10_000_000  # bytes of items that had better lie on the cluster, as Dask says
 
-Reduce = Callable[[Any, Any], Any]
+#: Goes before what is large, so that its numbers begin at multiples of their size; they
+#: are read up to twice as fast there. Of what travels together, Dask reads the first
+#: array to where it happens to come, and the others to memory of their own.
+_PAD = np.zeros(1, dtype=np.uint8)
 
 
 class MapReduce:
@@ -113,10 +112,10 @@ class MapReduce:
         >>> w = w - step * map_reduce(client, gradient, (X, y),
         ...                           broadcast=(w,))           # doctest: +SKIP
         """
-        request = _request(client, func, items, broadcast, reduce)
-        for remark in request.remarks:
+        asked = terms.check(client, func, items, broadcast, reduce)
+        for remark in asked.remarks:
             warnings.warn(remark, stacklevel=2)
-        return client.sync(_carry_out, request)
+        return client.sync(_carry_out, asked)
 
     def plan(
         self,
@@ -143,224 +142,48 @@ class MapReduce:
         TypeError, ValueError, AlignmentError, NoWorkersError
             As the call would.
         """
-        return client.sync(_plan, _request(client, func, items, broadcast, reduce))
+        return client.sync(_plan, terms.check(client, func, items, broadcast, reduce))
 
 
 map_reduce = MapReduce()
 
 
-# --- what was asked for ---------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Arguments that have been checked."""
-
-    client: Client
-    code: bytes  # function and reduction
-    values: Any  # items of this process, in a sequence that can be sliced; or None
-    collections: tuple[Any, ...]  # or else these
-    futures: tuple[Future[Any], ...]  # or else these
-    broadcast: tuple[Any, ...]
-    remarks: tuple[str, ...] = ()
-
-
-def _request(
-    client: Any, func: Any, items: Any, broadcast: Any, reduce: Any
-) -> _Request:
-    inputs.check_client(client, inputs.NOTHING)
-    for name, value in {"func": func, "reduce": reduce}.items():
-        if not callable(value) and not (name == "reduce" and value is None):
-            raise TypeError(f"{name} must be a function; it was {_type(value)}")
-    if not isinstance(broadcast, tuple | list):
-        raise TypeError(
-            "broadcast must be a tuple of arguments, like broadcast=(w,); it was "
-            f"{_type(broadcast)}"
-        )
-    for i, value in enumerate(broadcast):
-        if is_dask_collection(value):
-            raise TypeError(
-                f"broadcast[{i}] is lazy ({_type(value)}): every worker would need "
-                "all of it; give what compute() returns, or a future"
-            )
-    request = _Request(
-        client=client,
-        code=_pickled(func, reduce),
-        values=None,
-        collections=(),
-        futures=(),
-        broadcast=tuple(broadcast),
-    )
-    return _with_items(request, items)
-
-
-def _pickled(func: Any, reduce: Any) -> bytes:
-    for name, value in {"func": func, "reduce": reduce}.items():
-        _refuse_unsendable(name, value)
-    code: bytes = cloudpickle.dumps((func, reduce))
-    return code
-
-
-def _refuse_unsendable(name: str, value: Any) -> None:
-    try:
-        # arrays are not copied: their bytes are what is handed over beside
-        cloudpickle.dumps(value, protocol=5, buffer_callback=lambda _: False)
-    # whatever a class of somebody's does when it is pickled
-    except Exception as error:
-        raise TypeError(
-            f"{name} cannot be sent to workers: {_type(value)} does not pickle "
-            f"({error}); leave out what belongs to this process, such as locks, open "
-            "files and clients"
-        ) from error
-
-
-def _with_items(request: _Request, items: Any) -> _Request:
-    if isinstance(items, tuple) and any(map(is_dask_collection, items)):
-        return _with_collections(request, items)
-    if is_dask_collection(items):
-        return _with_collections(request, (items,))
-    sequence = isinstance(items, Sequence) and not isinstance(items, str | bytes)
-    if not sequence and not (isinstance(items, np.ndarray) and items.ndim):
-        raise TypeError(
-            "items must be a sequence (whose length and order are known), a Dask "
-            "collection, or a tuple of row-aligned ones; it was "
-            f"{_type(items)}. Make it one: items = list(items)"
-        )
-    if not len(items):
-        raise ValueError("items is empty: there is nothing to add up")
-    rows = isinstance(items, np.ndarray) and items.dtype.kind != "O"
-    if rows or isinstance(items, range):
-        return _with_values(request, items)
-    listed = items if isinstance(items, list | tuple) else list(items)
-    if all(isinstance(item, Future) for item in listed):
-        _refuse_foreign(request.client, listed)
-        return replace(request, futures=tuple(listed))
-    _refuse_mixed(listed)
-    return _with_values(request, listed)
-
-
-def _refuse_mixed(listed: Sequence[Any]) -> None:
-    for i, item in enumerate(listed):
-        if isinstance(item, Delayed):
-            raise TypeError(
-                f"items[{i}] is a Delayed: nothing has computed it yet; "
-                "items = client.compute(items) makes futures of all"
-            )
-        if is_dask_collection(item):
-            raise TypeError(
-                f"items[{i}] is a Dask collection in a list; row-aligned collections "
-                "are given in a tuple: items=(X, y)"
-            )
-        if isinstance(item, Future):
-            raise TypeError(f"items[{i}] is a future and others are not; give one kind")
-
-
-def _with_values(request: _Request, values: Any) -> _Request:
-    nbytes = sizeof(values)
-    if nbytes <= LARGE:
-        return replace(request, values=values)
-    remark = (
-        f"items take {bytes_text(nbytes)}, which go from this process to the workers "
-        "in each call; have them loaded there instead (func can read its part), or "
-        "send them once: items = client.scatter(items)"
-    )
-    return replace(request, values=values, remarks=(remark,))
-
-
-def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
-    for i, future in enumerate(futures):
-        owner = future.client
-        if owner is None or owner.status != "running" or future.cancelled():
-            raise ValueError(f"items[{i}] is released or cancelled; compute it again")
-        theirs = getattr(owner.scheduler, "address", None)
-        ours = getattr(client.scheduler, "address", None)
-        if owner is not client and theirs != ours:
-            raise ValueError(
-                f"items[{i}] lies on the cluster {theirs}, but client is connected to "
-                f"{ours}; give the client of that cluster"
-            )
-
-
-def _with_collections(request: _Request, items: tuple[Any, ...]) -> _Request:
-    X, y, *others = (*items, None) if len(items) == 1 else items
-    given = inputs.gather(X, y, others, {}, None)
-    inputs.check_client(request.client, given)
-    collections = {label: given.collection(label) for label in given.training}
-    rows = {label: _rows(label, x) for label, x in collections.items()}
-    first, *rest = rows
-    for label in rest:
-        _refuse_misaligned(first, rows[first], label, rows[label])
-    return replace(request, collections=tuple(collections.values()))
-
-
-def _rows(label: str, collection: Any) -> list[float]:
-    """Rows of each piece, NaN where nobody knows."""
-    if not isinstance(collection, da.Array):
-        return [math.nan] * collection.npartitions
-    if math.prod(collection.numblocks[1:]) > 1:
-        raise AlignmentError(
-            f"{label} is cut in columns, so none of its pieces has whole rows; join "
-            f"them: {label} = {label}.rechunk({{0: 'auto', 1: -1}})"
-        )
-    return list(collection.chunks[0])
-
-
-def _refuse_misaligned(
-    first: str, ours: Sequence[float], label: str, theirs: Sequence[float]
-) -> None:
-    advice = f"clustertune.prepare(client, {first}, {label}) cuts them alike"
-    if len(ours) != len(theirs):
-        raise AlignmentError(
-            f"{first} has {plural(len(ours), 'piece')} and {label} has "
-            f"{len(theirs):,}: they are not row-aligned; {advice}"
-        )
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if not math.isnan(a) and not math.isnan(b) and a != b:
-            raise AlignmentError(
-                f"piece {i} of {first} has {a:,} rows and that of {label} has {b:,}: "
-                f"they are not row-aligned; {advice}"
-            )
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__
-
-
 # --- what will be done ----------------------------------------------------------------
 
 
-async def _plan(request: _Request) -> Plan:
-    columns = [list(request.futures)] if request.futures else []
-    for collection in request.collections:
+async def _plan(asked: Terms) -> Plan:
+    columns = [list(asked.futures)] if asked.futures else []
+    for collection in asked.collections:
         keys, futures = inputs.pieces(collection)
         # nothing lies anywhere yet: pieces are loaded, evenly as far as is known
         columns.append(futures or [None] * len(keys))
-    return await _decided(request, columns)
+    return await _decided(asked, columns)
 
 
-async def _decided(request: _Request, columns: Sequence[Sequence[Any]]) -> Plan:
-    names, threads = await _workers(request.client)
-    remarks = list(request.remarks)
+async def _decided(asked: Terms, columns: Sequence[Sequence[Any]]) -> Plan:
+    (names, threads), pieces = await asyncio.gather(
+        _workers(asked.client), _places(asked.client, columns)
+    )
+    remarks = list(asked.remarks)
     if columns:
-        pieces = await _places(request.client, columns)
         batches = batching.where_they_lie(pieces, threads)
         remarks += batching.remarks(batches, pieces)
     else:
-        batches = batching.spread(len(request.values), threads)
+        batches = batching.spread(len(asked.values), threads)
     return Plan(
         batches=batches,
         joins=batching.tree(batches),
-        arguments=tuple(_arguments(request, len(batches))),
+        arguments=tuple(_arguments(asked, len(batches))),
         workers=names,
         threads=threads,
         remarks=tuple(remarks),
     )
 
 
-def _arguments(request: _Request, n_tasks: int) -> Iterator[Argument]:
-    size = len(request.code)
+def _arguments(asked: Terms, n_tasks: int) -> Iterator[Argument]:
+    size = len(asked.function)
     yield Argument("func", size, batching.apart(size, n_tasks))
-    for i, value in enumerate(request.broadcast):
+    for i, value in enumerate(asked.broadcast):
         name = f"broadcast[{i}]"
         if isinstance(value, Future):
             yield Argument(name, None, apart=False)
@@ -399,8 +222,13 @@ async def _places(
     """By address, how many bytes of each item a worker holds; of all collections."""
     scheduler: Any = client.scheduler
     keys = [f.key for column in columns for f in column if f is not None]
-    holders: Mapping[Key, Any] = await scheduler.who_has(keys=keys) if keys else {}
-    sizes = await scheduler.nbytes(keys=keys, summary=False) if keys else {}
+    if not keys:
+        return [{} for _ in zip(*columns, strict=True)]
+    holders: Mapping[Key, Any]
+    sizes: Mapping[Key, int]
+    holders, sizes = await asyncio.gather(
+        scheduler.who_has(keys=keys), scheduler.nbytes(keys=keys, summary=False)
+    )
     found = []
     for item in zip(*columns, strict=True):
         held: dict[str, int] = {}
@@ -414,19 +242,19 @@ async def _places(
 # --- and done -------------------------------------------------------------------------
 
 
-async def _carry_out(request: _Request) -> Any:
-    with _loaded(request) as columns:
-        await _settle(request.client, [f for column in columns for f in column])
-        plan, name = await _decided(request, columns), uuid4().hex
-        graph = _graph(request, plan, columns, name)
+async def _carry_out(asked: Terms) -> Any:
+    with _loaded(asked) as columns:
+        await _settle(asked.client, [f for column in columns for f in column])
+        plan, name = await _decided(asked, columns), uuid4().hex
+        graph = _graph(asked, plan, columns, name)
         try:
-            (result,) = graphs.submit(request.client, graph).values()
+            (result,) = graphs.submit(asked.client, graph).values()
         # whatever a class of somebody's does when it is pickled
         except Exception:
-            _refuse_unsendable_arguments(request)
+            terms.refuse_unsendable(asked)
             raise
         try:
-            return await _awaited(request.client, result, plan, name)
+            return await _awaited(asked.client, result, plan, name)
         except (RuntimeError, KilledWorker) as error:
             failure = _failure(error, plan)
             if failure is None:
@@ -444,19 +272,19 @@ async def _carry_out(request: _Request) -> Any:
 
 
 @contextmanager
-def _loaded(request: _Request) -> Iterator[list[list[Future[Any]]]]:
+def _loaded(asked: Terms) -> Iterator[list[list[Future[Any]]]]:
     """Futures of the items, by collection; those made for this call are let go."""
-    columns = [list(request.futures)] if request.futures else []
+    columns = [list(asked.futures)] if asked.futures else []
     made: list[Future[Any]] = []
     try:
-        found = [inputs.pieces(x)[1] for x in request.collections]
+        found = [inputs.pieces(x)[1] for x in asked.collections]
         lazy = [
             # small pieces of Parquet files are joined now, or would be missing after
             x if isinstance(x, da.Array) else x.optimize()
-            for x, futures in zip(request.collections, found, strict=True)
+            for x, futures in zip(asked.collections, found, strict=True)
             if futures is None
         ]
-        persisted = iter(request.client.persist(lazy)) if lazy else iter(())
+        persisted = iter(asked.client.persist(lazy)) if lazy else iter(())
         for futures in found:
             column = futures or inputs.pieces(next(persisted))[1]
             assert column is not None
@@ -498,30 +326,31 @@ async def _awaited(client: Client, result: Future[Any], plan: Plan, name: str) -
 
 
 def _graph(
-    request: _Request, plan: Plan, columns: Sequence[Sequence[Future[Any]]], name: str
+    asked: Terms, plan: Plan, columns: Sequence[Sequence[Future[Any]]], name: str
 ) -> graphs.Graph:
     graph = graphs.Graph(loose=True)
-    code, *broadcast = (
+    function, *broadcast = (
         _argument(graph, (f"broadcast-{name}", i), argument, value)
         for i, (argument, value) in enumerate(
-            zip(plan.arguments, (request.code, *request.broadcast), strict=True)
+            zip(plan.arguments, (asked.function, *asked.broadcast), strict=True)
         )
     )
-    run, join = _shipped(summing.batch), _shipped(summing.join)
+    run, join = _tasks(summing.batch), _tasks(summing.join)
     keys: list[Key] = []
     first: list[int] = []  # item of each of them
     for i, batch in enumerate(plan.batches):
         key = (f"map_reduce-{name}", i)
-        items = _items(request, columns, batch.items)
-        task = Task(key, run, code, batch.items, items, List(*broadcast))
-        graph.tasks[key], graph.where[key] = task, batch.worker
+        items = _items(asked, columns, batch.items)
+        codes = function, asked.reduction
+        graph.tasks[key] = run(key, *codes, batch.items, items, List(broadcast))
+        graph.where[key] = batch.worker
         keys.append(key)
         first.append(batch.items[0])
     for i, step in enumerate(plan.joins):
         key = (f"join-{name}", i)
         numbers = [first[part] for part in step.parts]
         parts = [TaskRef(keys[part]) for part in step.parts]
-        graph.tasks[key] = Task(key, join, code, numbers, *parts)
+        graph.tasks[key] = join(key, asked.reduction, numbers, List(*parts))
         graph.where[key] = step.worker
         keys.append(key)
         first.append(numbers[0])
@@ -529,36 +358,30 @@ def _graph(
     return graph
 
 
-_shipped = cache(ship.function)  # pickling them takes longer than a small sum
+_tasks = cache(ship.Tasks)  # pickling a function takes longer than a small sum
 
 
 def _argument(graph: graphs.Graph, key: Key, argument: Argument, value: Any) -> Any:
     """What stands for it in the tasks."""
     if argument.nbytes is None:
         return TaskRef(value.key)
-    if not argument.apart:
-        return value
-    graph.tasks[key] = Task(key, _shipped(summing.same), value)
-    return TaskRef(key)
+    if argument.apart:
+        graph.tasks[key] = Task(key, list, [_PAD, value])
+        return Task(None, operator.getitem, TaskRef(key), 1)
+    # a copy is aligned
+    return Task(None, np.array, value) if type(value) is np.ndarray else value
 
 
 def _items(
-    request: _Request, columns: Sequence[Sequence[Future[Any]]], numbers: Sequence[int]
+    asked: Terms, columns: Sequence[Sequence[Future[Any]]], numbers: Sequence[int]
 ) -> Any:
     if not columns:
-        return [request.values[numbers[0] : numbers[-1] + 1]]
+        return [asked.values[numbers[0] : numbers[-1] + 1]]
     refs = [[TaskRef(column[i].key) for i in numbers] for column in columns]
     return List(*(List(*column) for column in refs))
 
 
 # --- what went wrong ------------------------------------------------------------------
-
-
-def _refuse_unsendable_arguments(request: _Request) -> None:
-    for i, value in enumerate(request.broadcast):
-        _refuse_unsendable(f"broadcast[{i}]", value)
-    for i, value in enumerate(() if request.values is None else request.values):
-        _refuse_unsendable(f"items[{i}]", value)
 
 
 def _ours(error: BaseException) -> bool:

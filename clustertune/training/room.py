@@ -1,4 +1,4 @@
-"""Whether every worker has room for a copy of the data, and whether Dask is needed.
+"""Whether every worker has room for a copy of the data.
 
 Pure: nothing here asks a cluster.
 """
@@ -27,7 +27,9 @@ class Seat:
     id
         Its name.
     host
-        The machine that it runs on.
+        The machine that it runs on, as Dask calls it.
+    machine
+        What that machine is told by from any other; empty: unknown.
     threads
         How many models it fits at a time.
     limit
@@ -39,6 +41,7 @@ class Seat:
     address: str
     id: str | int
     host: str
+    machine: str
     threads: int
     limit: int
     used: int
@@ -69,18 +72,3 @@ def obstacle(seats: Sequence[Seat], nbytes: int, fraction: float) -> str | None:
         f"{bytes_text(worst.limit)}. Give workers more memory or fewer threads "
         "(clustertune.resize), convert the data to float32, or fit on a part of it"
     )
-
-
-def remarks(seats: Sequence[Seat]) -> list[str]:
-    """What would be faster, as far as can be told."""
-    if len({seat.host for seat in seats}) > 1:
-        return []
-    threads = sum(seat.threads for seat in seats)
-    remark = (
-        f"all workers are on one host, with {plural(threads, 'thread')}: a process "
-        "there that fits without Dask, under joblib.parallel_config("
-        f'backend="threading", n_jobs={threads}), sends and copies nothing, and is '
-        "faster with estimators that release Python's lock, as forests and linear "
-        "models do"
-    )
-    return [remark]

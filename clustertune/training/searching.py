@@ -2,17 +2,20 @@
 
 joblib sends a task for each fit and, with it, a reference to arrays that it knows by
 identity. Here they are put on every worker before, where there is room, and the
-scheduler's memory manager is kept from deleting the copies.
+scheduler's memory manager is kept from deleting the copies. With them goes the function
+that runs a fit there, so that nothing more travels with each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -23,9 +26,10 @@ from distributed import Client, Future
 
 from clustertune import arguments, inputs, monitor
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.remote import copies, pools, ship
-from clustertune.training import room
+from clustertune.remote import copies, fits, pools, probe, ship
+from clustertune.training import room, worth
 from clustertune.training.room import Seat
+from clustertune.training.worth import Block, Call, Here, Work
 from clustertune.wording import printable
 
 PATIENCE = 30.0  # seconds in which a worker loads NumPy and SciPy
@@ -35,21 +39,64 @@ logger = logging.getLogger("clustertune")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a block of :func:`joblib_backend` has prepared.
+    """What a block of :func:`joblib_backend` has prepared, and what became of it.
 
-    Attributes
-    ----------
-    nbytes
-        Of the data, of which each worker has a copy.
-    threads
-        How many models are fitted at a time.
-    remarks
-        What would be faster; it is logged, too.
+    What is about fits covers the calls of joblib that are done; it can be read during
+    the block and after it. As text, it says all of it.
     """
 
-    nbytes: int
-    threads: int
-    remarks: tuple[str, ...]
+    _block: Block
+    _calls: list[Call] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the data, of which each worker has a copy."""
+        return self._block.nbytes
+
+    @property
+    def copying(self) -> float:
+        """Seconds that it took to put the copies there."""
+        return self._block.copying
+
+    @property
+    def threads(self) -> int:
+        """How many models workers could fit at a time when the block began."""
+        return self._block.threads
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """What was fitted, by the name of the function; seconds of fits and calls."""
+        return worth.works(self._calls)
+
+    @property
+    def fits(self) -> int:
+        """How many fits are done, whatever they fitted."""
+        return sum(work.fits for work in self.works)
+
+    @property
+    def seconds(self) -> float:
+        """For which the caller has waited for fits; the copying comes before that."""
+        return math.fsum(work.seconds for work in self.works)
+
+    @property
+    def busy(self) -> float | None:
+        """The share of these seconds in which threads of workers were fitting.
+
+        None: unknown, since nothing was fitted, or fits have waited for tasks of their
+        own.
+        """
+        return worth.busy(self._block, self.works)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What would be faster.
+
+        As far as can be told before anything is fitted; then, as was measured.
+        """
+        return tuple(worth.remarks(self._block, self.works))
+
+    def __str__(self) -> str:
+        return "\n".join([*worth.lines(self._block, self.works), *self.remarks])
 
 
 @contextmanager
@@ -58,6 +105,7 @@ def joblib_backend(
     *arrays: Any,
     n_workers: int = 1,
     inner_threads: int | None = None,
+    nested: bool = False,
     memory_fraction: float = 0.7,
     timeout: str | float = "5 minutes",
 ) -> Iterator[Backend]:
@@ -75,9 +123,13 @@ def joblib_backend(
     n_workers
         How many workers to wait for.
     inner_threads
-        How many threads linear algebra (BLAS) uses in each fit; by default as many as
-        there are CPUs for each task that runs on the same machine. OpenMP has what the
-        worker's environment says.
+        How many threads a fit may use: in linear algebra (BLAS), with OpenMP, and for
+        what it runs with joblib itself. By default as many as there are CPUs for each
+        task that runs on the same machine.
+    nested
+        Have what a fit runs with joblib itself, as the trees of a forest, become tasks
+        of the cluster. That pays where there are fewer fits than threads; else the
+        trees of all fits wait for each other, and their data travels.
     memory_fraction
         How much of its memory limit a worker may fill with the copy, with what its
         threads copy, and with what it has now: above 0, up to 1.
@@ -87,7 +139,7 @@ def joblib_backend(
     Yields
     ------
     Backend
-        What was prepared, and remarks.
+        What was prepared, and, when the block has ended, what became of it.
 
     Raises
     ------
@@ -98,6 +150,8 @@ def joblib_backend(
     NoWorkersError, ConnectionLostError, VersionMismatchError
         Workers did not come in time; there is no cluster, or none to which code may be
         sent.
+    IncompleteError
+        In the block, from ``fit``: all workers that held the data are gone.
     ImportError
         joblib is not installed.
 
@@ -113,32 +167,41 @@ def joblib_backend(
             "joblib_backend needs joblib, which comes with scikit-learn: install it "
             "here and on the workers"
         ) from error
+    from clustertune.training.fitting import Fitting
+
     inputs.check_client(client, inputs.NOTHING)
     _refuse_arrays(client, arrays)
     fraction = arguments.fraction("memory_fraction", memory_fraction)
     inner = arguments.count("inner_threads", inner_threads)
+    arguments.flag("nested", nested)
     _wait(client, n_workers, arguments.duration("timeout", timeout))
     seats: list[Seat] = client.sync(_seats, client)
     nbytes = sum(sizeof(array) for array in arrays)
     obstacle = room.obstacle(seats, nbytes, fraction)
     if obstacle is not None:
         raise CapacityError(obstacle)
-    remarks = room.remarks(seats)
-    for remark in remarks:
-        logger.warning("%s", remark)
-    threads = sum(seat.threads for seat in seats)
+    here = Here(probe.machine(), probe.usable_cpus(), probe.available_memory())
+    beside = _beside(seats)
+    runner = ship.function(fits.runner(beside, inner, nested))
+    calls: list[Call] = []
+    prefix = f"joblib-{uuid4().hex}"
     with (
-        _pools(client, seats, inner),
-        _copied(client, arrays) as futures,
-        joblib.parallel_config("dask", client=client),
+        _pools(client, beside, inner),
+        _copied(client, prefix, [runner, *arrays]) as (futures, copying),
     ):
-        backend, _ = joblib.parallel.get_active_backend()
-        # joblib's own scatter= names data by its content, and the end of one block
-        # would take it from another
-        backend.data_futures = {
-            id(array): future for array, future in zip(arrays, futures, strict=True)
-        }
-        yield Backend(nbytes, threads, tuple(remarks))
+        backend = Backend(Block(tuple(seats), here, nbytes, copying, nested), calls)
+        _say(backend, logging.INFO)
+        run, *there = futures
+        data = {id(a): future for a, future in zip(arrays, there, strict=True)}
+        with joblib.parallel_config(Fitting(client, prefix, run, data, calls)):
+            yield backend
+    if backend.fits:
+        _say(backend, logging.WARNING)
+
+
+def _say(backend: Backend, level: int) -> None:
+    for remark in backend.remarks:
+        logger.log(level, "%s", remark)
 
 
 def _refuse_arrays(client: Client, arrays: tuple[Any, ...]) -> None:
@@ -169,28 +232,41 @@ def _wait(client: Client, n_workers: Any, seconds: float) -> None:
 async def _seats(client: Client) -> list[Seat]:
     entries: Mapping[str, Any] = (await monitor.identify(client))["workers"]
     approved = await monitor.approve(client, entries)
-    return [
-        Seat(
-            address=address,
-            id=monitor.worker_id(address, entry),
-            host=str(entry["host"]),
-            threads=int(entry["nthreads"]),
-            limit=int(entry["memory_limit"] or 0),
-            used=int(entry["metrics"].get("memory", 0)),
-        )
+    running = [
+        address
         for address, entry in entries.items()
         if address in approved and entry["status"] == "running"
     ]
+    machines = await _ask(client, probe.machine, running)
+    return [_seat(address, entries[address], machines[address]) for address in running]
 
 
-@contextmanager
-def _pools(client: Client, seats: Sequence[Seat], inner: int | None) -> Iterator[None]:
-    """Threads for linear algebra in each fit, as long as the block lasts."""
-    name, addresses = uuid4().hex, [seat.address for seat in seats]
+def _seat(address: str, entry: Mapping[str, Any], machine: Any) -> Seat:
+    return Seat(
+        address=address,
+        id=monitor.worker_id(address, entry),
+        host=str(entry["host"]),
+        machine=machine if isinstance(machine, str) else "",  # it did not answer
+        threads=int(entry["nthreads"]),
+        limit=int(entry["memory_limit"] or 0),
+        used=int(entry["metrics"].get("memory", 0)),
+    )
+
+
+def _beside(seats: Sequence[Seat]) -> dict[str, int]:
+    """By address of worker, how many tasks run at a time on its machine."""
     hosts = Counter[str]()
     for seat in seats:
         hosts[seat.host] += seat.threads
-    beside = {seat.address: hosts[seat.host] for seat in seats}
+    return {seat.address: hosts[seat.host] for seat in seats}
+
+
+@contextmanager
+def _pools(
+    client: Client, beside: Mapping[str, int], inner: int | None
+) -> Iterator[None]:
+    """Threads for linear algebra in each fit, as long as the block lasts."""
+    name, addresses = uuid4().hex, list(beside)
     try:
         more = {"beside": beside, "threads": inner}
         _tell(client.sync(_ask, client, pools.limit, addresses, name=name, **more))
@@ -216,27 +292,31 @@ def _tell(answers: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _copied(client: Client, arrays: tuple[Any, ...]) -> Iterator[list[Any]]:
-    """One copy of each array on every worker, as long as the block lasts."""
-    name = uuid4().hex
+def _copied(
+    client: Client, prefix: str, arrays: Sequence[Any]
+) -> Iterator[tuple[list[Any], float]]:
+    """One copy of each object on every worker while the block lasts; and seconds."""
     futures: list[distributed.Future[Any]] = []
     try:
+        start = perf_counter()
         # kept before they are there: the manager may look at any moment
-        names = [f"joblib-{name}-{i}" for i in range(len(arrays))]
-        client.sync(_keep, client, name, names)
-        for key, array in zip(names, arrays, strict=True):
+        client.sync(_keep, client, prefix)
+        for i, array in enumerate(arrays):
+            key = f"{prefix}-{i}"
             found = client.scatter({key: array}, broadcast=True, hash=False)
             futures.append(found[key])
-        yield futures
+        yield futures, perf_counter() - start
     finally:
         for future in futures:
             future.release()
         if client.status == "running":
-            client.sync(_let_go, client, name)
+            client.sync(_let_go, client, prefix)
 
 
-async def _keep(client: Client, name: str, names: list[str]) -> None:
-    await ship.on_scheduler(client, copies.keep, name=name, owner=client.id, keys=names)
+async def _keep(client: Client, prefix: str) -> None:
+    await ship.on_scheduler(
+        client, copies.keep, name=prefix, owner=client.id, prefix=prefix
+    )
 
 
 async def _let_go(client: Client, name: str) -> None:

@@ -26,8 +26,8 @@ async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
     kept, other = [await everywhere(c, s, key) for key in ("kept", "other")]
     manager = s.extensions["amm"]
     before = set(manager.policies)
-    await ship.on_scheduler(c, copies.keep, name="1", owner=c.id, keys=["kept"])
-    await ship.on_scheduler(c, copies.keep, name="2", owner=c.id, keys=["kept"])
+    await ship.on_scheduler(c, copies.keep, name="1", owner=c.id, prefix="ke")
+    await ship.on_scheduler(c, copies.keep, name="2", owner=c.id, prefix="ke")
     for _ in range(2):
         manager.run_once()
         await async_poll_for(lambda: len(s.tasks["other"].who_has) == 1, 5)
@@ -43,7 +43,7 @@ async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
 @gen_cluster(client=True, config=STILL)
 async def test_it_ends_with_its_client(c: Any, s: Any, a: Any, b: Any) -> None:
     async with Client(s.address, asynchronous=True) as other:
-        await ship.on_scheduler(c, copies.keep, name="1", owner=other.id, keys=["kept"])
+        await ship.on_scheduler(c, copies.keep, name="1", owner=other.id, prefix="ke")
         assert copies.NAME in s.plugins
     await async_poll_for(lambda: copies.NAME not in s.plugins, 5)
     assert {type(p) for p in s.extensions["amm"].policies} == {ReduceReplicas}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clustertune.remote.keys import pack, unpack
+from clustertune.remote.keys import Places, count, pack, unpack
 
 names = st.sampled_from(["x", "y", "", "random-é"])
 keys = st.one_of(
@@ -22,10 +22,12 @@ keys = st.one_of(
 
 
 @given(st.lists(keys, max_size=60))
+@example([("x", 0, 0), ("x", True, 0)])  # which are (x, 0, 0) and (x, 1, 0) to Python
 def test_round_trip(given_keys: list[object]) -> None:
     """Any keys come back equal, of the same types, and in the same order."""
     found = list(unpack(pack(given_keys)))
     assert repr(found) == repr(given_keys)
+    assert count(pack(given_keys)) == len(given_keys)
 
 
 def test_a_collection_is_one_range() -> None:
@@ -45,3 +47,26 @@ def test_a_gap_begins_another_range() -> None:
 def test_foreign_keys_are_listed_together() -> None:
     """Keys of no collection travel as they are."""
     assert pack(["a", "b", ("c", "d")]) == [("list", ["a", "b", ("c", "d")])]
+
+
+@given(st.lists(st.lists(keys, max_size=30, unique_by=repr), max_size=3))
+def test_places(collections: list[list[object]]) -> None:
+    """Keys of the same rows have the same place; others have none."""
+    places = Places([pack(names) for names in collections])
+    known = {repr(key) for names in collections for key in names}
+    for key in ("no such key", ("x", 31), ("x", "y"), ("x",), ()):
+        assert (places.get(key) is not None) == (repr(key) in known)
+    for names in collections:
+        for key in names:
+            # the same key in two of them has the place of either
+            allowed = {i for n in collections for i, k in enumerate(n) if k == key}
+            assert places.get(key) in allowed
+
+
+def test_places_of_a_collection_are_not_unpacked() -> None:
+    """However many keys it has."""
+    places = Places(
+        [[("range", "X", 0, 10**12, (0,))], [("range", "y", 0, 10**12, ())]]
+    )
+    assert places.get(("X", 10**11, 0)) == places.get(("y", 10**11)) == 10**11
+    assert places.get(("X", 10**12, 0)) is None

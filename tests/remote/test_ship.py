@@ -13,7 +13,7 @@ import dask
 import pytest
 from distributed.utils_test import gen_cluster
 
-from clustertune.remote import mount, probe, resident, ship
+from clustertune.remote import keys, mount, probe, resident, ship, summing
 from tests.processes import blocking
 
 
@@ -70,6 +70,16 @@ def test_the_users_own_pickling_is_not_changed() -> None:
     """After sending, no module is registered to be pickled by value."""
     ship._Shipped(probe.worker_facts)
     assert not cloudpickle.list_registry_pickle_by_value()
+
+
+def test_code_becomes_a_function_where_a_task_runs() -> None:
+    """Until then it is bytes, which tasks share, and nobody has to pickle it again."""
+    make = ship.Tasks(summing.batch)
+    one, many = (pickle.dumps([make(i, i) for i in range(n)]) for n in (1, 100))
+    assert len(many) < 2 * len(one)
+    *_, last = pickle.loads(many)
+    assert pickle.loads(pickle.dumps(last)).key == 99  # not even cloudpickle is needed
+    assert ship.Tasks(keys.pack)("key", [("x", 1)])() == keys.pack([("x", 1)])
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

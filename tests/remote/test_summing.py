@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -22,8 +23,16 @@ class Gradient(NamedTuple):
 
 def total(*results: Any, reduce: Any = None) -> Any:
     """As a batch adds them up."""
-    code = cloudpickle.dumps((lambda result: result, reduce))
-    return summing.batch(code, range(len(results)), [list(results)], [])
+    return batch(
+        lambda result: result, range(len(results)), list(results), reduce=reduce
+    )
+
+
+def batch(
+    function: Any, numbers: Any, *columns: Any, broadcast: Any = (), reduce: Any = None
+) -> Any:
+    codes = cloudpickle.dumps(function), cloudpickle.dumps(reduce)
+    return summing.batch(*codes, numbers, columns, broadcast)
 
 
 def test_nests_of_arrays_and_numbers() -> None:
@@ -61,9 +70,60 @@ def test_what_came_in_is_not_changed() -> None:
     for part in parts:
         part.setflags(write=False)
     assert total(*parts).tolist() == [3, 3, 3]
-    code = cloudpickle.dumps((None, None))
-    assert summing.join(code, [0, 1, 2], *parts).tolist() == [3, 3, 3]
+    nothing = cloudpickle.dumps(None)
+    assert summing.join(nothing, [0, 1, 2], parts).tolist() == [3, 3, 3]
     assert total(parts[0]) is parts[0]
+
+
+_made: list[weakref.ref[Any]] = []
+
+
+def make(size: int) -> Any:
+    """Pickled by reference: a batch runs this very function."""
+    there = [result for result in _made if result() is not None]
+    assert len(there) <= 1  # the total
+    result = np.ones(size)
+    _made.append(weakref.ref(result))
+    return result
+
+
+def test_one_result_is_there_at_a_time() -> None:
+    """It is let go before the next one is made: memory for one is enough."""
+    _made.clear()
+    assert batch(make, range(4), [3] * 4).tolist() == [4, 4, 4]
+    assert len(_made) == 4
+
+
+_kept: list[Any] = [np.ones(3)]
+KEPT = {
+    "the item": lambda item: item,
+    "a view of it": lambda item: item[:2],
+    "what is kept elsewhere": lambda item: _kept[0],
+    "what somebody keeps": lambda item: _kept.append(item + 1) or _kept[-1],
+    "a view of what is kept": lambda item: _kept[0].view(),
+    "a nest of it": lambda item: [item],
+}
+
+
+@pytest.mark.parametrize("returned", KEPT)
+def test_what_somebody_else_has_is_not_changed(returned: str) -> None:
+    items = [np.ones(3) for _ in range(4)]
+    total = summing._Total(pickle.dumps(None))
+    for number, item in enumerate(items):
+        total.take(number, [KEPT[returned](item)])
+    assert all(item.tolist() == [1, 1, 1] for item in items)
+    assert _kept.pop(0).tolist() == [1, 1, 1]
+    assert all(kept.tolist() == [2, 2, 2] for kept in _kept)
+    _kept[:] = [np.ones(3)]
+
+
+def test_what_nobody_else_has_is_added_to() -> None:
+    """One array less to make: its memory would have to be cleared first."""
+    total, where = summing._Total(pickle.dumps(None)), set()
+    for number in range(3):
+        total.take(number, [np.ones(3)])
+        where.add(total.value.ctypes.data)
+    assert (total.value.tolist(), len(where)) == ([3, 3, 3], 1)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
@@ -124,17 +184,15 @@ def test_an_error_travels_with_its_item() -> None:
             raise StubbornError("no ", "way")
         return 0.0
 
-    code = cloudpickle.dumps((fail, None))
     with pytest.raises(RuntimeError) as caught:
-        summing.batch(code, [7, 8], [[3, 4]], [1])
+        batch(fail, [7, 8], [3, 4], broadcast=[1])
     _, what, number, error, where = pickle.loads(pickle.dumps(caught.value)).args
     assert (what, number, str(error)) == ("func", 8, "StubbornError: no way")
     assert where.endswith("in fail")
 
 
 def test_rows_of_a_piece_are_those_of_its_labels() -> None:
-    code = cloudpickle.dumps((lambda X, y: 0, None))
     with pytest.raises(RuntimeError) as caught:
-        summing.batch(code, [4], [[np.ones((3, 2))], [np.ones(2)]], [])
+        batch(lambda X, y: 0, [4], [np.ones((3, 2))], [np.ones(2)])
     assert caught.value.args[2] == 4
     assert "3 and 2 rows" in str(caught.value.args[3])

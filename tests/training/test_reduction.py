@@ -56,6 +56,7 @@ async def test_a_sum_of_items(c: Any, s: Any, a: Any, b: Any) -> None:
         assert found["n"] == 10
         assert found["sum"].tolist() == [0, 45]
     assert await map_reduce(c, lambda row: row, np.ones((4, 2))) @ [1, 1] == 8
+    assert await map_reduce(c, lambda i, a: a[i], range(3), broadcast=([1, 2, 3],)) == 6
     assert await map_reduce(c, lambda i: (-abs(i - 3), i), range(9), reduce=max) == (
         0,
         3,
@@ -67,6 +68,22 @@ async def test_a_sum_of_items(c: Any, s: Any, a: Any, b: Any) -> None:
         (6, 7, 8, 9),
     ]
     assert [x.apart for x in plan.arguments] == [False, True, *[False] * 5]
+
+
+@pytest.mark.parametrize("worth", [0, 1 << 30])
+@gen_cluster(client=True, nthreads=TWO)
+async def test_numbers_lie_where_they_are_read_fast(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, worth: int
+) -> None:
+    """At multiples of their size, on all workers, however they came there."""
+    monkeypatch.setattr(batching, "WORTH", worth)
+
+    def f(i: int, x: Any, y: Any) -> int:
+        return (x.ctypes.data | y.ctypes.data) % 8
+
+    for size in (1, 10_001, 100_003):
+        broadcast = np.ones(size), np.ones((size, 2))
+        assert await map_reduce(c, f, range(10), broadcast=broadcast) == 0
 
 
 @gen_cluster(client=True, nthreads=TWO)

@@ -6,7 +6,7 @@ from clustertune.training import room
 from clustertune.training.room import Seat
 
 GIB = 2**30
-SEAT = Seat("tcp://1", "left", "10.0.0.1", threads=2, limit=10 * GIB, used=GIB)
+SEAT = Seat("tcp://1", "left", "10.0.0.1", "m", threads=2, limit=10 * GIB, used=GIB)
 
 
 def test_threads_copy_too() -> None:
@@ -24,10 +24,3 @@ def test_a_worker_without_a_limit_is_not_judged() -> None:
     said = room.obstacle([free, SEAT], 100 * GIB, 0.7)
     assert said is not None
     assert "free" not in said
-
-
-def test_one_host_needs_no_dask() -> None:
-    (said,) = room.remarks([SEAT, SEAT])
-    assert "with 4 threads" in said
-    assert 'backend="threading", n_jobs=4' in said
-    assert room.remarks([SEAT, replace(SEAT, host="10.0.0.2")]) == []

@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+from pathlib import Path
+from threading import Barrier, Lock, get_ident
 from typing import Any
 
+import cloudpickle
 import dask.array as da
+import distributed
 import numpy as np
 import pytest
 from dask.sizeof import sizeof
 from distributed.utils_test import gen_cluster
+from joblib import Parallel, cpu_count, delayed, effective_n_jobs
+from sklearn.base import clone
 from sklearn.datasets import load_digits
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import (
+    BaggingClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+    VotingClassifier,
+)
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.multioutput import MultiOutputRegressor
+from sklearn.multioutput import (
+    ClassifierChain,
+    MultiOutputClassifier,
+    MultiOutputRegressor,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
-from clustertune.errors import CapacityError, NoWorkersError
+from clustertune.errors import CapacityError, IncompleteError, NoWorkersError
 from clustertune.training import joblib_backend
 from tests.processes import until
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+(EXAMPLE,) = re.findall(
+    r"<!-- joblib: search -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL
+)
 
 
 def forest() -> Any:
     return RandomForestClassifier(3, random_state=0, n_jobs=-1)
 
 
+def tree() -> Any:
+    return DecisionTreeClassifier(max_depth=4, random_state=0)
+
+
+def bits(y: Any) -> Any:
+    """Labels of three outputs: the digits as binary numbers."""
+    return np.stack([y >> i & 1 for i in range(3)], axis=1)
+
+
 def cross_validation(X: Any, y: Any) -> Any:
-    return cross_val_score(DecisionTreeClassifier(random_state=0), X, y, n_jobs=-1)
+    return cross_val_score(tree(), X, y, n_jobs=-1)
 
 
 def search(X: Any, y: Any) -> Any:
@@ -38,12 +70,48 @@ def search(X: Any, y: Any) -> Any:
     return GridSearchCV(model, grid, cv=2).fit(X, y).cv_results_["mean_test_score"]
 
 
-def outputs(X: Any, y: Any) -> Any:
+def boosting(X: Any, y: Any) -> Any:
+    model = HistGradientBoostingClassifier(max_iter=2, random_state=0)
+    grid = {"max_leaf_nodes": [3, 5]}
+    return GridSearchCV(model, grid, cv=2).fit(X, y).cv_results_["mean_test_score"]
+
+
+def numbers(X: Any, y: Any) -> Any:
     return MultiOutputRegressor(Ridge(), n_jobs=-1).fit(X, X[:, 2:4]).predict(X)
+
+
+def classes(X: Any, y: Any) -> Any:
+    return MultiOutputClassifier(tree(), n_jobs=-1).fit(X, bits(y)).predict(X)
+
+
+def chain(X: Any, y: Any) -> Any:
+    model = ClassifierChain(tree(), random_state=0)
+    return cross_val_score(model, X, bits(y), cv=2, n_jobs=-1)
 
 
 def ensemble(X: Any, y: Any) -> Any:
     return forest().fit(X, y).predict_proba(X)
+
+
+def voting(X: Any, y: Any) -> Any:
+    members = [("tree", tree()), ("forest", forest())]
+    model = VotingClassifier(members, voting="soft", n_jobs=-1)
+    return model.fit(X, y).predict_proba(X)
+
+
+def bagging(X: Any, y: Any) -> Any:
+    return BaggingClassifier(tree(), 4, random_state=0, n_jobs=-1).fit(X, y).predict(X)
+
+
+WORK = [
+    search,
+    numbers,
+    classes,
+    chain,
+    ensemble,
+    voting,
+    bagging,
+]
 
 
 def state(client: Any) -> Any:
@@ -84,21 +152,36 @@ def test_the_same_models_as_without_dask(
 
     monkeypatch.setattr(client, "scatter", counted)
     with (
-        caplog.at_level(logging.WARNING, "clustertune"),
+        caplog.at_level(logging.INFO, "clustertune"),
         joblib_backend(client, X, y, n_workers=2, inner_threads=2) as backend,
     ):
         assert backend.nbytes == X.nbytes + y.nbytes
-        assert "joblib.parallel_config" in caplog.text
+        assert "all workers are on this machine, with 2 threads" in caplog.text
+        assert (backend.fits, backend.busy) == (0, None)
         assert {len(holders) for holders in client.who_has().values()} == {2}
         found = {cross_validation: cross_validation(X, y)}
-        assert max(sent[2:], default=0) < X.nbytes  # after X and y themselves
-        found |= {work: work(X, y) for work in (search, outputs, ensemble)}
+        assert max(sent[3:], default=0) < X.nbytes  # after the data, and what runs fits
+        assert [(work.name, work.fits) for work in backend.works] == [
+            ("_fit_and_score", 5)
+        ]
+        found |= {work: work(X, y) for work in WORK}
         assert {n for each in client.run(pools).values() for n in each} == {2}
         assert state(client)[1] == ["Sparing"]
     until(lambda: state(client) == before)
     assert client.run(pools) == threads
     for work, result in found.items():
         assert np.allclose(result, work(X, y), rtol=1e-4, atol=1e-4), work
+    fits = {work.name: work.fits for work in backend.works}
+    # of cross-validation, of the search without the trees in it, of the chain
+    assert fits["_fit_and_score"] == 5 + 4 + 2
+    assert 0 < backend.busy <= 1
+    assert f"threads of workers were fitting {backend.busy:.0%}" in str(backend)
+    assert set(backend.remarks) <= set(caplog.messages)
+
+    example = {"client": client, "X": X, "y": y}
+    exec(EXAMPLE, example)
+    alone = clone(example["search"]).fit(X, y)
+    assert example["search"].best_score_ == pytest.approx(alone.best_score_)
 
     with pytest.raises(ZeroDivisionError), joblib_backend(client, X):
         1 / 0  # noqa: B018
@@ -113,9 +196,129 @@ def test_the_same_models_as_without_dask(
     assert state(client) == before
 
 
+def test_one_thread_is_a_cluster_too(local_cluster: Any) -> None:
+    """With joblib alone, fits would run in the client then."""
+    _, client = local_cluster(1, processes=False)
+    with joblib_backend(client) as backend:
+        assert len(set(Parallel()(delayed(where)() for _ in range(2)))) == 1
+    assert backend.fits == 2
+
+
 @gen_cluster(client=True)
 async def test_an_asynchronous_client_is_refused(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
     with pytest.raises(TypeError, match=r"scikit-learn cannot await"):
         joblib_backend(c, np.ones(3)).__enter__()
+
+
+BOTH = Barrier(2)  # threads of a worker, which imports this module
+
+
+def seen() -> tuple[int, int, int]:
+    """Threads for OpenMP, CPUs that LightGBM would use, and the thread that asks."""
+    openmp = _openmp_effective_n_threads()
+    return openmp, cpu_count(only_physical_cores=True), get_ident()
+
+
+def both() -> tuple[int, int, int]:
+    """Each thread of a worker runs one, or none ends."""
+    BOTH.wait(30)
+    return seen()
+
+
+@pytest.mark.slow
+def test_openmp_in_each_thread(local_cluster: Any, spawned: None) -> None:
+    """A limit holds for the thread that sets it alone, so that each fit sets it."""
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:100], y[:100]
+    _, client = local_cluster(1, threads_per_worker=2)
+
+    def outside() -> list[Any]:
+        futures = [client.submit(both, pure=False) for _ in range(2)]
+        return sorted(client.gather(futures))
+
+    before = outside()
+    for inner in (1, 3):
+        with joblib_backend(client, X, y, inner_threads=inner):
+            found = Parallel()(delayed(both)() for _ in range(2))
+            if inner == 1:
+                scores = boosting(X, y)
+        assert {openmp for openmp, *_ in found} == {inner}
+        assert {cpus for _, cpus, _ in found} == {min(inner, os.cpu_count() or 1)}
+        assert len({thread for *_, thread in found}) == 2
+    assert outside() == before
+    assert np.allclose(scores, boosting(X, y))
+
+
+def inner(_: int) -> tuple[str, int, list[str]]:
+    """Where a fit runs, and what it runs with joblib itself."""
+    return where(), effective_n_jobs(), Parallel()(delayed(where)() for _ in range(3))
+
+
+def total(shared: Any, mark: Path, i: int) -> float:
+    """One of them ends its process, and leaves a mark for the next attempt."""
+    if i == 0 and not mark.exists():
+        mark.touch()
+        os._exit(1)
+    return float(shared.sum())
+
+
+def can_be_passed_on(dask_worker: Any) -> bool:
+    values = [v for k, v in dask_worker.data.items() if str(k).startswith("joblib-")]
+    return all(cloudpickle.dumps(value) for value in values)
+
+
+@pytest.mark.slow
+def test_faults_of_fits(local_cluster: Any, tmp_path: Path) -> None:
+    """A lost worker costs its fits; what cannot be sent is an error, and no wait."""
+    _, client = local_cluster(3)
+    before = state(client)
+    shared = np.ones(1000)  # used by several fits, and none of the block's arrays
+    with joblib_backend(client, np.ones(3)) as backend:
+        mark = tmp_path / "mark"
+        found = Parallel()(delayed(total)(shared, mark, i) for i in range(20))
+        assert found == [1000] * 20
+        assert mark.exists()
+        assert backend.fits == 20
+        # a worker that comes later is given by another one what that has used
+        assert all(client.run(can_be_passed_on).values())
+        with pytest.raises(TypeError, match="Could not serialize"):
+            Parallel()(delayed(where)(lock) for lock in [Lock()])
+        with pytest.raises(TypeError, match="Could not serialize"):
+            Parallel()([delayed(Lock)()])
+        with pytest.raises(ZeroDivisionError):
+            Parallel()(delayed(divmod)(1, i) for i in range(20))
+        with pytest.raises(IncompleteError, match="_exit: all workers that held the d"):
+            Parallel()([delayed(os._exit)(1)])
+    until(lambda: state(client) == before)
+
+
+def where() -> str:
+    return distributed.get_worker().id
+
+
+def nested_tasks(client: Any) -> list[str]:
+    """What joblib's own backend, in a worker, has made tasks of so far."""
+    names = client.run_on_scheduler(
+        lambda dask_scheduler: list(dask_scheduler.task_prefixes)
+    )
+    return [name for name in names if name.startswith("batch_of")]
+
+
+@pytest.mark.slow
+def test_what_a_fit_runs_itself(local_cluster: Any) -> None:
+    """Stays in its thread, or becomes tasks."""
+    _, client = local_cluster(1, processes=False, threads_per_worker=2)
+    with joblib_backend(client, inner_threads=1) as backend:
+        ((here, jobs, all_there),) = Parallel()([delayed(inner)(0)])
+    assert jobs == 1
+    assert set(all_there) == {here}
+    assert backend.fits == 1
+    assert not nested_tasks(client)
+    with joblib_backend(client, nested=True) as backend:
+        Parallel()([delayed(inner)(0)])
+    assert backend.busy is None
+    assert nested_tasks(client)
+    with pytest.raises(ValueError, match="nested=3 must be True or False"):
+        joblib_backend(client, nested=3).__enter__()

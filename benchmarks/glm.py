@@ -1,0 +1,222 @@
+"""Logistic regression by several solvers, on data as it came and after ``prepare``.
+
+    python benchmarks/glm.py [--rounds 3] [--scale 1]
+
+The table of an article about convex optimisation on Dask, at a twentieth of its size:
+rows of 15 numbers, an L2 penalty, no intercept. All solvers minimise the same function,
+and stop by rules of their own: how far each is from the smallest value that any has
+reached stands beside its seconds. One figure differs by intention: dask-glm's ``admm``
+divides the penalty by the number of pieces.
+
+``naive``: eight pieces, which all lie on the first of two workers, as after a scale-up.
+``prepared``: the same, given to ``prepare``, whose seconds count; ADMM wants smaller
+pieces, and has 80.
+``alone``: scikit-learn in one process.
+
+``proximal_grad`` and ``admm`` are dask-glm's; ``gradient_descent``, ``newton`` and
+``our_admm`` are the examples of ``docs/training.md``, as they are printed there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import dask
+import numpy as np
+from dask_glm.estimators import LogisticRegression
+from distributed import Client, LocalCluster
+from layouts import Table, half, load
+from measure import interval, machine, ratios, run
+from tabulate import tabulate
+
+import clustertune
+
+ROWS, COLUMNS = 400_000, 15
+WORKERS = 2
+PIECES, SMALL = 8, 80
+PENALTY = 1.0
+FEW = 2000  # rows of the warm-up
+PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+
+Fit = Callable[[Client, Any, Any], Any]
+
+
+def of_the_page() -> dict[str, Any]:
+    """What the examples define, run as one module."""
+    code: dict[str, Any] = {"__name__": "of_the_page"}
+    blocks = r"<!-- glm: \w+ -->\n```python\n(.*?)```"
+    for block in re.findall(blocks, PAGE.read_text(), flags=re.DOTALL):
+        exec(block, code)
+    return code
+
+
+def theirs(solver: str) -> LogisticRegression:
+    return LogisticRegression(
+        solver=solver, regularizer="l2", lamduh=PENALTY, fit_intercept=False
+    )
+
+
+def by_them(solver: str) -> Fit:
+    return lambda client, X, y: theirs(solver).fit(X, y).coef_
+
+
+def by_us(name: str) -> Fit:
+    example = of_the_page()[name]
+    return lambda client, X, y: example(client, X, y, penalty=PENALTY)
+
+
+def our_admm(client: Client, X: Any, y: Any) -> Any:
+    """As the page says: rho grows with the rows of a piece, or it takes for ever."""
+    rho = X.chunks[0][0] / 10
+    return of_the_page()["admm"](client, X, y, penalty=PENALTY, rho=rho)
+
+
+#: name, what fits, what ``prepare`` is told
+SOLVERS: dict[str, tuple[Fit, dict[str, Any]]] = {
+    "proximal_grad": (
+        by_them("proximal_grad"),
+        {"estimator": theirs("proximal_grad")},
+    ),
+    "admm": (by_them("admm"), {"estimator": theirs("admm"), "rechunk": SMALL}),
+    "gradient_descent": (by_us("gradient_descent"), {}),
+    "newton": (by_us("newton"), {}),
+    "our_admm": (our_admm, {"rechunk": SMALL}),
+}
+VARIANTS = ("naive", "prepared", "alone")
+
+
+# --- one variant ----------------------------------------------------------------------
+
+
+def variant(name: str, table: Table) -> dict[str, float]:
+    if name == "alone":
+        return alone(table)
+    figures: dict[str, float] = {}
+    with (
+        LocalCluster(
+            n_workers=WORKERS,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            memory_limit="4GiB",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        few = Table(FEW, table.columns, table.dtype)
+        for solver, (fit, wanted) in SOLVERS.items():
+            for size in (few, table):
+                data = load(client, size, half(PIECES, WORKERS))
+                start = perf_counter()
+                if name == "prepared":
+                    data = list(
+                        clustertune.prepare(client, *data, progress=False, **wanted)
+                    )
+                ready = perf_counter()
+                w = fit(client, *data)
+                end = perf_counter()
+                pieces = data[0].numblocks[0]
+                del data
+            figures |= {
+                f"{solver}.ready": ready - start,
+                f"{solver}.fit": end - ready,
+                f"{solver}.seconds": end - start,
+                f"{solver}.pieces": pieces,
+                f"{solver}.objective": objective(table, w),
+            }
+    return figures
+
+
+def alone(table: Table) -> dict[str, float]:
+    from sklearn.linear_model import LogisticRegression as Whole
+    from sklearn.linear_model import SGDClassifier
+
+    X, y = table.make(0, table.rows)
+    models = {
+        "LogisticRegression": Whole(C=1 / PENALTY, fit_intercept=False),
+        "SGDClassifier": SGDClassifier(
+            loss="log_loss",
+            alpha=PENALTY / len(X),
+            fit_intercept=False,
+            random_state=0,
+        ),
+    }
+    figures: dict[str, float] = {}
+    for name, model in models.items():
+        model.fit(X[:FEW], y[:FEW])
+        start = perf_counter()
+        model.fit(X, y)
+        figures[f"{name}.seconds"] = perf_counter() - start
+        figures[f"{name}.objective"] = objective(table, model.coef_[0])
+    return figures
+
+
+def objective(table: Table, w: Any) -> float:
+    X, y = table.make(0, table.rows)
+    score = X @ w
+    loss = np.logaddexp(0, score).sum() - y @ score
+    return float(loss + PENALTY / 2 * (w @ w))
+
+
+# --- all of them ----------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--tries", type=int, default=4)
+    parser.add_argument("--variant")
+    chosen = parser.parse_args()
+    rows = max(1, round(ROWS * chosen.scale / SMALL)) * SMALL
+    table = Table(rows, COLUMNS, "f8")
+    if chosen.variant:
+        print(json.dumps(variant(chosen.variant, table)))
+        return
+    print(f"{rows:,} rows of {COLUMNS} numbers, {WORKERS} workers of 1 thread; "
+          f"{machine()}, dask {dask.__version__}")  # fmt: skip
+    given = f"--scale={chosen.scale}"
+    names = list(VARIANTS)
+    rounds = run(sys.argv[0], names, chosen.rounds, given, tries=chosen.tries)
+    best = min(v for r in rounds for k, v in r.items() if k.endswith(".objective"))
+    shown = [
+        line(rounds, which, solver, best)
+        for solver in SOLVERS
+        for which in ("naive", "prepared")
+    ]
+    shown += [
+        line(rounds, "alone", name, best)
+        for name in ("LogisticRegression", "SGDClassifier")
+    ]
+    head = ("solver", "data", "pieces", "seconds [95 %]", "of these, prepare",
+            "objective above the best")  # fmt: skip
+    print(tabulate(shown, headers=head, disable_numparse=True))
+    for solver in SOLVERS:
+        gained = ratios(rounds, f"naive.{solver}.seconds", f"prepared.{solver}.seconds")
+        print(f"naive / prepared, {solver}: {gained}")
+    print(f"idle {interval([r['idle'] for r in rounds])} of all CPU time")
+
+
+def line(
+    rounds: list[dict[str, float]], which: str, solver: str, best: float
+) -> list[str]:
+    name = f"{which}.{solver}"
+    first = rounds[0]
+    ready = [r[f"{name}.ready"] for r in rounds if which == "prepared"]
+    return [
+        solver,
+        which,
+        f"{first[f'{name}.pieces']:.0f}" if which != "alone" else "1",
+        str(interval([r[f"{name}.seconds"] for r in rounds])),
+        str(interval(ready)) if ready else "",
+        f"{first[f'{name}.objective'] / best - 1:.1e}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Grid searches over forests: ours, plain joblib on Dask, and one machine without it.
+
+    python benchmarks/gridsearch.py [--rounds 4] [--case small,middle]
+
+A search over random forests behind a scaler, in float32 and with cross-validation, and
+the best one fitted again on all rows, as ``GridSearchCV`` does; two workers of one
+thread, and as many threads or processes without Dask. Each variant has a process, and
+a cluster, of its own and goes through all cases; each case is warmed up with a search
+over a few rows. Scores must be the same in all variants.
+
+``ours``: ``joblib_backend(client, X, y)``.
+``dask``: ``parallel_config("dask")``; joblib scatters what it sends.
+``scatter``: ``parallel_config("dask", scatter=[X, y])``.
+``threads``, ``processes``: joblib's own, in and below this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import dask
+import joblib
+import sklearn
+from distributed import Client, LocalCluster
+from layouts import Table
+from measure import interval, machine, ratios, run
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tabulate import tabulate
+
+from clustertune.training import joblib_backend
+
+WORKERS = 2
+MOST = 1.05
+FEW = 2000  # rows of the warm-up
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data of so many rows, and a search: depths of forests, folds."""
+
+    rows: int
+    columns: int
+    trees: int
+    depths: tuple[int, ...]
+    folds: int
+    sample: float | None = None  # share of the rows that each tree sees
+
+    @property
+    def table(self) -> Table:
+        return Table(self.rows, self.columns, "f4")
+
+    @property
+    def title(self) -> str:
+        fits = len(self.depths) * self.folds
+        return f"{self.table.nbytes / 1e6:.0f} MB, {fits} fits of {self.trees} trees"
+
+
+CASES = {
+    "small": Case(4_000, 20, 10, (2, 3, 4, 5, 6, 7, 8, 9), 5),
+    "middle": Case(90_000, 54, 4, (4, 8), 2),
+    "trees": Case(5_000, 54, 100, (4, 8), 3, 0.2),
+    "large": Case(900_000, 54, 2, (4, 6), 2, 0.02),
+}
+
+
+def search(case: Case) -> GridSearchCV:
+    forest = RandomForestClassifier(case.trees, max_samples=case.sample, random_state=0)
+    grid = {"randomforestclassifier__max_depth": case.depths}
+    return GridSearchCV(make_pipeline(StandardScaler(), forest), grid, cv=case.folds)
+
+
+# --- the variants ---------------------------------------------------------------------
+
+
+@contextmanager
+def cluster() -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=WORKERS,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            memory_limit="4GiB",
+        ) as started,
+        Client(started) as client,
+    ):
+        yield client
+
+
+def ours(client: Client, X: Any, y: Any) -> Any:
+    return joblib_backend(client, X, y)
+
+
+def plain(client: Client, X: Any, y: Any) -> Any:
+    return joblib.parallel_config("dask", client=client)
+
+
+def scatter(client: Client, X: Any, y: Any) -> Any:
+    return joblib.parallel_config("dask", client=client, scatter=[X, y])
+
+
+def threads(client: None, X: Any, y: Any) -> Any:
+    return joblib.parallel_config("threading", n_jobs=WORKERS)
+
+
+def processes(client: None, X: Any, y: Any) -> Any:
+    return joblib.parallel_config("loky", n_jobs=WORKERS)
+
+
+Variant = Callable[[Any, Any, Any], AbstractContextManager[Any]]
+VARIANTS: dict[str, Variant] = {
+    "ours": ours,
+    "dask": plain,
+    "scatter": scatter,
+    "threads": threads,
+    "processes": processes,
+}
+ALONE = ("threads", "processes")
+
+
+def variant(name: str, cases: list[str]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    with ExitStack() as stack:
+        client = None if name in ALONE else stack.enter_context(cluster())
+        for each in cases:
+            case = CASES[each]
+            seconds(name, client, case, FEW)
+            figures[each], score = seconds(name, client, case, case.rows)
+            figures[f"{each}.score"] = score
+    return figures
+
+
+def seconds(name: str, client: Client | None, case: Case, rows: int) -> Any:
+    """Of the search with all that it needs, and the best score."""
+    X, y = case.table.make(0, rows)
+    model = search(case)
+    start = perf_counter()
+    with VARIANTS[name](client, X, y):
+        model.fit(X, y)
+    return perf_counter() - start, model.best_score_
+
+
+# --- all of them ----------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--case", default=",".join(CASES))
+    parser.add_argument("--tries", type=int, default=4)
+    parser.add_argument("--variant")
+    chosen = parser.parse_args()
+    cases = chosen.case.split(",")
+    if unknown := set(cases) - set(CASES):
+        parser.error(f"--case {', '.join(unknown)}: choose from {', '.join(CASES)}")
+    if chosen.variant:
+        print(json.dumps(variant(chosen.variant, cases)))
+        return
+    print(f"{WORKERS} workers of 1 thread; {machine()}, dask {dask.__version__}, "
+          f"joblib {joblib.__version__}, scikit-learn "
+          f"{sklearn.__version__}")  # fmt: skip
+    given = f"--case={chosen.case}"
+    names = list(VARIANTS)
+    rounds = run(sys.argv[0], names, chosen.rounds, given, tries=chosen.tries)
+    for case in cases:
+        scores = {r[f"{name}.{case}.score"] for r in rounds for name in names}
+        assert len(scores) == 1, f"{case}: other scores, {scores}"
+        rows = [
+            [
+                name,
+                str(interval([r[f"{name}.{case}"] for r in rounds])),
+                str(ratios(rounds, f"{name}.{case}", f"ours.{case}")),
+            ]
+            for name in names
+        ]
+        head = f"{case}: {CASES[case].title}", "seconds [95 %]", "times ours [95 %]"
+        print(tabulate(rows, headers=head, disable_numparse=True))
+        for r in rounds:
+            r[f"best.{case}"] = min(r[f"dask.{case}"], r[f"scatter.{case}"])
+        best = ratios(rounds, f"ours.{case}", f"best.{case}")
+        met = "met" if best.high <= MOST else "NOT met"
+        print(f"{case}, ours / joblib's own on Dask: {best}  aim <= {MOST}: {met}\n")
+    print(f"idle {interval([r['idle'] for r in rounds])} of all CPU time")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustertune.remote.batches import Feed, cut
+
+
+def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
+    """Rows that are numbered, and their labels."""
+    ends = np.cumsum([0, *counts])
+    spans = [np.arange(a, b) for a, b in pairwise(ends)]
+    return [(np.stack([x, x], axis=1), -x) for x in spans]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 7), max_size=6),
+    st.one_of(st.none(), st.integers(1, 9)),
+    st.one_of(st.none(), st.integers(0, 5)),
+)
+def test_every_row_is_in_one_batch_beside_its_label(
+    counts: list[int], size: int | None, steps: int | None
+) -> None:
+    found = list(cut(pieces(counts), size, steps))
+    x = [list(batch[0][:, 1]) for batch in found]
+    assert [list(-batch[1]) for batch in found] == x
+    flat = [row for batch in x for row in batch]
+    assert flat == list(range(len(flat)))
+    if size is None:
+        assert [len(batch) for batch in x] == [n for n in counts if n][:steps]
+    else:
+        assert all(len(batch) == size for batch in x[:-1])
+    if steps is None:
+        assert len(flat) == sum(counts)
+    else:
+        assert len(found) <= steps
+
+
+def test_frames_and_sparse_rows() -> None:
+    """Labels stay with rows over the boundary of pieces."""
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[7, 8, 9])
+    sparse = scipy.sparse.csr_matrix(np.eye(3))
+    given = [(frame, frame["a"], sparse), (frame[:1], frame["a"][:1], sparse[:1])]
+    first, second = cut(given, 2, None)
+    assert first[0].equals(frame[:2])
+    assert list(second[0].index) == list(second[1].index) == [9, 7]
+    assert second[2].toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_what_is_not_asked_for_is_not_read() -> None:
+    read = []
+
+    def source() -> Iterator[tuple[Any, ...]]:
+        for piece in pieces([2] * 5):
+            read.append(piece)
+            yield piece
+
+    assert len(list(cut(source(), 2, 2))) == 2
+    assert len(read) == 2
+
+
+def test_a_slow_consumer_holds_the_reader_back() -> None:
+    """It is a few batches ahead, and ends with its consumer."""
+    made: list[int] = []
+    full = threading.Event()
+
+    def source() -> Iterator[Any]:
+        for i in range(1000):
+            made.append(i)
+            if i == 4:  # made while four wait
+                full.set()
+            yield (i,)
+
+    feed = Feed(source(), ahead=4)
+    assert full.wait(10)
+    assert [next(feed)[0] for _ in range(3)] == [0, 1, 2]
+    feed.close()
+    assert len(made) <= 3 + 4 + 1
+    assert not feed._thread.is_alive()
+    assert list(feed) == []
+
+
+def test_an_error_of_the_reader_is_raised_after_what_was_read() -> None:
+    def source() -> Iterator[Any]:
+        yield (1,)
+        raise KeyError("piece")
+
+    feed = Feed(source(), ahead=4)
+    assert next(feed) == (1,)
+    with pytest.raises(KeyError, match="piece"):
+        next(feed)
+    assert list(feed) == []
+    feed.close()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import joblib
+import pytest
+from distributed.utils_test import gen_cluster
+from sklearn.utils import _openmp_helpers
+
+from clustertune.remote import pools
+
+
+@pytest.fixture
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process without a nanny that has not fitted anything yet."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(_openmp_helpers, "_CPU_COUNTS", {})
+
+
+@pytest.mark.usefixtures("uncounted")
+@gen_cluster(client=False)
+async def test_cpus_that_are_counted(s: Any, a: Any, b: Any) -> None:
+    """Two workers of one process share the limit; what counts once counts before it."""
+    cpus = {p: joblib.cpu_count(only_physical_cores=p) for p in (True, False)}
+    before = os.environ.get(pools.COUNTED)
+    assert await pools.limit(a, "mine", {}, 1) == 1
+    assert await pools.limit(b, "mine", {}, 2) == 1
+    assert joblib.cpu_count(only_physical_cores=True) == 1
+    await pools.restore(a, "mine")
+    assert joblib.cpu_count() == 1
+    assert cpus == _openmp_helpers._CPU_COUNTS
+    await pools.restore(b, "mine")
+    assert os.environ.get(pools.COUNTED) == before
+
+
+@gen_cluster(client=False, nthreads=[("127.0.0.1", 1)])
+async def test_a_share_of_the_machine(
+    s: Any, a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that came later is taken to be alone there."""
+    monkeypatch.setattr("dask.system.CPU_COUNT", 8)
+    assert pools.share(a, {a.address: 3}, None) == 2
+    assert pools.share(a, {a.address: 16}, None) == 1
+    assert pools.share(a, {}, None) == 8
+    assert pools.share(a, {a.address: 3}, 5) == 5

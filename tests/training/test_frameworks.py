@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from distributed.utils_test import gen_cluster
+
+from clustertune.errors import NoWorkersError
+from clustertune.remote import roles
+from clustertune.training import frameworks, run_roles
+
+SPEC = {"ps": ["10.0.0.1:7"], "worker": ["10.0.0.2:8", "[::1]:9"]}
+
+
+def test_the_environment_of_torch() -> None:
+    """Each role is a group of its own, whose rank 0 waits for the others."""
+    torch = frameworks.choose("torch")
+    assert torch.environment(SPEC, "worker", 1) == {
+        "MASTER_ADDR": "10.0.0.2",
+        "MASTER_PORT": "8",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+    }
+    assert torch.target(SPEC, "worker", 1) == "tcp://10.0.0.2:8"
+    six = {"worker": ["[::1]:9"]}
+    assert torch.environment(six, "worker", 0)["MASTER_ADDR"] == "::1"
+
+
+def test_tensorflow_with_parameter_servers() -> None:
+    """Every role has a server, all are of one cluster, and steps are not in step."""
+    servers = frameworks.choose("tensorflow", SPEC)
+    environment = servers.environment(SPEC, "worker", 1)
+    assert environment["GRPC_FAIL_FAST"] == "true"
+    assert json.loads(environment["TF_CONFIG"]) == {
+        "cluster": SPEC,
+        "task": {"type": "worker", "index": 1},
+    }
+    assert servers.target(SPEC, "worker", 0) == "grpc://10.0.0.2:8"
+    assert servers.bare is not None
+    assert (servers.workload, servers.equal) == ("tf_ps", False)
+
+
+def test_tensorflow_without_parameter_servers() -> None:
+    """A strategy knows workers only, and refuses a cluster that has other names."""
+    spec = {"worker": SPEC["worker"], "scorer": ["10.0.0.3:1"]}
+    mirrored = frameworks.choose("tensorflow", spec)
+    text = mirrored.environment(spec, "worker", 0)["TF_CONFIG"]
+    assert json.loads(text) == {
+        "cluster": {"worker": spec["worker"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    assert mirrored.environment(spec, "scorer", 0) == {}
+    assert mirrored.target(spec, "worker", 0) is None
+    assert mirrored.bare is None
+    assert (mirrored.workload, mirrored.equal) == ("tf_mirrored", True)
+    with pytest.raises(
+        ValueError, match=r"needs a role 'worker' .* there are 'trainer'"
+    ):
+        frameworks.choose("tensorflow", ["trainer"])
+
+
+@pytest.mark.skipif(bool(find_spec("tensorflow")), reason="TensorFlow is installed")
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_workers_without_tensorflow_are_named(c: Any, s: Any, a: Any) -> None:
+    roles = {"worker": (1, lambda ctx: None)}
+    with pytest.raises(
+        NoWorkersError, match=r"tensorflow cannot be imported on worker"
+    ):
+        await run_roles(c, roles, framework="tensorflow")
+
+
+def test_no_framework_sets_nothing() -> None:
+    none = frameworks.choose(None)
+    assert none.environment(SPEC, "worker", 0) == {}
+    assert none.target(SPEC, "worker", 0) is None
+    assert none.bare is None
+
+
+def test_an_unknown_framework_is_told_which_there_are() -> None:
+    with pytest.raises(ValueError, match=r"framework='jax' must be one of .*\"torch\""):
+        frameworks.choose("jax")
+
+
+def test_an_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an error; one role of a process at a time has one."""
+    monkeypatch.setenv("RANK", "old")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    before = dict(os.environ)
+    ours = {"RANK": "1", "WORLD_SIZE": "2", roles.VARIABLE: "worker 1"}
+    with roles.environment(ours):
+        assert os.environ["RANK"] == "1"
+        other = roles.environment({roles.VARIABLE: "ps 0"})
+        with pytest.raises(RuntimeError, match="is worker 1 already"), other:
+            pass
+    assert dict(os.environ) == before
+    with pytest.raises(KeyError), roles.environment(ours):
+        raise KeyError
+    assert dict(os.environ) == before
+    with roles.environment({}):
+        assert dict(os.environ) == before

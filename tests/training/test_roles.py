@@ -1,0 +1,573 @@
+"""Roles on clusters; most in one process, whose functions may share what they like."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, Event, futures_of, get_worker, wait
+from distributed.utils_test import async_poll_for, gen_cluster
+
+import clustertune
+from clustertune.errors import (
+    AlignmentError,
+    ConnectionLostError,
+    NoWorkersError,
+    RoleError,
+    TimedOutError,
+)
+from clustertune.remote import roles as remote
+from clustertune.remote import ship
+from clustertune.training import frameworks, run_roles
+from clustertune.training.frameworks import Framework
+from tests.processes import blocking, until
+from tests.processes import cluster as processes
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+TWO = [("127.0.0.1", 1)] * 2
+THREE = [("127.0.0.1", 2)] * 3
+
+
+def left(s: Any, *workers: Any) -> list[Any]:
+    """What is still there of roles: tasks, parts, handlers, threads."""
+    found: list[Any] = [key for key in s.tasks if str(key).startswith("role-")]
+    found += [key for w in workers for key in w.state.tasks if "role-" in str(key)]
+    found += [w for w in workers if hasattr(w, remote.PARTS)]
+    found += [h for w in workers for h in w.handlers if h.startswith(remote.PARTS)]
+    found += [t for t in threading.enumerate() if t.name == "clustertune-batches"]
+    return found
+
+
+async def nothing_left(s: Any, *workers: Any) -> None:
+    await async_poll_for(lambda: not left(s, *workers), 10)
+
+
+def until_stopped(ctx: Any) -> str:
+    while not ctx.should_stop():
+        ctx.wait(0.01)
+    return f"{ctx.role} {ctx.rank}"
+
+
+# --- what it does ---------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_side_by_side(c: Any, s: Any, *workers: Any) -> None:
+    """Each on a worker of its own, and all know where the others are."""
+
+    def know(ctx: Any) -> Any:
+        Event(f"here-{ctx.role}-{ctx.rank}").set()
+        for role, places in ctx.spec.items():
+            for rank in range(len(places)):
+                Event(f"here-{role}-{rank}").wait()
+        ctx.log(f"\x1b all {ctx.size}")
+        where = get_worker().address
+        return ctx.role, ctx.rank, ctx.size, ctx.target, ctx.threads, where, ctx.spec
+
+    roles = await run_roles(c, {"worker": (2, know), "scorer": (1, know)})
+    found = await roles.result()
+    assert [x[:5] for x in found["worker"]] == [
+        ("worker", 0, 2, None, 2),
+        ("worker", 1, 2, None, 2),
+    ]
+    assert [x[5] for x in found["worker"]] == roles.workers["worker"]
+    assert {x for w in roles.workers.values() for x in w} == {
+        w.address for w in workers
+    }
+    assert all(x[6] == roles.spec for x in found["worker"] + found["scorer"])
+    places = [place for role in roles.spec.values() for place in role]
+    assert len(set(places)) == 3
+    assert all(place.startswith("127.0.0.1:") for place in places)
+    assert sorted(map(str, roles.logs)) == [
+        "scorer 0: \\x1b all 1",
+        "worker 0: \\x1b all 2",
+        "worker 1: \\x1b all 2",
+    ]
+    assert repr(roles) == "<Roles: worker: ended, ended; scorer: ended>"
+    await nothing_left(s, *workers)
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_rows_come_from_where_they_lie(c: Any, s: Any, *workers: Any) -> None:
+    """Each row once in an epoch beside its label, on the workers of one role only."""
+
+    def train(ctx: Any) -> Any:
+        before = len(get_worker().transfer_incoming_log)
+        found = [(X[:, 0], y) for X, y in ctx.batches(epochs=2, batch_size=7)]
+        assert len(get_worker().transfer_incoming_log) == before
+        return found, ctx.steps
+
+    def score(ctx: Any) -> Any:
+        with pytest.raises(RuntimeError, match="role scorer has no data"):
+            next(ctx.batches())
+        return ctx.steps
+
+    X = c.persist(da.arange(200, chunks=20)[:, None] * da.ones((1, 3)))
+    y = c.persist(X[:, 0] * -2)
+    await wait([X, y])
+    roles = {"scorer": (1, score), "worker": (2, train)}
+    async with await run_roles(c, roles, data=(X, y), batch_size=30) as running:
+        found = await running.result()
+        (scorer,) = running.workers["scorer"]
+        pieces = {f.key for x in (X, y) for f in futures_of(x)}
+        assert not pieces & {ts.key for ts in s.workers[scorer].has_what}
+    assert found["scorer"] == [None]
+    rows: list[float] = []
+    for batches, steps in found["worker"]:
+        assert steps == 3  # of 30 rows, of 100
+        assert all((x * -2 == labels).all() for x, labels in batches)
+        of_rank = [list(x) for x, _ in batches]
+        assert len(of_rank[0]) == 7
+        whole = [row for batch in of_rank for row in batch]
+        assert whole[:100] == whole[100:]
+        rows += whole[:100]
+    assert sorted(rows) == list(range(200))
+    del X, y
+    await nothing_left(s, *workers)
+    await async_poll_for(lambda: not s.tasks, 10)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_frames_and_equal_steps(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Where ranks work in step, all have as many batches, and all are full."""
+    table = pd.DataFrame({"x": range(50), "y": range(50)})
+    frame = c.persist(dd.from_pandas(table, npartitions=5))
+
+    def train(ctx: Any) -> Any:
+        rows = [len(batch) for (batch,) in ctx.batches(2, equal=True)]
+        return rows, ctx.steps, [list(batch["x"]) for (batch,) in ctx.batches()]
+
+    roles = await run_roles(
+        c, {"a": (2, train)}, data=frame, target_role="a", batch_size=8
+    )
+    one, two = (await roles.result())["a"]
+    assert one[:2] == two[:2] == ([8] * 6, 3)
+    assert [len(batch) for batch in one[2]] == [8, 8, 8, 1]
+    assert sorted(x for found in (one, two) for piece in found[2] for x in piece) == [
+        *range(50)
+    ]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_scores_and_a_stop(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Scores come while roles run, in order; all roles see the stop."""
+
+    def train(ctx: Any) -> int:
+        epoch = 0
+        while not ctx.should_stop():
+            epoch += 1
+            ctx.report({"epoch": epoch})
+            ctx.wait(0.001)
+        return epoch
+
+    roles = {"worker": (1, train), "scorer": (1, until_stopped)}
+    async with await run_roles(c, roles) as running:
+        seen = []
+        async for score in running.scores:
+            seen.append(score)
+            if score.value["epoch"] == 5:
+                await running.stop()
+        found = await running.result()
+        assert [score async for score in running.scores] == seen
+    assert [x.value["epoch"] for x in seen] == list(range(1, found["worker"][0] + 1))
+    assert {(x.role, x.rank) for x in seen} == {("worker", 0)}
+    assert found["scorer"] == ["scorer 0"]
+    await running.stop()  # which nobody hears
+    await nothing_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_others_stop_when_training_has_ended(
+    c: Any, s: Any, *workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a framework supplies, too."""
+    fake = Framework(name="fake", bare=remote_server, alone=False)
+    monkeypatch.setattr(frameworks, "choose", lambda name, roles=(): fake)
+    roles = {"ps": 1, "worker": (1, lambda ctx: "done"), "scorer": (1, until_stopped)}
+    found = await (await run_roles(c, roles)).result()
+    assert found == {"ps": ["served"], "worker": ["done"], "scorer": ["scorer 0"]}
+    roles = {"ps": 1, "trainer": (2, lambda ctx: "done")}
+    found = await (await run_roles(c, roles)).result()
+    assert found == {"ps": ["served"], "trainer": ["done"] * 2}
+
+    def late(ctx: Any) -> bool:
+        ctx.wait()
+        return bool(Event("served").wait(timeout=0.5))
+
+    await Event("served", client=c).clear()
+    roles = {"ps": 1, "worker": (1, until_stopped), "scorer": (1, late)}
+    running = await run_roles(c, roles)
+    await running.stop()
+    # who still needs the servers has them
+    assert (await running.result())["scorer"] == [False]
+
+
+def remote_server(ctx: Any) -> str:
+    ctx.wait()
+    Event("served").set()
+    return "served"
+
+
+# --- how it ends ----------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
+    """The others stop, what it raised is the cause, what it said is harmless."""
+
+    def train(ctx: Any) -> Any:
+        if ctx.rank == 1:
+            Event("others").wait()
+            raise KeyError("no \x1b[31m")
+        Event("others").set()
+        return until_stopped(ctx)
+
+    roles = await run_roles(c, {"worker": (2, train), "scorer": (1, until_stopped)})
+    said = r"worker 1 on worker \S+ failed: KeyError: 'no \\x1b.* in train\)$"
+    with pytest.raises(RoleError, match=said) as caught:
+        await roles.result()
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert (caught.value.role, caught.value.rank) == ("worker", 1)
+    assert caught.value.worker == roles.workers["worker"][1]
+    assert repr(roles) == "<Roles: worker: ended, failed; scorer: ended>"
+    with pytest.raises(RoleError):
+        assert not [score async for score in roles.scores]
+    await nothing_left(s, *workers)
+
+    class StubbornError(Exception):
+        def __init__(self, one: str, two: str):
+            super().__init__(one + two)
+
+    def refuse(ctx: Any) -> None:
+        raise StubbornError("does not", " unpickle")
+
+    def leave(ctx: Any) -> None:
+        raise SystemExit(3)
+
+    for function, text in ((refuse, "StubbornError: does not unpickle"), (leave, "3")):
+        with pytest.raises(RoleError, match=text):
+            # the end of the block tells
+            async with await run_roles(c, {"worker": (1, function)}) as roles:
+                await async_poll_for(lambda: "failed" in repr(roles), 10)
+    with pytest.raises(RoleError, match="is not heard of any more: TypeError"):
+        await (await run_roles(c, {"a": (1, lambda ctx: threading.Lock())})).result()
+    with pytest.raises(RoleError, match=r"worker 0 .*failed: .*pickle"):
+        await (
+            await run_roles(c, {"worker": (1, lambda x: x.report(threading.Lock()))})
+        ).result()
+    await nothing_left(s, *workers)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_role_that_does_not_stop(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is named and left alone; what it held is let go when it returns."""
+
+    def stubborn(ctx: Any) -> None:
+        Event("go").wait()
+
+    def fail(ctx: Any) -> None:
+        raise ValueError("first")
+
+    roles = {"worker": (1, fail), "scorer": (1, stubborn)}
+    running = await run_roles(c, roles, grace="500 ms")
+    said = r"worker 0 .*first.*; scorer 0 on worker \S+ did not stop within 0\.5 s"
+    with pytest.raises(RoleError, match=said) as caught:
+        await running.result()
+    assert caught.value.role == "worker"
+    with pytest.raises(RoleError, match=r"^scorer 0 .* did not stop"):
+        async with await run_roles(c, {"scorer": (1, stubborn)}, grace=0.5):
+            pass
+    assert not [key for key in s.tasks if "role-" in str(key)]
+    await Event("go").set()
+    await nothing_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lost_worker(c: Any, s: Any, a: Any, b: Any) -> None:
+    roles = await run_roles(c, {"worker": (2, until_stopped)})
+    gone = {w.address: w for w in (a, b)}[roles.workers["worker"][1]]
+    closing = asyncio.ensure_future(gone.close(executor_wait=False))
+    with pytest.raises(RoleError, match=r"worker 1 .* is lost: the worker") as caught:
+        await roles.result()
+    assert caught.value.worker == gone.address
+    await closing
+    (other,) = {a, b} - {gone}
+    await nothing_left(s, other)
+
+    def report(ctx: Any) -> None:
+        while not ctx.should_stop():
+            ctx.report(ctx.wait(0.01))
+
+    roles = await run_roles(c, {"worker": (1, report)})
+    # as if another process had the same address now
+    for name in [h for h in other.handlers if h.startswith(remote.PARTS)]:
+        del other.handlers[name]
+    with pytest.raises(RoleError, match=r"worker 0 .* was started again"):
+        await roles.result()
+    await nothing_left(s, other)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_role_that_does_not_begin(c: Any, s: Any, a: Any, b: Any) -> None:
+    """None of the functions is called, since all would wait for that one."""
+
+    def mark(ctx: Any) -> None:
+        Event("called").set()
+
+    busy = c.submit(lambda: Event("go").wait(), workers=[b.address])
+    await async_poll_for(lambda: b.state.executing, 5)
+    with pytest.raises(RoleError, match=r"did not begin within 0\.3 s: other") as told:
+        await run_roles(c, {"worker": (2, mark)}, timeout="300 ms")
+    assert told.value.worker == b.address
+    assert not await Event("called").is_set()
+    await Event("go").set()
+    await busy
+    await nothing_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Its roles end with it, and a task that nobody hired does nothing."""
+    async with Client(s.address, asynchronous=True) as other:
+        roles = await run_roles(other, {"worker": (2, until_stopped)})
+    with pytest.raises(ConnectionLostError, match="the client is clos"):
+        await roles.result()
+    await nothing_left(s, a, b)
+    with pytest.raises(RuntimeError, match="a role is not started again"):
+        await c.submit(remote.play, "gone", "key", b"")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_interrupted_all_stop(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A time limit alone stops nobody."""
+    roles = await run_roles(c, {"worker": (2, until_stopped)})
+    with pytest.raises(TimedOutError, match=r"<Roles: worker: playing, playing>"):
+        await roles.result(timeout="50 ms")
+    waiting = asyncio.ensure_future(roles.result())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert (await roles.result())["worker"] == ["worker 0", "worker 1"]
+    await nothing_left(s, a, b)
+    with pytest.raises(ZeroDivisionError):
+        async with await run_roles(c, {"worker": (2, until_stopped)}):
+            raise ZeroDivisionError
+    await nothing_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_nobody_asks_for_goes(c: Any, s: Any, a: Any, b: Any) -> None:
+    """As after a client that was killed before its tasks began."""
+    about = {"name": "x", "linger": 0.2}
+    await ship.on_workers(c, remote.hire, [a.address], timeout=10, **about)
+    assert len(left(s, a)) == 2
+    await nothing_left(s, a)
+
+
+# --- misuse ---------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Said before anything runs, with what to do."""
+    X = da.ones((10, 2), chunks=(5, 2))
+    lock, f = threading.Lock(), until_stopped
+    one = {"worker": (1, f)}
+    cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (TypeError, "roles must be a mapping", lambda: run_roles(c, [f])),
+        (TypeError, "roles must be a mapping", lambda: run_roles(c, {})),
+        (TypeError, "a name must be a text", lambda: run_roles(c, {1: (1, f)})),
+        (ValueError, "must be .how many", lambda: run_roles(c, {"a": (0, f)})),
+        (ValueError, "must be .how many", lambda: run_roles(c, {"a": (f, 1)})),
+        (ValueError, "must be .how many", lambda: run_roles(c, {"a": f})),
+        (TypeError, "must have a function", lambda: run_roles(c, {"a": (1, "f")})),
+        (ValueError, r"framework=None has none .*\{'ps': \(1, function\)\}",
+         lambda: run_roles(c, {"ps": 1})),
+        (ValueError, '"torch" has none for it',
+         lambda: run_roles(c, {"ps": 1}, framework="torch")),
+        (ValueError, "must be one of", lambda: run_roles(c, one, framework="jax")),
+        (TypeError, r"roles\['a'\] cannot be sent",
+         lambda: run_roles(c, {"a": (1, lambda ctx: lock)})),
+        (ValueError, "target_role='worker' has the data, and is none of the roles 'a'",
+         lambda: run_roles(c, {"a": (1, f)}, data=X)),
+        (ValueError, "data is empty", lambda: run_roles(c, one, data=())),
+        (TypeError, "must be a Dask", lambda: run_roles(c, one, data=np.ones(3))),
+        (ValueError, "batch_size=0", lambda: run_roles(c, one, batch_size=0)),
+        (ValueError, "timeout=", lambda: run_roles(c, one, timeout="soon")),
+        (ValueError, "grace=", lambda: run_roles(c, one, grace=0)),
+        (AlignmentError, "rows",
+         lambda: run_roles(c, one, data=(X, da.ones(9, chunks=5)))),
+        (NoWorkersError, r"need 3 workers \(worker: 3\), one each, and 2 of 2",
+         lambda: run_roles(c, {"worker": (3, f)})),
+    ]  # fmt: skip
+    for error, said, call in cases:
+        with pytest.raises(error, match=said):
+            await call()
+    async with await run_roles(c, one) as running:
+        with pytest.raises(TypeError, match="async for"):
+            next(iter(running.scores))
+    await nothing_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_roles_of_a_framework_need_processes(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it needs must be there; batches must be there on every rank."""
+    fake = Framework(name="fake", equal=True)
+    monkeypatch.setattr(frameworks, "choose", lambda name, roles=(): fake)
+    with pytest.raises(NoWorkersError, match="in one process with others"):
+        await run_roles(c, {"worker": (2, until_stopped)})
+    fake = Framework(name="fake", equal=True, modules=("no_such_module",))
+    with pytest.raises(NoWorkersError, match="no_such_module cannot be imported on"):
+        await run_roles(c, {"worker": (1, until_stopped)})
+    fake = Framework(name="fake", equal=True, alone=False)
+    X = da.ones((10, 2), chunks=(5, 2))
+    with pytest.raises(ValueError, match=r"batch_size=6, but one of the 2 .* 5 rows"):
+        await run_roles(c, {"worker": (2, until_stopped)}, data=X, batch_size=6)
+    await nothing_left(s, a, b)
+    assert await clustertune.last_report(c) is not None
+
+
+# --- real processes -------------------------------------------------------------------
+
+
+def left_there(client: Client) -> list[Any]:
+    """As :func:`left`, for processes; what a framework has set, too."""
+
+    def look(dask_worker: Any) -> list[Any]:
+        found: list[Any] = [h for h in dask_worker.handlers if "roles" in h]
+        found += [key for key in dask_worker.state.tasks if "role-" in str(key)]
+        names = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CLUSTERTUNE_ROLE"
+        return found + [name for name in names if name in os.environ]
+
+    tasks = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+    found = [key for key in tasks if "role-" in str(key)]
+    return found + [x for there in client.run(look).values() for x in there]
+
+
+def example(name: str) -> dict[str, Any]:
+    """What a block of the page defines; it travels by value."""
+    block = rf"<!-- roles: {name} -->\n```python\n(.*?)```"
+    (code,) = re.findall(block, PAGE.read_text(), flags=re.DOTALL)
+    found: dict[str, Any] = {"__name__": "of_the_page"}
+    exec(code, found)
+    return found
+
+
+@pytest.mark.slow
+def test_killed_and_interrupted(local_cluster: Any) -> None:
+    """A worker that dies is named though others fail of it; ^C ends all."""
+    _, client = local_cluster(2)
+
+    def die(ctx: Any) -> None:
+        if ctx.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ctx.wait()
+
+    roles = run_roles(client, {"worker": (2, die)})
+    with pytest.raises(RoleError, match=r"^worker 1 .* is lost"):
+        list(roles.scores)
+    client.wait_for_workers(2, timeout=30)
+
+    main, waiting = threading.get_ident(), threading.Event()
+
+    def interrupt() -> None:
+        waiting.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    roles = run_roles(client, {"worker": (2, lambda ctx: ctx.wait())})
+    with pytest.raises(KeyboardInterrupt), roles:
+        roles.result(waiting.set())
+    thread.join()
+    assert repr(roles) == "<Roles: worker: ended, ended>"
+    until(lambda: not left_there(client))
+
+
+@pytest.mark.slow
+def test_workers_need_no_clustertune(tmp_path: Path) -> None:
+    """With the example of the page."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((4000, 3))
+    labels = (rows @ [1.0, -2.0, 0.5] > 0).astype(int)
+    X, y = da.from_array(rows, chunks=(500, 3)), da.from_array(labels, chunks=500)
+    with (
+        processes(tmp_path, 2, **blocking(tmp_path)) as file,
+        Client(scheduler_file=file) as client,
+    ):
+        client.wait_for_workers(2, timeout=30)
+        w = example("averaging")["average"](client, X, y, enough=0.97)
+        assert ((rows @ w[:3] + w[3] > 0) == labels).mean() > 0.95
+        until(lambda: not left_there(client))
+
+
+@pytest.mark.slow
+def test_torch(local_cluster: Any) -> None:
+    """Ranks learn one model from all rows; one that fails leaves no other waiting."""
+    pytest.importorskip("torch")
+    from sklearn.datasets import load_digits
+
+    _, client = local_cluster(2)
+    rows, labels = load_digits(return_X_y=True)
+    X = da.from_array((rows / 16).astype("float32"), chunks=(300, 64))
+    y = da.from_array(labels, chunks=300)
+    train = example("ddp")["train_network"]
+    with run_roles(
+        client, {"worker": (2, train)}, data=(X, y), framework="torch"
+    ) as roles:
+        scores = list(roles.scores)
+        one, two = roles.result()["worker"]
+    assert {name: v.tobytes() for name, v in one.items()} == {
+        name: v.tobytes() for name, v in two.items()
+    }
+    assert len(scores) == 2 * 20 * 8  # of 898 rows, in batches of 100
+    found = rows / 16 @ one["weight"].T + one["bias"]
+    assert (found.argmax(axis=1) == labels).mean() > 0.9
+
+    def stop_alike(ctx: Any) -> int:
+        from torch import distributed
+
+        distributed.init_process_group("gloo")
+        steps = 0
+        while not ctx.should_stop():
+            steps += 1
+            ctx.report(steps)
+            if ctx.rank == steps == 1:
+                ctx.wait(0.1)  # late: the other one may not go ahead
+        return steps
+
+    with run_roles(client, {"a": (2, stop_alike)}, framework="torch") as roles:
+        next(iter(roles.scores))
+        roles.stop()
+        one, two = roles.result()["a"]
+    assert one == two
+
+    def fail(ctx: Any) -> None:
+        import torch
+        from torch import distributed
+
+        distributed.init_process_group("gloo")
+        if ctx.rank == 1:
+            raise KeyError("rank 1")
+        distributed.all_reduce(torch.ones(1))
+
+    for _ in range(2):  # the second time with groups that were ended
+        roles = run_roles(client, {"a": (2, fail)}, framework="torch")
+        with pytest.raises(
+            RoleError, match=r"^a 1 .*failed: KeyError.*after that, a 0"
+        ):
+            roles.result()
+    until(lambda: not left_there(client))
