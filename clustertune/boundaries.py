@@ -47,10 +47,12 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     groups = grouping.of(layout)
     if groups is not None and view.goal.workload.groups:
         return _at_groups(layout, groups, view, about)
-    if any(m.label.rpartition(".")[2] == "qid" for m in layout.members):
-        return _of_groups(layout, view, about)
+    # before groups that the library knows nothing of: with other rows on a worker than
+    # on the others it does not end
     if layout is view.layouts[0] and view.goal.workload.exact_rows:
         return _exact(layout, view, about)
+    if any(m.label.rpartition(".")[2] == "qid" for m in layout.members):
+        return _of_groups(layout, view, about)
     return _anywhere(layout, view, about)
 
 
@@ -100,6 +102,8 @@ def covering(
 def remainder(layout: Layout, view: View) -> int:
     """Rows of the training data that are set aside, so that all have as many."""
     if layout is not view.layouts[0] or not view.goal.workload.exact_rows:
+        return 0
+    if view.goal.rechunk is False:  # no piece is cut, so none would be of these rows
         return 0
     total, n_workers = int(rows_of(layout.members[0]).sum()), len(view.eligible_workers)
     return total % n_workers if n_workers <= total else 0  # too few are an error

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import dask.dataframe as dd
 import numpy as np
-from dask._task_spec import List, Task, TaskRef, convert_legacy_graph
+from dask._task_spec import List, TaskRef, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.core import flatten
 from distributed import Client, Future
@@ -99,14 +99,14 @@ def _bundled(
         if x.label not in looks:
             continue
         keys = _sources(made.graph, x.collection, futures.get(x.label))
-        function = ship.function(partial(content.each, looks[x.label]))
+        look = ship.Tasks(partial(content.each, looks[x.label]))
         name = f"contents-{uuid4().hex}"
         bundles = _by_home(homes.get(x.label, range(len(keys))))
         made.pieces[x.label] = bundles
         made.graph.pieces[x.label] = [(name, i) for i in range(len(bundles))]
         for key, bundle in zip(made.graph.pieces[x.label], bundles, strict=True):
             sources = List(*(TaskRef(keys[i]) for i in bundle))
-            made.graph.tasks[key] = Task(key, function, sources)
+            made.graph.tasks[key] = look(key, sources)
     return made
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from distributed import Client, Future
@@ -32,8 +33,9 @@ async def count_rows(
     for member in members:
         for key, holder in _first_holders(member):
             asked.setdefault(addresses[holder], []).append(key)
+    counter = ship.function(probe.row_counts)
     counts = await asyncio.gather(
-        *(_ask_rows(client, *where, wanted) for where, wanted in asked.items())
+        *(_ask_rows(client, counter, *where, wanted) for where, wanted in asked.items())
     )
     rows = {key: n for found in counts for key, n in found.items()}
     return tuple(_with_rows(m, rows) for m in members)
@@ -48,7 +50,7 @@ def _first_holders(member: Member) -> list[tuple[Key, int]]:
 
 
 async def _ask_rows(
-    client: Client, address: str, approved: bool, wanted: list[Key]
+    client: Client, counter: Any, address: str, approved: bool, wanted: list[Key]
 ) -> dict[Key, int]:
     """Rows of pieces on one worker.
 
@@ -58,7 +60,7 @@ async def _ask_rows(
     found: dict[Key, int] = {}
     if approved:
         answers = await ship.on_workers(
-            client, probe.row_counts, [address], timeout=PATIENCE, keys=wanted
+            client, counter, [address], timeout=PATIENCE, keys=wanted
         )
         if isinstance(counts := answers.get(address), list):
             found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}

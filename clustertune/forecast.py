@@ -19,10 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from clustertune import workloads
+from clustertune.layouts import held as pieces_held
 from clustertune.layouts import weights
 from clustertune.memory import limit, other_bytes, unmanaged_bytes
 from clustertune.model import (
     Float64s,
+    Layout,
     Member,
     Profile,
     Unknown,
@@ -141,12 +143,26 @@ def peaks(view: View) -> dict[str | int, int]:
     divided = view.layouts[:1] if profile.eval_copies else view.layouts
     taken = np.zeros(n_workers)
     for layout in divided:
-        multiple = profile.multiple(_itemsize(layout.members[0], AS_IT_IS))
-        taken += multiple * held_bytes((layout,), n_workers)
+        size = _itemsize(layout.members[0], AS_IT_IS)
+        of_all, of_pieces = profile.parts(size)
+        held = held_bytes((layout,), n_workers)
+        taken += of_all * held + of_pieces * np.minimum(held, _in_work(layout, view))
     trains = training > 0
     base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
     total = base + _kept_bytes(view) + taken + copied * trains
     return {w.id: round(n) for w, n in zip(view.now.workers, total, strict=True)}
+
+
+def _in_work(layout: Layout, view: View) -> Float64s:
+    """Bytes on every worker of the pieces that its threads work on at a time, at most.
+
+    Pieces are taken for as large as the largest there.
+    """
+    there = pieces_held(layout, len(view.now.workers))
+    largest = np.zeros(len(view.now.workers), dtype=np.float64)
+    np.maximum.at(largest, there.worker, there.nbytes)
+    threads = [w.nthreads for w in view.now.workers]
+    return largest * np.array(threads, dtype=np.float64)
 
 
 def _fixed(view: View, change: Change) -> Float64s:

@@ -63,7 +63,7 @@ def _targets(step: Step) -> list[str]:
 
 def targets_still_run(step: Step, view: View) -> str | None:
     """A piece sent to a worker that is gone or paused would lie idle, or be lost."""
-    workers = {w.address: w for w in view.now.workers}
+    workers = view.now.by_address
     addresses = _targets(step)
     away = [a for a in addresses if a not in workers or not view.eligible(workers[a])]
     return f"{names_text(away)} no longer runs" if away else None
@@ -85,9 +85,8 @@ def thresholds_are_known(step: Step, view: View) -> str | None:
     """Filling a worker whose limits are not known might make it spill or pause."""
     if isinstance(step.args, Load):
         return None  # it has to be loaded somewhere
-    by_address = {w.address: w for w in view.now.workers}
     for address in _targets(step):
-        worker = by_address.get(address)
+        worker = view.now.by_address.get(address)
         if worker is not None and isinstance(worker.thresholds, Unknown):
             return f"thresholds of {names_text([worker.id])}: {worker.thresholds}"
     return None
@@ -123,7 +122,7 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
     """What a worker holds must have another place, and somebody must start it again."""
     if not isinstance(step.args, Restart):
         return None
-    worker = next((w for w in view.now.workers if w.address == step.args.address), None)
+    worker = view.now.by_address.get(step.args.address)
     if worker is None:
         return f"{names_text([step.args.id])} is gone, or was started again meanwhile"
     if worker.nanny is None and not step.args.retire:
@@ -163,33 +162,37 @@ def _no_parking(burden: Burden, worker: WorkerSnapshot) -> str | None:
 
 
 def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:
-    beside = [w for w in view.now.workers if w.address in restart.beside]
+    workers = view.now.by_address
+    beside = [workers[a] for a in restart.beside if a in workers]
     needed = burden.nbytes + sum(w.burden.nbytes for w in beside if w.burden)
+    free, alone = 0.0, True
     # those that were restarted before have other addresses now
-    others = [w for w in view.now.workers if w.running and w.id in restart.ceilings]
-    if not others:
+    for worker in view.now.workers:
+        if worker.running and worker.id in restart.ceilings:
+            alone = False
+            free += _space(worker, restart.ceilings[worker.id])
+        if free >= needed and not alone:  # a look at all, for each of many, takes long
+            return None
+    if alone:
         return (
             f"no other worker runs that could hold its {plural(burden.unique, 'key')} "
             f"({bytes_text(burden.nbytes)}) meanwhile: add one, or save the data first"
         )
-    rooms = [
-        # the process's memory is that of its last heartbeat, the keys are those of now
-        math.inf if not most else most - max(w.process, w.counted)
-        for w in others
-        for most in (restart.ceilings[w.id],)
-    ]
-    free = sum(max(0.0, room) for room in rooms)
-    if needed > free:
-        it = (
-            f"it and {workers_text([w.id for w in beside])} hold"
-            if beside
-            else "it holds"
-        )
-        return (
-            f"the others have room for {bytes_text(free)} below their thresholds, {it} "
-            f"{bytes_text(needed)} that nobody else does: add workers, or release data"
-        )
-    return None
+    it = f"it and {workers_text([w.id for w in beside])} hold" if beside else "it holds"
+    return (
+        f"the others have room for {bytes_text(free)} below their thresholds, {it} "
+        f"{bytes_text(needed)} that nobody else does: add workers, or release data"
+    )
+
+
+def _space(worker: WorkerSnapshot, most: int) -> float:
+    """Bytes below a ceiling of its process, 0 of which is none.
+
+    The process's memory is that of its last heartbeat, the keys are those of now.
+    """
+    if not most:
+        return math.inf
+    return max(0.0, most - max(worker.process, worker.counted))
 
 
 def size_holds_what_is_there(step: Step, view: View) -> str | None:
@@ -198,7 +201,7 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
     if not isinstance(restart, Restart) or restart.size is None:
         return None
     limit = restart.size.memory_limit
-    worker = next((w for w in view.now.workers if w.address == restart.address), None)
+    worker = view.now.by_address.get(restart.address)
     if worker is None or limit is None or isinstance(worker.thresholds, Unknown):
         return None
     target = worker.thresholds.target or worker.thresholds.spill

@@ -84,9 +84,9 @@ def homes(layout: Layout, n_workers: int) -> Int64s:
 
 
 def apart(layout: Layout, n_workers: int) -> npt.NDArray[np.bool_]:
-    """For every piece, whether no single worker holds all members of it."""
+    """For every piece with rows, whether no single worker holds all members of it."""
     codes = [
-        np.unique(member.holders[0] * n_workers + member.holders[1])
+        member.holders[0] * n_workers + member.holders[1]  # each but once
         for member in layout.members
         if member.holders is not None
     ]
@@ -94,7 +94,8 @@ def apart(layout: Layout, n_workers: int) -> npt.NDArray[np.bool_]:
     if len(codes) == len(layout.members):
         code, count = np.unique(np.concatenate(codes), return_counts=True)
         result[code[count == len(codes)] // n_workers] = False
-    return result
+    rows = layout.members[0].rows  # where there are none, nothing has to come together
+    return result if rows is None else result & (rows > 0)
 
 
 def weights(view: View) -> npt.NDArray[np.float64]:

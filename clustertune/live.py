@@ -597,7 +597,7 @@ def _is_missing_pieces(member: Member) -> bool:
     """Whether a loaded member has a piece that nobody holds."""
     if not member.loaded or member.holders is None:
         return False
-    return len(np.unique(member.holders[0])) < len(member.keys)
+    return not np.bincount(member.holders[0], minlength=len(member.keys)).all()
 
 
 def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int]:

@@ -20,8 +20,7 @@ def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
         return float(worker.memory_limit)
     if isinstance(worker.facts, Unknown):
         return worker.facts
-    beside = Counter(w.host for w in view.now.workers)[worker.host]
-    return worker.facts.host_memory / beside
+    return worker.facts.host_memory / view.now.on_host[worker.host]
 
 
 def fixed_bytes(view: View) -> Float64s:

@@ -91,17 +91,22 @@ async def identify(client: Client) -> Mapping[str, Any]:
     ConnectionLostError
         The client is closed, or its scheduler does not answer.
     """
-    scheduler: Any = client.scheduler
-    if client.status != "running" or scheduler is None:
-        raise ConnectionLostError(
-            f"the client is {client.status}, not connected; make a new one: "
-            "Client(address)"
-        )
+    scheduler = _scheduler(client)
     try:
         identity: Mapping[str, Any] = await scheduler.identity(n_workers=-1)
     except OSError as error:
         raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
     return identity
+
+
+def _scheduler(client: Client) -> Any:
+    """What calls to the scheduler are made of; of a closed client there is none."""
+    if client.status != "running" or client.scheduler is None:
+        raise ConnectionLostError(
+            f"the client is {client.status}, not connected; make a new one: "
+            "Client(address)"
+        )
+    return client.scheduler
 
 
 async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
@@ -197,7 +202,7 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
     VersionMismatchError
         The resident fails at it.
     """
-    scheduler: Any = client.scheduler
+    scheduler = _scheduler(client)
     try:
         answer = await scheduler.clustertune(method=method, **arguments)
     except OSError as error:
@@ -422,14 +427,7 @@ def _burden(numbers: Sequence[int]) -> Burden:
 async def _snapshot(
     client: Client, identity: Mapping[str, Any], found: Mapping[str, Any]
 ) -> Snapshot:
-    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
-    memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
-    facts = await _facts(client, identity["workers"])
-    workers = tuple(
-        _worker(address, entry, memory[address], facts[address], found["time"])
-        for address, entry in identity["workers"].items()
-        if address in memory  # one that left between the two calls is gone
-    )
+    workers = read(identity, found, await _facts(client, identity["workers"]))
     return Snapshot(
         time=time(),
         scheduler=identity["address"],
@@ -438,6 +436,31 @@ async def _snapshot(
         can_scale=adapters.obstacle(client.cluster, len(workers) + 1),
         can_restart=adapters.restart_obstacle(client.cluster),
         adaptive=await adapters.bounds(client.cluster),
+    )
+
+
+def read(
+    identity: Mapping[str, Any],
+    found: Mapping[str, Any],
+    facts: Mapping[str, WorkerFacts | Unknown],
+) -> tuple[WorkerSnapshot, ...]:
+    """Workers, from what scheduler and resident say, and what they know of themselves.
+
+    Parameters
+    ----------
+    identity
+        The scheduler's ``identity(n_workers=-1)``.
+    found
+        The resident's ``look``.
+    facts
+        By address.
+    """
+    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
+    memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
+    return tuple(
+        _worker(address, entry, memory[address], facts[address], found["time"])
+        for address, entry in identity["workers"].items()
+        if address in memory  # one that left between the two calls is gone
     )
 
 
@@ -453,7 +476,7 @@ def _worker(
     facts: WorkerFacts | Unknown,
     now: float,
 ) -> WorkerSnapshot:
-    process, managed, spilled, processing, counted = memory
+    process, managed, spilled, counted, processing = memory
     metrics = entry["metrics"]
     counts = metrics.get("task_counts", {})
     return WorkerSnapshot(

@@ -19,9 +19,13 @@ from clustertune.dashboard.words import found_table
 from clustertune.model import Finding
 from clustertune.remote.shares import summary
 from clustertune.report import LayoutSummary, Report, headlines
+from clustertune.shielding import policy
 from clustertune.wording import bytes_text, seconds_text
 
 LISTED = 12
+#: nothing is asked of any network, whatever text of a cluster is in it
+POLICY = f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
+TEMPLATE = page.ALONE.replace(page.STYLE, POLICY + page.STYLE)
 _WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 
@@ -42,7 +46,7 @@ def draw(report: Report) -> str:
     document = Document()
     document.js_on_event("document_ready", looks.theme(figures))
     document.add_root(Column(children=parts, stylesheets=[looks.GROUND], **_WIDE))
-    return file_html(document, INLINE, "clustertune: report", template=page.ALONE)
+    return file_html(document, INLINE, "clustertune: report", template=TEMPLATE)
 
 
 def _said(text: str) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
+    Iterator,
     Mapping,
 )
 from contextlib import aclosing
@@ -27,7 +28,16 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import arguments, checks, inputs, monitor, operations, workloads
+from clustertune import (
+    actions,
+    arguments,
+    checks,
+    inputs,
+    model,
+    monitor,
+    operations,
+    workloads,
+)
 from clustertune import playbook as playbooks
 from clustertune.diagnosis import Question, diagnose
 from clustertune.errors import (
@@ -38,11 +48,12 @@ from clustertune.errors import (
     TimedOutError,
 )
 from clustertune.inputs import COMPANIONS
-from clustertune.live import ids_of
+from clustertune.live import Asked, ids_of
 from clustertune.material import Collections, DataSets, Material
 from clustertune.model import Finding, Goal, Notify, Profile, Severity, Snapshot, View
 from clustertune.playbook import GIVEN, NAMED, ON_DATA, Limits, Playbook, Step
 from clustertune.played import BAD, Played, PlayedStep
+from clustertune.procedure import Procedure, carry_out
 from clustertune.progress import Progress
 from clustertune.report import Report
 from clustertune.settings import of_checks
@@ -53,6 +64,7 @@ logger = logging.getLogger("clustertune")
 
 LOOK = 60.0  # seconds in which the cluster must have been looked at
 EVERY = 5.0  # seconds between two diagnoses, where a look does not show a condition
+TIMEOUT = 1800.0  # seconds for an action of another package, where no step says
 
 Id = str | int
 
@@ -248,6 +260,32 @@ def at_once(limits: Limits, snapshot: Snapshot, ids: Collection[Id]) -> int:
             "touched"
         )
     return min(most, spare)
+
+
+def refuse_beyond(
+    limits: Limits, snapshot: Snapshot, steps: Collection[model.Step]
+) -> None:
+    """See that steps of an action of another package keep to the limits.
+
+    Raises
+    ------
+    RefusedError
+        They would take more workers away than may be away, or leave too few.
+    """
+    restarts = [s.args for s in steps if isinstance(s.args, model.Restart)]
+    drops = [s.args for s in steps if isinstance(s.args, model.Drop)]
+    # those that are closed for good are away together, however slowly they go
+    closed = sum(restart.retire for restart in restarts)
+    together = [1 + len(restart.beside) for restart in restarts]
+    away = max([closed, *together, *(len(drop.workers) for drop in drops)])
+    ids = {restart.id for restart in restarts}
+    ids |= {id for drop in drops for id in drop.workers.values()}
+    most = at_once(limits, snapshot, ids)
+    if away > most:
+        raise RefusedError(
+            f"{plural(away, 'worker')} would be away at the same time, and the limits "
+            f"of the playbook allow {most}; nothing was touched"
+        )
 
 
 # --- doing it -------------------------------------------------------------------------
@@ -473,6 +511,8 @@ class Playing:
             ids = ids_of(options.get("workers"), view)
             options["max_unavailable"] = at_once(self.playbook.limits, snapshot, ids)
         options |= {"dry_run": self.dry_run, "progress": self.progress}
+        if step.do in actions.others():
+            return await self._other(step.do, await self._found(), **options)
         return await self._operation(step.do, options)
 
     def _operation(self, do: str, options: dict[str, Any]) -> Awaitable[Report]:
@@ -489,6 +529,45 @@ class Playing:
         function: Callable[..., Any] = getattr(operations, do)
         called: Awaitable[Report] = function(self.client, **options)
         return called
+
+    async def _other(
+        self,
+        do: str,
+        found: tuple[Finding, ...],
+        *,
+        dry_run: bool,
+        progress: bool | Notify | None,
+        timeout: float = TIMEOUT,
+    ) -> Report:
+        """An action of another package: what it proposes, under guards and limits.
+
+        Raises
+        ------
+        ClustertuneError
+            It failed, as any code of others may; or as of every operation.
+        """
+
+        def steps(view: View, _ids: Collection[Id]) -> Iterator[model.Step]:
+            proposed = tuple(actions.others()[do].propose(found, view))
+            refuse_beyond(self.playbook.limits, view.now, proposed)
+            yield from proposed
+
+        procedure = Procedure(
+            client=self.client,
+            name=do,
+            steps=steps,
+            timeout=timeout,
+            dry_run=dry_run,
+            progress=progress,
+            asked=Asked(burdens=True),
+        )
+        try:
+            return await carry_out(procedure)
+        except ClustertuneError:
+            raise
+        except Exception as error:
+            text = printable(repr(error), longest=200)
+            raise ClustertuneError(f"the action {do} failed: {text}") from error
 
     async def _release(self, options: dict[str, Any]) -> Report:
         prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)

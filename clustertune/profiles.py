@@ -7,7 +7,7 @@ read nothing else of a library.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,11 @@ class Profile:
     # --- memory
 
     #: peak memory of the fit on a worker, as a multiple of the bytes of its data
-    #: (the data included), by the item size of the numbers
+    #: (the data included), by the item size of the numbers, with ``pieces_per_thread``
     memory_multiple: Mapping[int, float]
+    #: what of that is for intermediate results of pieces in work, one a thread, as a
+    #: multiple of the bytes of these; empty: it does not depend on the pieces
+    piece_multiple: Mapping[int, float] = field(default_factory=dict)
     #: bytes of a worker's process that has imported the library, before any data
     base_bytes: int = 0
     #: bytes of each number that the library keeps of the features; None: unknown
@@ -91,6 +94,15 @@ class Profile:
 
     def multiple(self, itemsize: int | None) -> float:
         """The multiple for this item size; for one that is not listed, the largest."""
-        if itemsize is not None and itemsize in self.memory_multiple:
-            return self.memory_multiple[itemsize]
-        return max(self.memory_multiple.values())
+        return _multiple(self.memory_multiple, itemsize)
+
+    def parts(self, itemsize: int | None) -> tuple[float, float]:
+        """The multiples of all pieces, and of those in work beside."""
+        of_pieces = _multiple(self.piece_multiple, itemsize)
+        return self.multiple(itemsize) - of_pieces / self.pieces_per_thread, of_pieces
+
+
+def _multiple(known: Mapping[int, float], itemsize: int | None) -> float:
+    if itemsize is not None and itemsize in known:
+        return known[itemsize]
+    return max(known.values(), default=0.0)

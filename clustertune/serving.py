@@ -17,7 +17,6 @@ from typing import Any
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.server.server import BaseServer
-from bokeh.server.tornado import BokehTornado
 from bokeh.server.util import create_hosts_allowlist
 from distributed import Client
 from tornado.httpserver import HTTPServer
@@ -30,6 +29,7 @@ from clustertune.errors import (
     ClustertuneError,
     ConnectionLostError,
 )
+from clustertune.shielding import Shielded, names
 from clustertune.wording import seconds_text
 
 CONNECT = 10.0  # seconds
@@ -54,17 +54,26 @@ class Source:
         self._seen: float | None = None  # epoch seconds
         self._asked = self._tried = -AGAIN  # monotonic
         self._turn = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def read(self) -> State:
         """The page state of now; the last one where the scheduler is gone."""
         async with self._turn:
-            if monotonic() - self._asked >= FRESH:
-                await self._look()
+            if monotonic() - self._asked >= FRESH and not self._closed:
+                self._looking = asyncio.ensure_future(self._look())
+                await asyncio.wait([self._looking])
+                if not self._looking.cancelled():
+                    self._looking.result()
                 self._asked = monotonic()
         return self._state
 
     async def close(self) -> None:
-        """Let the cluster go."""
+        """Let the cluster go, also where it is just being connected to."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         if self._client is not None:
             await self._client.close()
 
@@ -174,8 +183,9 @@ async def serving(
     port = listening.getsockname()[1]
     application = Application(FunctionHandler(partial(page.build, read=source.read)))
     own = [f"{host}:{port}" for host in {address, "localhost"}]
-    tornado = BokehTornado(
+    tornado = Shielded(
         application,
+        hosts=names(address, origins),
         extra_websocket_origins=create_hosts_allowlist([*own, *origins], port),
     )
     http = HTTPServer(tornado)

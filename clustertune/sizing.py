@@ -225,7 +225,7 @@ def size(
     wanted = {
         "eval_fraction": arguments.fraction("eval_fraction", eval_fraction, zero=True),
         "memory_fraction": arguments.fraction("memory_fraction", memory_fraction),
-        "alone": settings.of_checks()["one_machine"]["alone"],
+        "alone": settings.of_check("one_machine", "alone"),
     }
     n_hosts = arguments.count("n_hosts", n_hosts)
     if parquet is None:

@@ -7,8 +7,10 @@ for a diagnosis and not while a cluster is watched.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +218,17 @@ class Survey:
     packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The cluster at one moment."""
+    """The cluster at one moment.
+
+    Attributes
+    ----------
+    by_address : mapping
+        Its workers.
+    on_host : mapping
+        How many of them each host has.
+    """
 
     time: float  # epoch seconds
     scheduler: str  # its address
@@ -232,6 +242,14 @@ class Snapshot:
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: it was not asked
     holdings: tuple[Holding, ...] | None = None  # None: it was not asked
+
+    @cached_property
+    def by_address(self) -> Mapping[str, WorkerSnapshot]:
+        return {w.address: w for w in self.workers}
+
+    @cached_property
+    def on_host(self) -> Mapping[str, int]:
+        return Counter(w.host for w in self.workers)
 
 
 # --- the past -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 from clustertune import adapters, monitor, resizing
 from clustertune.errors import ScaleError
 from clustertune.lease import Lease
-from clustertune.model import Bounds, Drop, Notify, Restart, Result, Trim
+from clustertune.model import Bounds, Drop, Key, Notify, Restart, Result, Trim
 from clustertune.remote import keys, park, ship
 from clustertune.remote import trim as trimming
 from clustertune.wording import bytes_text, names_text, plural, printable
@@ -35,6 +35,7 @@ class Staff:
         self.client = lease.client
         self.lease = lease
         self.bounds: tuple[int, float] | None = None
+        self._packed: tuple[Any, list[Any]] = ((), [])  # of the restart before this one
 
     # --- how many ---------------------------------------------------------------------
 
@@ -145,18 +146,20 @@ class Staff:
         others = {a: i for a, i in ids.items() if i in restart.ceilings}
         verb = "closing" if restart.retire else "restarting"
         what = f"{verb} worker {names_text([restart.id])}"
-        state = await self.lease.job(
-            "restart_worker",
-            lambda state: notify(f"{what}: {state['doing']}", None),
-            address=restart.address,
-            collections=[keys.pack(names) for names in restart.collections],
-            workers=list(others),
-            ceilings=[restart.ceilings[i] for i in others.values()],
-            wait=restart.wait,
-            timeout=restart.timeout,
-            retire=restart.retire,
-            parking=ship.pickled(park.open_parking) if restart.parking else b"",
-        )
+        away = () if restart.retire else (restart.id,)
+        with adapters.expecting(self.client.cluster, away):
+            state = await self.lease.job(
+                "restart_worker",
+                lambda state: notify(f"{what}: {state['doing']}", None),
+                address=restart.address,
+                collections=self._pack(restart.collections),
+                workers=list(others),
+                ceilings=[restart.ceilings[i] for i in others.values()],
+                wait=restart.wait,
+                timeout=restart.timeout,
+                retire=restart.retire,
+                parking=ship.pickled(park.open_parking) if restart.parking else b"",
+            )
         back += [state["address"]] if state["address"] else []
         way = "away" if restart.retire else "away and back"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
@@ -166,16 +169,24 @@ class Staff:
         undone = "; ".join(filter(None, [state["error"], lost]))
         return Result(nbytes=state["nbytes"], undone=undone, said=said)
 
+    def _pack(self, collections: tuple[tuple[Key, ...], ...]) -> list[Any]:
+        """Packed once for all workers that are restarted one after the other."""
+        if self._packed[0] is not collections:
+            self._packed = collections, [keys.pack(names) for names in collections]
+        return self._packed[1]
+
     async def drop(self, drop: Drop, notify: Notify) -> Result:
         """Restart all workers at once; cancelled while it waits, nothing is lost."""
-        state = await self.lease.job(
-            "drop",
-            lambda state: notify(str(state["doing"]), None),
-            owner=self.client.id,
-            others=drop.include_other_clients,
-            wait=drop.wait,
-            timeout=drop.timeout,
-        )
+        away = tuple(drop.workers.values())
+        with adapters.expecting(self.client.cluster, away):
+            state = await self.lease.job(
+                "drop",
+                lambda state: notify(str(state["doing"]), None),
+                owner=self.client.id,
+                others=drop.include_other_clients,
+                wait=drop.wait,
+                timeout=drop.timeout,
+            )
         if state["error"]:
             return Result(nbytes=0, undone=printable(state["error"], longest=500))
         nbytes = bytes_text(state["nbytes"])

@@ -90,7 +90,8 @@ class MemoryCluster:
     most
         How many workers it can be scaled to.
     fault
-        Called with the cluster before each key is moved; may remove or pause workers.
+        Called with the cluster before each key is loaded, moved or made; may remove or
+        pause workers.
     overhead
         Seconds that a task takes beside its work; None: it cannot be told.
     values
@@ -151,7 +152,7 @@ class MemoryCluster:
     def kill(self, address: str) -> None:
         """The worker is gone; pieces that only it held are computed elsewhere again."""
         del self.workers[address]
-        refuge = next(iter(self.workers))
+        refuge = self._refuge()
         for places in self.homes.values():
             for holders in places:
                 if holders:
@@ -201,9 +202,10 @@ class MemoryCluster:
                     wanted = [addresses[i] for i in target.tolist()]
                 else:
                     wanted = [load.workers[i] for i in target.tolist()]
-                self.homes[m.label] = [
-                    {a if a in self.workers else addresses[0]} for a in wanted
-                ]
+                places = self.homes[m.label] = []
+                for address in wanted:
+                    self._strike()
+                    places.append({self._there(address)})
         self.layouts = tuple(
             replace(x, members=tuple(_loaded(m) for m in x.members))
             for x in self.layouts
@@ -241,13 +243,11 @@ class MemoryCluster:
 
     async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
         self.calls.append(f"reorder {len(reorder.rows)}")
-        if self.fault is not None:
-            for _ in reorder.rows:
-                self.fault(self)
-        before, running = self.moved, {a for a, w in self.workers.items() if w.running}
-        refuge = next(iter(self.workers))
+        for _ in reorder.rows:
+            self._strike()
+        before = self.moved
         wanted = [reorder.workers[i] for i in reorder.targets.tolist()]
-        homes = [{a if a in running else refuge} for a in wanted]
+        homes = [{self._there(a)} for a in wanted]
         number = next(
             i for i, x in enumerate(self.layouts) if x.label == reorder.layout
         )
@@ -280,38 +280,22 @@ class MemoryCluster:
         self.calls.append(f"restart {restart.id}")
         tried = self.goal.restarted | {restart.id}
         self.goal = replace(self.goal, restarted=tried)
-        before = self.workers.pop(restart.address)
-        if restart.retire:
-            return self._retired(restart)
-        new = replace(
-            before, address=f"{before.address}'", process=before.managed + FRESH
-        )
-        self.workers[new.address] = new
-        self._foreign[new.address] = self._foreign.pop(restart.address)
-        moved = 0
-        for m in (m for x in self.layouts for m in x.members if m.loaded):
-            assert m.nbytes is not None
-            for i, holders in enumerate(self.homes[m.label]):
-                if restart.address in holders:
-                    holders.remove(restart.address)
-                    if not holders:  # away, and home again
-                        holders.add(new.address)
-                        moved += 2 * int(m.nbytes[i])
-        self.moved += moved
-        return Result(nbytes=moved, said="lost 0")
-
-    def _retired(self, restart: Restart) -> Result:
-        others = [a for a, w in self.workers.items() if w.id in restart.ceilings]
-        moved = 0
-        for m in (m for x in self.layouts for m in x.members if m.loaded):
-            assert m.nbytes is not None
-            for i, holders in enumerate(self.homes[m.label]):
-                holders.discard(restart.address)
-                if not holders:
-                    holders.add(others[0])
-                    moved += int(m.nbytes[i])
-        self.moved += moved
-        return Result(nbytes=moved, said="lost 0")
+        if restart.address not in self.workers:
+            return Result(nbytes=0, undone="it is gone")
+        before, old = self.moved, self.workers[restart.address]
+        self.workers[old.address] = replace(old, status="closing_gracefully")
+        away = self._emptied(restart)
+        if self.workers.pop(old.address, None) is None:
+            return Result(nbytes=self.moved - before, undone="it is gone")
+        if not restart.retire:
+            new = f"{old.address}'"
+            self.workers[new] = replace(old, address=new, process=old.managed + FRESH)
+            self._foreign[new] = self._foreign.pop(old.address, 0)
+            self._bring_home(away, old.address, new)
+        elif any({old.address} == h for places in self.homes.values() for h in places):
+            self.workers[old.address] = old
+            return Result(nbytes=self.moved - before, undone="no other worker runs")
+        return Result(nbytes=self.moved - before, said="lost 0")
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         self.calls.append(f"trim {len(trim.workers)}")
@@ -335,12 +319,59 @@ class MemoryCluster:
 
     # --- inside -----------------------------------------------------------------------
 
-    def _move(self, move: Move, i: int, addresses: Sequence[str]) -> str:
-        """Copy, confirm, drop, for one key; why not, if not."""
+    def _strike(self) -> None:
         if self.fault is not None:
             self.fault(self)
+
+    def _refuge(self) -> str:
+        """Where Dask would compute something again."""
+        running = (a for a, w in self.workers.items() if w.running)
+        return next(running, next(iter(self.workers)))
+
+    def _there(self, address: str) -> str:
+        """That worker, if it runs; else where it would be made instead."""
+        return address if self._runs(address) else self._refuge()
+
+    def _emptied(self, restart: Restart) -> list[tuple[Member, int]]:
+        """What the worker alone held: it goes to another, or stays with its nanny."""
+        others = [a for a, w in self.workers.items() if w.id in restart.ceilings]
+        away = []
+        for m in (m for x in self.layouts for m in x.members if m.loaded):
+            for i, holders in enumerate(self.homes[m.label]):
+                if holders == {restart.address}:
+                    self._strike()
+                running = (a for a in others if self._runs(a))
+                if holders == {restart.address}:  # and it was not killed meanwhile
+                    away.append((m, i))
+                    self.homes[m.label][i] = {next(running, restart.address)}
+                    self._count(m, i)
+                holders.discard(restart.address)
+        return away
+
+    def _bring_home(self, away: list[tuple[Member, int]], old: str, new: str) -> None:
+        for places in self.homes.values():
+            for holders in places:
+                if old in holders:  # its nanny has it, and gives it back
+                    holders.remove(old)
+                    holders.add(new)
+        for m, i in away:
+            self._strike()
+            if new in self.workers and self.homes[m.label][i] != {new}:
+                self.homes[m.label][i] = {new}
+                self._count(m, i)
+
+    def _runs(self, address: str) -> bool:
+        return address in self.workers and self.workers[address].running
+
+    def _count(self, m: Member, i: int) -> None:
+        assert m.nbytes is not None
+        self.moved += int(m.nbytes[i])
+
+    def _move(self, move: Move, i: int, addresses: Sequence[str]) -> str:
+        """Copy, confirm, drop, for one key; why not, if not."""
+        self._strike()
         target = addresses[int(move.targets[i])]
-        if target not in self.workers or not self.workers[target].running:
+        if not self._runs(target):
             return f"{target} is gone or paused"
         found = next(
             m for x in self.layouts for m in x.members if m.label == move.label
@@ -362,13 +393,10 @@ class MemoryCluster:
         old, blocks = self.contents[m.label], m.column_blocks
         new: list[list[Row]] = [[] for _ in recut.rows]
         nbytes = np.zeros(len(recut.rows), dtype=np.int64)
-        if self.fault is not None:
-            for _ in recut.rows:
-                self.fault(self)
-        refuge = next(iter(self.workers))
-        running = {a for a, w in self.workers.items() if w.running}
+        for _ in recut.rows:
+            self._strike()
         wanted = [recut.workers[i] for i in recut.targets.tolist()]
-        homes = [{a if a in running else refuge} for a in wanted]
+        homes = [{self._there(a)} for a in wanted]
         columns = (cut.new, cut.key, cut.start, cut.stop)
         for piece, key, start, stop in zip(*(c.tolist() for c in columns), strict=True):
             if key % blocks == 0:

@@ -142,6 +142,8 @@ def sizing(run: Record) -> Sizing | Unknown:
 
 # --- what if --------------------------------------------------------------------------
 
+SHORTEST = 1e-3  # seconds that anything worth the name of a fit takes
+LEAST_CPUS = 0.01  # that a cgroup's quota can be
 KINDS = 3  # of clusters that must have been seen: as many as the model has parts
 
 
@@ -306,8 +308,8 @@ def comparable(records: Records) -> list[Record]:
     fits = [
         r
         for r in records
-        if r.kind == "fit" and r.status == "done" and r.seconds > 0
-        if r.workers and r.threads
+        if r.kind == "fit" and r.status == "done" and r.seconds > SHORTEST
+        if min(r.workers or 0, r.threads or 0) > 0 and (r.host_cpus or 1) > LEAST_CPUS
     ]
     if not fits:
         return []

@@ -54,6 +54,22 @@ def test_pieces_that_suit_stay():
     assert boundaries.new_rows(data, at, []).tolist() == [6, 4, 4, 6]
 
 
+def test_exact_rows_where_groups_are_given():
+    """A library that needs the one knows nothing of the other: what is set aside is a
+    piece of its own, and not the last one of those that there were."""
+    data = layout([1, 1, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1], ("X", "y", "qid"))
+    at = seen(data, needs=EXACT, tolerance=0.0)
+    assert boundaries.remainder(data, at) == boundaries.new_rows(data, at, [])[-1] == 1
+
+
+def test_nothing_is_set_aside_of_what_is_not_cut():
+    """Else it would be the last piece, whatever rows that has."""
+    data = layout([4, 5], [0, 1])
+    at = seen(data, needs=EXACT, tolerance=0.0, rechunk=False)
+    assert boundaries.remainder(data, at) == 0
+    assert boundaries.new_rows(data, at, []).tolist() == [4, 5]
+
+
 def test_eval_sets_need_not_be_exact():
     """Nothing of them is set aside."""
     valid = layout([7], [0], ("Xv", "yv"), label="eval_set[0]")

@@ -123,3 +123,19 @@ def test_fullest():
     """By shares: a worker with three threads may have three times the rows."""
     assert fullest(array(5, 5, 5, 5), np.array([1.0, 3.0])) == 1.0
     assert fullest(array(5, 5, 5), np.array([1.0, 1.0, 0.0])) == pytest.approx(4 / 3)
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=40).filter(any),
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 4.0]), min_size=1, max_size=8).filter(any),
+)
+def test_fullest_gives_each_piece_to_the_least_full(
+    rows: list[int], claims: list[float]
+) -> None:
+    """As it is written: of all workers, for each piece."""
+    claim = np.array([c for c in claims if c])
+    shares = sum(rows) * claim / claim.sum()
+    loads = np.zeros(len(shares))
+    for n in sorted(rows, reverse=True):
+        loads[((loads + n) / shares).argmin()] += n
+    assert fullest(array(*rows), np.array(claims)) == (loads / shares).max()

@@ -115,6 +115,24 @@ def test_peaks_are_of_the_data_where_it_lies() -> None:
     assert forecast.peaks(seen) == {0: 250 + 600 + 30, "b": 100}
 
 
+def test_intermediate_results_are_of_pieces_in_work() -> None:
+    """One a thread, however many there are; the largest count."""
+    profile = replace(TRIPLE, piece_multiple={8: 3.0}, pieces_per_thread=2)
+    some = [small(0, process=300, managed=200), small("b", nthreads=2)]
+
+    def peak(*nbytes: int) -> int:
+        one = layout(list(nbytes), [0] * len(nbytes), ["X"], {"X": 1})
+        return forecast.peaks(view(some, [one], workload=profile))[0]
+
+    assert peak(100, 100) == 100 + 600
+    assert peak(200) == 100 + 300 + 600
+    assert peak(50, 50, 50, 50) == 100 + 300 + 150
+    assert peak(100, 50, 50) == 100 + 300 + 300
+    some[0] = replace(some[0], nthreads=3)
+    assert peak(50, 50, 50, 50) == 100 + 300 + 450
+    assert peak(150, 50) == 100 + 300 + 600
+
+
 def test_a_report_keeps_it() -> None:
     """Ids stay what they are, through JSON too."""
     report = Report(status="fine", seconds=1.0, forecast={0: 5, "0": 7})

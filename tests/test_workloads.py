@@ -350,6 +350,7 @@ def test_what_is_taken(workload: str, given: list[str]) -> None:
         ("kmeans", ["eval_set"], r"KMeans takes no eval_set=, only X and y"),
         ("xgboost_rank", [], r"learns from groups of rows; give qid="),
         ("lightgbm_rank", ["sample_weight"], r"learns from groups .*; give qid="),
+        ("torch_ddp", ["qid"], r"exactly as many rows on every worker, which cuts thr"),
     ],
 )
 def test_what_is_not_taken(workload: str, given: list[str], text: str) -> None:

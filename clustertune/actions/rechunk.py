@@ -358,7 +358,8 @@ def _by_neighbours(
     """
     piece, worker, amount = held
     number, n_workers = np.arange(len(rows)), int(worker.max(initial=0)) + 1
-    codes = np.unique(piece[amount > 0] * n_workers + worker[amount > 0])
+    codes = np.sort(piece[amount > 0] * n_workers + worker[amount > 0])
+    codes = codes[np.diff(codes, prepend=-1) > 0]
     holders = np.bincount(codes // n_workers, minlength=len(rows))
     home = np.full(len(rows), -1, dtype=np.int64)
     home[codes // n_workers] = codes % n_workers

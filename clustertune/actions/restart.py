@@ -11,7 +11,7 @@ nanny meanwhile, in memory and on disk as there is room.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from clustertune.model import (
@@ -82,15 +82,44 @@ def steps(
     parking worker is brought back first.
     """
     groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
+    lines = {
+        w.id: ceiling(w)
+        for w in view.now.workers
+        if w.running and not isinstance(w.thresholds, Unknown)
+    }
     for worker in view.now.workers:
         if worker.parking and worker.burden is not None:
-            yield _brought_back(worker, view, groups, wait, timeout)
+            yield _brought_back(worker, lines, groups, wait, timeout)
     real = [w for w in view.now.workers if not w.parking]
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
     for batch in _batches(going, at_once(most, len(real))):
+        ceilings = Others(lines, frozenset(w.id for w in batch))
         for worker in batch:
-            step = _step(worker, view, groups, batch, wait, timeout)
+            step = _step(worker, ceilings, groups, batch, wait, timeout)
             yield step if size is None else _resized(step, worker, size)
+
+
+class Others(Mapping[str | int, int]):
+    """Ceilings by id, but for those of workers that are away.
+
+    A dictionary for each of many steps would have all the others, each time.
+    """
+
+    def __init__(
+        self, every: Mapping[str | int, int], away: Collection[str | int]
+    ) -> None:
+        self._every, self._away = every, away
+
+    def __getitem__(self, id: str | int) -> int:
+        if id in self._away:
+            raise KeyError(id)
+        return self._every[id]
+
+    def __iter__(self) -> Iterator[str | int]:
+        return (id for id in self._every if id not in self._away)
+
+    def __len__(self) -> int:
+        return len(self._every) - sum(id in self._every for id in self._away)
 
 
 def at_once(most: float, count: int) -> int:
@@ -129,21 +158,15 @@ def _resized(step: Step, worker: WorkerSnapshot, size: Size) -> Step:
 
 def _step(
     worker: WorkerSnapshot,
-    view: View,
+    ceilings: Mapping[str | int, int],
     groups: tuple[tuple[Key, ...], ...],
     batch: list[WorkerSnapshot],
     wait: float,
     timeout: float,
 ) -> Step:
-    away = {w.id for w in batch}
     burden = worker.burden
     nbytes = None if burden is None else 2 * burden.nbytes
     known = nbytes is not None and worker.bandwidth > 0
-    ceilings = {
-        w.id: ceiling(w)
-        for w in view.now.workers
-        if w.running and w.id not in away and not isinstance(w.thresholds, Unknown)
-    }
     what = ""
     if burden is not None and burden.unique:
         where = "go to the others" if ceilings else "are parked in its nanny"
@@ -176,13 +199,14 @@ def _step(
 
 def _brought_back(
     worker: WorkerSnapshot,
-    view: View,
+    lines: Mapping[str | int, int],
     groups: tuple[tuple[Key, ...], ...],
     wait: float,
     timeout: float,
 ) -> Step:
     """A parking worker that an earlier restart had to leave: emptied, then closed."""
-    step = _step(worker, view, groups, [worker], wait, timeout)
+    others = Others(lines, frozenset((worker.id,)))
+    step = _step(worker, others, groups, [worker], wait, timeout)
     assert isinstance(step.args, Restart)
     assert worker.burden is not None
     unique, nbytes = worker.burden.unique, worker.burden.nbytes

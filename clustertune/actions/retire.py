@@ -35,9 +35,9 @@ def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator
     there = [w for w in view.now.workers if w.status in ("running", "paused")]
     least = sorted(there, key=_weight)
     going = least[: max(0, len(there) - n_workers)]
-    stay = {w.id for w in there} - {w.id for w in going}
-    for step in restart.steps(view, {w.id for w in going}, wait=wait):
-        yield _retired(step, view, stay)
+    leaving = frozenset(w.id for w in going)
+    for step in restart.steps(view, leaving, wait=wait):
+        yield _retired(step, view, leaving)
 
 
 def _weight(worker: WorkerSnapshot) -> tuple[int, int, str]:
@@ -47,11 +47,10 @@ def _weight(worker: WorkerSnapshot) -> tuple[int, int, str]:
     return *held, str(worker.id)
 
 
-def _retired(step: Step, view: View, stay: set[str | int]) -> Step:
+def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
     assert isinstance(step.args, Restart)
     id = step.args.id
-    worker = next(w for w in view.now.workers if w.id == id)
-    burden = worker.burden
+    burden = view.now.by_address[step.args.address].burden
     what = ""
     if burden is not None and burden.unique:
         what = (
@@ -69,7 +68,7 @@ def _retired(step: Step, view: View, stay: set[str | int]) -> Step:
             step.args,
             retire=True,
             parking=False,
-            ceilings={i: n for i, n in step.args.ceilings.items() if i in stay},
+            ceilings=restart.Others(step.args.ceilings, leaving),
         ),
     )
 

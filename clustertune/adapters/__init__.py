@@ -19,6 +19,10 @@ the object's methods wait. None imports a manager's library before the user has.
 One whose manager can destroy a cluster and make it anew also has ``sizes(cluster)``
 (what can be asked for, or None if it does not say) and ``recreate(cluster, wanted)``
 (waits, and returns the new cluster object); neither is called in an event loop.
+
+Other packages add adapters through the entry point group ``clustertune.adapters``: the
+entry's name is the manager's, its value the module. They are asked after those here,
+but for ``spec_cluster``, which takes whatever is a ``SpecCluster``.
 """
 
 from __future__ import annotations
@@ -28,14 +32,22 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, cast
 
 from distributed import Client
 
+from clustertune import plugins
 from clustertune.errors import ScaleError
 from clustertune.model import Size, Unknown
 from clustertune.wording import bytes_text, plural, printable
@@ -102,11 +114,19 @@ class Recreator(Protocol):
 @cache
 def available() -> Mapping[str, Adapter]:
     """Every adapter by its name, the most general last."""
-    names = {info.name for info in pkgutil.iter_modules(__path__)} - {MOST_GENERAL}
-    return {
-        name: importlib.import_module(f"{__name__}.{name}")
-        for name in (*sorted(names), MOST_GENERAL)
+    own: dict[str, Any] = {
+        info.name: importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
     }
+    most_general = {MOST_GENERAL: own.pop(MOST_GENERAL)}
+    return {**own, **_others(), **most_general}
+
+
+def _others() -> Mapping[str, Any]:
+    """Those of other packages; none takes the name of one that is here."""
+    here = {info.name for info in pkgutil.iter_modules(__path__)}
+    found = plugins.of("adapters")
+    return {name: found[name] for name in found if name not in here}
 
 
 def attachable() -> Mapping[str, Attach]:
@@ -129,7 +149,7 @@ async def attach(kind: str, name: str, stack: AsyncExitStack) -> Client:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{kind}:{name} needs a library that is not installed ({error}); "
-            f"pip install {LIBRARIES[kind]}"
+            f"pip install {LIBRARIES.get(kind, kind)}"
         ) from error
 
 
@@ -183,6 +203,13 @@ async def retired(cluster: Any, id: str | int) -> None:
     adapter = find(cluster)
     if adapter is not None:
         await adapter.retired(cluster, id)
+
+
+def expecting(cluster: Any, ids: Collection[str | int]) -> AbstractContextManager[None]:
+    """Keep a cluster object from giving workers up that are restarted meanwhile."""
+    own = getattr(find(cluster), "expecting", None)
+    found: AbstractContextManager[None] = nullcontext()
+    return found if own is None else own(cluster, ids)
 
 
 def restart_obstacle(cluster: Any) -> str | None:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from clustertune.adapters import is_instance, settled
 from clustertune.adapters.spec_cluster import adapt as adapt
 from clustertune.adapters.spec_cluster import bounds as bounds
+from clustertune.adapters.spec_cluster import expecting as expecting
 from clustertune.adapters.spec_cluster import obstacle as obstacle
 from clustertune.model import Size
 from clustertune.wording import plural

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from distributed.deploy.spec import SpecCluster
@@ -10,6 +11,9 @@ from distributed.deploy.spec import SpecCluster
 from clustertune.adapters import settled
 from clustertune.errors import ScaleError
 from clustertune.model import Size
+
+NAMES = 10_000  # that are looked through, of workers to come
+EXPECTED = "clustertune://restarting/"  # instead of an address, before a name
 
 
 def matches(cluster: Any) -> bool:
@@ -94,7 +98,42 @@ def _with(spec: Mapping[str, Any], size: Size) -> dict[str, Any]:
     return {**spec, "options": options}
 
 
+@contextmanager
+def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None]:
+    """Have it see these workers meanwhile, though they are away for a moment.
+
+    It gives a worker up for good, and closes its nanny, that is not there when it looks
+    15 s (``distributed.deploy.lost-worker-timeout``) after one of that name went: if a
+    restart takes that long, or another one has been so long before.
+    """
+    workers = cluster.scheduler_info["workers"]
+    marks = {
+        f"{EXPECTED}{entry['name']}": entry
+        for entry in list(workers.values())
+        if entry["name"] in ids
+    }
+    workers.update(marks)
+    try:
+        yield
+    finally:  # of what is known by then: it may have been read anew
+        for mark in marks:
+            cluster.scheduler_info["workers"].pop(mark, None)
+
+
 async def retired(cluster: SpecCluster, id: str | int) -> None:
     """Forget it: the next ``scale`` would start it again."""
     if cluster.worker_spec.pop(id, None) is not None:
+        _use_up(cluster, id)
         await settled(cluster.scale(len(cluster.worker_spec)))
+
+
+def _use_up(cluster: SpecCluster, id: str | int) -> None:
+    """Have new workers get other names than this one.
+
+    A worker that is closing, which can take seconds, has its name still; the cluster
+    object starts none of a name that it has, and does not look again.
+    """
+    for number in range(cluster._i, cluster._i + NAMES):
+        if cluster._new_worker_name(number) == id:
+            cluster._i = number + 1
+            return

@@ -16,13 +16,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from clustertune import plugins
 from clustertune.model import Finding, Severity, View
 from clustertune.wording import printable
 
@@ -34,8 +35,7 @@ def available() -> Mapping[str, ModuleType]:
         info.name: importlib.import_module(f"{__name__}.{info.name}")
         for info in pkgutil.iter_modules(__path__)
     }
-    others = {e.name: e.load() for e in entry_points(group="clustertune.checks")}
-    return dict(sorted({**others, **own}.items()))
+    return dict(sorted({**plugins.of("checks"), **own}.items()))
 
 
 def remedy(check: ModuleType) -> str:
@@ -173,6 +173,8 @@ def _refuse_type(setting: str, value: Any, default: Any) -> None:
         right, kind = isinstance(value, bool), "True or False"
     else:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        right, kind = number and value >= 0, "a number of at least 0"
+        # a whole number that is too large for a float is none to reckon with
+        most = float("inf") if isinstance(value, float) else sys.float_info.max
+        right, kind = number and 0 <= value <= most, "a number of at least 0"
     if not right:
         raise ValueError(f"{setting}={value!r} must be {kind}, like {default!r}")

@@ -68,7 +68,9 @@ def with_later(command: Callable[..., None]) -> Callable[..., None]:
         *args: Any, between_runs: bool = False, stay: bool = False, **others: Any
     ) -> None:
         wrong = _NOT_LATER if between_runs else _LATER_ONLY
-        given = [name for name in wrong if _is_given(name)]
+        # a plan has an option of its own that is called like one of these
+        own = {*others, "stay"}
+        given = [name for name in wrong if name in own and _is_given(name)]
         if given:
             option = "--if" if given[0] == "condition" else _spelled(given[0])
             raise click.UsageError(

@@ -24,11 +24,10 @@ import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from clustertune import estimators
+from clustertune import estimators, plugins
 from clustertune.model import Profile
 
 
@@ -67,7 +66,7 @@ def available() -> Mapping[str, ModuleType]:
         importlib.import_module(f"{__name__}.{info.name}")
         for info in pkgutil.iter_modules(__path__)
     ]
-    others = [e.load() for e in entry_points(group="clustertune.workloads")]
+    others = plugins.of("workloads").values()
     every = {module.PROFILE.name: module for module in (*others, *own)}
     return dict(sorted(every.items()))
 
@@ -129,6 +128,12 @@ def refuse(profile: Profile, given: Collection[str]) -> None:
                 f"{profile.title} takes no {' and no '.join(wrong)}, only "
                 f"{allowed or 'X and y'}; leave it out, or name another workload"
             )
+    if profile.exact_rows and "qid" in given:
+        raise ValueError(
+            f"{profile.title} needs exactly as many rows on every worker, which cuts "
+            "through groups of rows (qid=); leave qid out, or give it as a column of X "
+            "if groups may be cut"
+        )
     if profile.groups and "qid" not in given:
         raise ValueError(
             f"{profile.title} learns from groups of rows; give qid=, the group of "

@@ -13,15 +13,15 @@ from clustertune.profiles import Profile
 PROFILE = Profile(
     name="kmeans",
     title="dask-ml KMeans",
-    memory_multiple={4: 2.3, 8: 1.5},
-    base_bytes=290 * 2**20,
+    memory_multiple={4: 2.1, 8: 1.1},
+    piece_multiple={4: 2.1, 8: 0.1},
+    base_bytes=382 * 2**20,
     pieces_per_thread=2,
     max_pieces_per_thread=16,
     random_order=False,
     packages=("dask-ml",),
     takes=(),
-    source="measured with dask-ml 2025.1: 2.5 (float32) or 0.4 pieces beside the data "
-    "for each thread, and the distances of k centres, at two pieces a thread",
+    source="measured with dask-ml 2025.1, 8 centres, 1, 2 and 8 pieces a thread",
 )
 
 

@@ -1,8 +1,9 @@
 """TensorFlow's ``MultiWorkerMirroredStrategy``: one process of it on each worker.
 
-All workers take each step together, so every worker gets exactly as many rows. Switch
-off auto-sharding, which would have each worker drop most of its own rows. Not tested:
-taken from TensorFlow's documentation.
+All workers take each step together, so every worker gets exactly as many rows.
+``training.run_roles`` sets it up, and docs/deep-learning.md has an example. Of a
+dataset that is distributed, each worker drops most of its own rows: switch
+auto-sharding off.
 """
 
 from __future__ import annotations

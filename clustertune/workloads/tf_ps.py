@@ -1,8 +1,7 @@
-"""TensorFlow's ``ParameterServerStrategy``: workers train, parameter servers do not.
+"""TensorFlow with parameter servers: workers train, parameter servers do not.
 
 Steps are not taken together, so rows may be uneven. A parameter server holds no data:
-name the workers that train in ``workers=``. Not tested: taken from TensorFlow's
-documentation.
+name the workers that train in ``workers=``, or have ``training.run_roles`` place it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,6 @@ from clustertune.workloads import tf_mirrored
 PROFILE = replace(
     tf_mirrored.PROFILE,
     name="tf_ps",
-    title="TensorFlow ParameterServerStrategy",
+    title="TensorFlow with parameter servers",
     exact_rows=False,
 )

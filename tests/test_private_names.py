@@ -1,0 +1,399 @@
+"""Names of Dask's that are no public interface: where one is gone, it is said which.
+
+Other tests fail then too, but of what they were about. Here it is said which
+modules need it. ``docs/design.md`` says what pins what the names do.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+from distributed import LocalCluster, Nanny, wait
+from distributed.deploy.spec import SpecCluster
+from distributed.utils_test import gen_cluster
+
+import clustertune
+
+PACKAGE = Path(clustertune.__path__[0])
+TABLE = (
+    (PACKAGE.parent / "docs" / "design.md").read_text().partition("## Private names")[2]
+)
+
+#: of things in a scheduler's process, by what they are
+SCHEDULER = {
+    "scheduler": (
+        "_replica_lock",
+        "_tick_interval_observed",
+        "aliases",
+        "client_desires_keys",
+        "client_releases_keys",
+        "clients",
+        "extensions",
+        "get_events",
+        "handle_worker_status_change",
+        "handlers",
+        "log_event",
+        "plugins",
+        "queued",
+        "remove_worker",
+        "report",
+        "request_acquire_replicas",
+        "restart",
+        "restart_workers",
+        "retire_workers",
+        "rpc",
+        "running",
+        "task_prefixes",
+        "tasks",
+        "transition_counter",
+        "transitions",
+        "unrunnable",
+        "worker_ttl",
+        "workers",
+    ),
+    "worker's state": (
+        "actors",
+        "executing",
+        "has_what",
+        "host",
+        "last_seen",
+        "memory",
+        "memory_limit",
+        "metrics",
+        "nanny",
+        "nbytes",
+        "nthreads",
+        "processing",
+        "status",
+    ),
+    "worker's memory": (
+        "managed",
+        "process",
+        "spilled",
+        "unmanaged",
+    ),
+    "task's state": (
+        "actor",
+        "annotations",
+        "loose_restrictions",
+        "nbytes",
+        "prefix",
+        "processing_on",
+        "run_spec",
+        "state",
+        "waiters",
+        "who_has",
+        "who_wants",
+        "worker_restrictions",
+    ),
+    "client's state": (
+        "client_key",
+        "last_seen",
+        "wants_what",
+    ),
+    "prefix of tasks": (
+        "all_durations",
+        "groups",
+        "nbytes_total",
+        "state_counts",
+        "states",
+    ),
+    "memory manager": (
+        "policies",
+        "run_once",
+        "running",
+        "start",
+        "stop",
+    ),
+}
+WORKERS = {
+    "worker": (
+        "_deque_handler",
+        "_send_worker_status_change",
+        "data",
+        "executors",
+        "heartbeat",
+        "lifetime",
+        "lifetime_restart",
+        "local_directory",
+        "memory_manager",
+        "plugin_add",
+        "state",
+        "transfer_incoming_log",
+    ),
+    "worker's memory manager": (
+        "memory_pause_fraction",
+        "memory_spill_fraction",
+        "memory_target_fraction",
+    ),
+    "worker's data": ("memory",),
+    "worker's own tasks": ("stimulus_log",),
+    "nanny": (
+        "env",
+        "local_directory",
+        "memory_manager",
+        "nthreads",
+        "pre_spawn_env",
+        "process",
+        "scheduler_addr",
+        "security",
+        "worker_kwargs",
+    ),
+    "nanny's process": (
+        "env",
+        "pre_spawn_env",
+        "worker_kwargs",
+    ),
+    "nanny's memory manager": (
+        "memory_limit",
+        "memory_terminate_fraction",
+    ),
+}
+CLIENT = {
+    "client": (
+        "_send_to_scheduler",
+        "futures",
+        "refcount",
+    ),
+    "cluster": (
+        "_supports_scaling",
+        "new_spec",
+        "worker_spec",
+    ),
+}
+
+#: what is called with arguments by name, and these
+CALLED = {
+    "distributed.Scheduler.handle_worker_status_change": (
+        "status",
+        "worker",
+        "stimulus_id",
+    ),
+    "distributed.Scheduler.identity": ("n_workers",),
+    "distributed.Scheduler.remove_worker": ("stimulus_id", "expected"),
+    "distributed.Scheduler.request_acquire_replicas": ("keys", "stimulus_id"),
+    "distributed.Scheduler.restart_workers": ("timeout", "on_error", "stimulus_id"),
+    "distributed.Scheduler.retire_workers": (
+        "workers",
+        "close_workers",
+        "remove",
+        "stimulus_id",
+    ),
+    "distributed.Scheduler.client_releases_keys": ("keys", "client", "stimulus_id"),
+    "distributed.Scheduler.client_desires_keys": ("keys", "client"),
+    "distributed.active_memory_manager.ActiveMemoryManagerExtension": (
+        "scheduler",
+        "policies",
+        "register",
+        "start",
+    ),
+    "distributed.active_memory_manager.Suggestion": ("op", "ts", "candidates"),
+    "distributed.active_memory_manager.ReduceReplicas.run": ("self",),
+    "distributed.Worker": (
+        "data",
+        "executor",
+        "lifetime",
+        "preload",
+        "preload_argv",
+        "security",
+    ),
+    "distributed.spill.SpillBuffer": ("spill_directory", "target"),
+    "distributed.dashboard.core.BokehApplication": (
+        "applications",
+        "server",
+        "prefix",
+        "template_variables",
+    ),
+    "distributed.dashboard.scheduler.template_variables": ("scheduler",),
+    "dask._task_spec.Task": ("key", "func"),
+    "dask._task_spec.Alias": ("key", "target"),
+    "dask._task_spec.List": (),
+    "dask._task_spec.TaskRef": ("key",),
+    "dask._task_spec.DataNode": ("key", "value"),
+    "dask._task_spec.convert_legacy_graph": ("dsk",),
+    "dask.base.collections_to_expr": ("collections",),
+    "dask.array.core._concatenate2": ("arrays", "axes"),
+    "dask.array.core.concatenate3": ("arrays",),
+    "dask.dataframe.dask_expr.from_graph": ("layer", "_meta", "divisions", "keys"),
+    "dask.dataframe.dask_expr._expr.Lengths": (),
+    "dask.dataframe.dask_expr._expr.Literal": (),
+    "dask.dataframe.dask_expr._expr.Partitions": (),
+    "dask.dataframe.dask_expr.io.ReadParquet": (),
+    "dask.dataframe.dask_expr.io.parquet.ReadParquetPyarrowFS": (),
+    "dask.sizeof.sizeof": (),
+    "dask.delayed.Delayed": ("key", "dsk"),
+}
+
+
+@cache
+def sources() -> Mapping[str, str]:
+    """Of the package, by path in it."""
+    paths = PACKAGE.rglob("*.py")
+    return {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in paths}
+
+
+def users(name: str) -> list[str]:
+    """Modules that have a name."""
+    return [p for p, text in sources().items() if re.search(rf"\b{name}\b", text)]
+
+
+def lacking(thing: Any, what: str, names: Iterable[str]) -> list[str]:
+    """What of a thing is not there, and what would not work without."""
+    version = distributed.__version__
+    return [
+        f"distributed {version}: a {what} has no {name}; see {', '.join(users(name))}"
+        for name in names
+        if not hasattr(thing, name)
+    ]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_names_in_a_scheduler(c: Any, s: Any, a: Any) -> None:
+    future = c.submit(abs, -1)
+    await wait(future)
+    task, worker = s.tasks[future.key], s.workers[a.address]
+    things = {
+        "scheduler": s,
+        "worker's state": worker,
+        "worker's memory": worker.memory,
+        "task's state": task,
+        "client's state": s.clients[c.id],
+        "prefix of tasks": task.prefix,
+        "memory manager": s.extensions["amm"],
+    }
+    assert [m for k, t in things.items() for m in lacking(t, k, SCHEDULER[k])] == []
+    assert hasattr(s.extensions["publish"], "datasets")
+    assert hasattr(s.extensions["variables"], "variables")
+    assert hasattr(s.extensions["queues"], "queues")
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)],
+    worker_kwargs={"memory_limit": "8 GiB"},
+    timeout=120,
+)
+async def test_names_in_workers_and_nannies(c: Any, s: Any, a: Any) -> None:
+    """What is gone from them shows here, too, for clients."""
+    async with Nanny(s.address, nthreads=1, memory_limit="1 GiB") as nanny:
+        things = {
+            "worker": a,
+            "worker's memory manager": a.memory_manager,
+            "worker's data": a.data,
+            "worker's own tasks": a.state,
+            "nanny": nanny,
+            "nanny's process": nanny.process,
+            "nanny's memory manager": nanny.memory_manager,
+        }
+        assert [m for k, t in things.items() for m in lacking(t, k, WORKERS[k])] == []
+        assert lacking(c, "client", CLIENT["client"]) == []
+    assert lacking(SpecCluster, "cluster", ["_supports_scaling"]) == []
+    async with LocalCluster(
+        0, processes=False, asynchronous=True, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        assert lacking(cluster, "cluster", CLIENT["cluster"]) == []
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_what_is_lost_is_in_the_events(c: Any, s: Any, a: Any) -> None:
+    """That a restart has lost nothing is told from these; else they would tell it."""
+    computed = c.submit(abs, -1, key="computed")
+    (scattered,) = await c.scatter([1], hash=False)
+    await wait([computed, scattered])
+    await s.remove_worker(a.address, stimulus_id="test")
+    (event,) = [
+        e for _, e in s.get_events("all")
+        if isinstance(e, dict) and e.get("action") == "remove-worker"
+    ]  # fmt: skip
+    assert event["worker"] == a.address
+    assert list(event["lost-computed-tasks"]) == ["computed"]
+    assert list(event["lost-scattered-tasks"]) == [scattered.key]
+
+
+@pytest.mark.parametrize("path", CALLED)
+def test_what_is_called_takes_what_it_is_given(path: str) -> None:
+    """By the names of the arguments."""
+    function = found(path)
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    missing = [n for n in CALLED[path] if n not in parameters and not takes_any]
+    assert missing == [], f"{path} of {distributed.__version__} takes {parameters}"
+
+
+def found(path: str) -> Any:
+    """What a path of names leads to, from the module on."""
+    names = path.split(".")
+    for end in range(len(names), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(names[:end]))
+        except ModuleNotFoundError:
+            continue
+        for name in names[end:]:
+            thing = getattr(thing, name)
+        return thing
+    raise AssertionError(f"there is no {path}")
+
+
+# --- that nothing is left out ---------------------------------------------------------
+
+
+def private(tree: ast.AST) -> Iterator[str]:
+    """Names in a module that say that they are private; but for those of ``self``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            holder = node.value.id if isinstance(node.value, ast.Name) else ""
+            names = [] if holder in ("self", "cls") else [node.attr]
+        elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            names = [*str(node.module).split("."), *(a.name for a in node.names)]
+        else:
+            names = []
+        yield from (n for n in names if n.startswith("_") and not n.startswith("__"))
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Names of functions and classes."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    yield from (node.name for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def test_every_private_name_is_in_the_table() -> None:
+    """Of the design, with the test that pins it; but for ours."""
+    trees = {p: ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
+    ours = {name for tree in trees.values() for name in defined(tree)}
+    known = ours | set(re.findall(r"\w+", TABLE))
+    # of frames: its public name is that of a property; and what notebooks ask for
+    known |= {"_meta", "_repr_html_"}
+    found = {(p.name, n) for p, tree in trees.items() for n in private(tree)}
+    assert {(file, name) for file, name in found if name not in known} == set()
+
+
+def test_what_the_table_names_is_there() -> None:
+    """The modules that use the names, and the tests that pin them."""
+    tests = PACKAGE.parent / "tests"
+    text = "".join(p.read_text() for p in tests.rglob("test_*.py"))
+    rows = [line.split(" | ") for line in TABLE.splitlines() if line.startswith("| `")]
+    assert len(rows) > 40
+    for _, used, pinned in rows:
+        for module in re.findall(r"`([\w/]+\.py)`", used):
+            where = PACKAGE.parent if module.startswith("tests/") else PACKAGE
+            assert (where / module).is_file(), module
+        for name in re.findall(r"`([\w/.]+)`", pinned):
+            if name.startswith("tests/"):
+                assert (PACKAGE.parent / name).exists(), name
+            else:
+                assert f"def {name}(" in text, name
+
+
+def test_names_are_used() -> None:
+    """Or nobody would need them any more."""
+    for kinds in (SCHEDULER, WORKERS, CLIENT):
+        assert [n for names in kinds.values() for n in names if not users(n)] == []

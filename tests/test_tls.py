@@ -1,0 +1,183 @@
+"""Clusters that talk over TLS only: every command, and what acts on their workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+from distributed.security import Security
+
+import clustertune
+from clustertune.cli import COMMANDS
+from tests.certificates import Authority
+from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
+
+#: what is typed before options and address; without --yes, a cluster stays as it is
+TYPED: dict[str, tuple[str, ...]] = {
+    "check": (),
+    "doctor": (),
+    "history": ("collect",),
+    "panel": (),
+    "plan": ("trim",),
+    "prepare": ("--dataset", "X", "--dataset", "y", "--yes"),
+    "release": (),
+    "report": (),
+    "resize": ("--memory-limit", "1 GiB", "--dry-run"),
+    "restart": ("--worker", "0", "--yes"),
+    "run": ("observe",),
+    "scale": ("1", "--dry-run"),
+    "schedule": ("list",),
+    "trim": ("--yes",),
+    "watch": ("--for", "100ms", "--interval", "50ms"),
+}
+#: ask no scheduler, have a cluster of their own, or one that is no address
+ELSEWHERE = {"demo", "explain", "playbooks", "reset", "size"}
+VALUES = np.random.default_rng(1).random((400, 3))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def shown(authority: Authority) -> Security:
+    """A certificate of its own for each kind of process; nothing else is talked to."""
+    files = {role: authority.issue(role) for role in ("scheduler", "worker", "client")}
+    named = {f"tls_{role}_cert": cert for role, (cert, _) in files.items()}
+    named |= {f"tls_{role}_key": key for role, (_, key) in files.items()}
+    return Security(require_encryption=True, tls_ca_file=authority.file, **named)
+
+
+@pytest.fixture(scope="module")
+def cluster(authority: Authority) -> Iterator[LocalCluster]:
+    """Two workers in processes of their own, which know no certificate but theirs."""
+    options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": "2 GiB"}
+    options |= {"dashboard_address": "127.0.0.1:0", "protocol": "tls://"}
+    with LocalCluster(2, security=shown(authority), **options) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    """Has published X and y, which lie on one worker."""
+    with Client(cluster) as client:
+        first = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
+        X = da.from_array(VALUES, chunks=(50, 3))
+        bound: dict[str, Any] = {"workers": [first], "allow_other_workers": True}
+        X, y = client.persist([X, X[:, 0] * 2], **bound)
+        wait([X, y])
+        client.publish_dataset(X=X, y=y)
+        yield client
+        for name in client.list_datasets():
+            client.unpublish_dataset(name)
+
+
+@pytest.fixture
+def typed(authority: Authority) -> list[str]:
+    """Options by which a command shows its certificate."""
+    certificate, key = authority.issue("operator")
+    named = ["--tls-ca-file", authority.file]
+    return [*named, "--tls-cert", certificate, "--tls-key", key]
+
+
+def is_whole(client: Client) -> None:
+    """Rows and labels are those that were published."""
+    data = [client.get_dataset("X"), client.get_dataset("y")]
+    X, y = client.compute(data, sync=True)
+    np.testing.assert_array_equal(X, VALUES)
+    np.testing.assert_array_equal(y, VALUES[:, 0] * 2)
+
+
+def test_no_command_is_left_out() -> None:
+    """A new one has to be tried here, too."""
+    assert TYPED.keys() | ELSEWHERE == COMMANDS.keys() - {"apply"}
+
+
+@pytest.mark.parametrize("command", TYPED)
+def test_a_command(command: str, client: Client, typed: list[str]) -> None:
+    """Does what it does elsewhere; of all that it talks to nothing is in the clear."""
+    address = client.scheduler.address
+    assert address.startswith("tls://")
+    with dask.config.set({"distributed.comm.require-encryption": True}):
+        result = run(command, *TYPED[command], *typed, address)
+    assert result.exit_code == 0, result.output
+    is_whole(client)
+
+
+def test_a_plan(client: Client, typed: list[str], tmp_path: Path) -> None:
+    """Is applied where it was made; no key of a certificate is in its file."""
+    file = tmp_path / "plan.json"
+    named = (*typed, client.scheduler.address)
+    planned = run("plan", "restart", "--worker", "1", "-o", str(file), *named)
+    assert planned.exit_code == 0, planned.output
+    assert "PRIVATE" not in file.read_text()
+    assert "key.pem" not in file.read_text()
+    applied = run("apply", str(file), "--yes", "-f", "json", *named)
+    assert applied.exit_code == 0, applied.output
+    (step,) = json.loads(applied.stdout)["steps"]
+    assert step["status"] == "done"
+    is_whole(client)
+
+
+def test_the_page_is_served(client: Client, typed: list[str]) -> None:
+    """By a process that shows its certificate to the scheduler; its readers need none.
+
+    What it is told of the cluster came over TLS.
+    """
+    code = "from clustertune.cli import main; main()"
+    options = ["panel", "--serve", "--port", "0", *typed, client.scheduler.address]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *options], stdout=subprocess.PIPE, text=True
+    ) as serving:
+        try:
+            assert serving.stdout is not None
+            url = serving.stdout.readline().split()[0]
+            with urlopen(url) as page:
+                assert "clustertune" in page.read().decode()
+        finally:
+            serving.send_signal(signal.SIGINT)
+        assert serving.wait(20) == 130
+
+
+def test_a_certificate_of_somebody_else(client: Client, tmp_path: Path) -> None:
+    """Reaches nothing, and is told so in one line."""
+    other = Authority(tmp_path)
+    certificate, key = other.issue("stranger")
+    named = ("--tls-ca-file", other.file, "--tls-cert", certificate, "--tls-key", key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clustertune.cli.running.CONNECT", 0.3)
+        result = run("check", *named, client.scheduler.address)
+    assert result.exit_code == 3
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_worker_that_is_alone(authority: Authority) -> None:
+    """Is restarted: what it holds is parked in its nanny, over TLS as well."""
+    options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": "2 GiB"}
+    options |= {"dashboard_address": "127.0.0.1:0", "protocol": "tls://"}
+    with (
+        LocalCluster(1, security=shown(authority), **options) as cluster,
+        Client(cluster) as client,
+    ):
+        kept = client.scatter([np.arange(9) + i for i in range(4)], hash=False)
+        before = client.run(os.getpid)
+        report = clustertune.restart(client, progress=False)
+        assert report.status == "done", str(report)
+        assert "lost 0" in report.steps[0].reason
+        after = client.run(os.getpid)
+        assert set(before.values()).isdisjoint(after.values())
+        assert all(address.startswith("tls://") for address in after)
+        for i, values in enumerate(client.gather(kept)):
+            np.testing.assert_array_equal(values, np.arange(9) + i)
