@@ -29,9 +29,11 @@ training runs. It needs no Python:
 
 and from Python, with collections that you hold:
 
-    played = clustertune.run(client, "before-training", X, y)
-    print(played)
-    model.fit(played.X, played.y)
+```python
+played = clustertune.run(client, "before-training", X, y)
+print(played)
+model.fit(played.X, played.y)
+```
 
 `PLAYBOOK` is a name or a file. A folder with files of your own is named by the key
 `clustertune.playbooks` of Dask's configuration (`DASK_CLUSTERTUNE__PLAYBOOKS`); of
@@ -105,7 +107,8 @@ plan.
 
 Each is the operation of that name, with its guards: see [workers](workers.md) and
 [preparing data](prepare.md). Restarts lose no data in a playbook: `drop_data` is not
-among the arguments, and how many workers may be away is for `limits` to say.
+among the arguments, and how many workers may be away is for `limits` to say. Other
+packages [add actions](contributing.md#an-action), which take `timeout`.
 
 """
 

@@ -37,8 +37,10 @@ to do instead.
 
 MEMORY = """
 Memory is the peak of the fit on a worker, as a multiple of the bytes of its share of
-the data, eval sets included; the data itself is part of it. To it comes the process,
-which has some 290 MiB once it has imported such a library.
+the data, eval sets included; the data itself is part of it. Where intermediate results
+are of a piece at a time, it is of the pieces that `prepare` makes, and the forecast in
+the report is of the pieces that there are: fewer and larger ones take more. To it comes
+the process, which has some 150 to 450 MiB once it has imported such a library.
 
 """
 

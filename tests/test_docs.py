@@ -10,7 +10,14 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-MAKERS = ("make_checks", "make_cli", "make_playbooks", "make_workloads")
+MAKERS = (
+    "make_actions",
+    "make_checks",
+    "make_cli",
+    "make_config",
+    "make_playbooks",
+    "make_workloads",
+)
 FILES = {
     name: make
     for maker in MAKERS

@@ -1,0 +1,100 @@
+"""Write the page of the configuration, made from the defaults and their schema.
+
+``python -m docs.make_config``, in the project's folder; a test compares what this
+makes with the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from docs.make_checks import defaults, schema
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = """# Configuration
+
+<!-- made by docs/make_config.py from clustertune.yaml and its schema -->
+
+clustertune's settings are part of Dask's configuration. They are read in the process
+that makes a call, each time; scheduler and workers need none. What does not exist, or
+is of the wrong kind, is an error before anything is asked of the cluster.
+
+- In a file, `~/.config/dask/clustertune.yaml`:
+
+  ```yaml
+  clustertune:
+    history:
+      job: nightly
+    checks:
+      memory_pressure:
+        near: 0.2
+  ```
+
+- As variables: `DASK_CLUSTERTUNE__HISTORY__JOB=nightly`,
+  `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
+- In Python:
+
+```python
+import dask
+
+with dask.config.set({"clustertune.checks.memory_pressure.near": 0.2}):
+    report = clustertune.check(client)
+```
+
+Which cluster a command means, and with which certificates, is said by Dask's own keys
+(`scheduler-address`, `distributed.comm.tls`); so are thresholds, lifetimes and
+variables of workers (`distributed.worker`, `distributed.nanny`). These are read from
+the workers that run, not from the configuration here.
+
+## Settings
+
+| key, after `clustertune.` | default | what it is |
+|---|---|---|
+"""
+CHECKS = """
+## Settings of checks
+
+Each [check](checks.md) says what they are for.
+
+| key, after `clustertune.checks.` | default | what it is |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    """All settings, as a page of the documentation."""
+    known = yaml.safe_load(defaults())["clustertune"]
+    kinds = yaml.safe_load(schema())["properties"]["clustertune"]["properties"]
+    checks, its_kinds = known.pop("checks"), kinds.pop("checks")["properties"]
+    return HEAD + _rows(known, kinds) + CHECKS + _rows(checks, its_kinds)
+
+
+def _rows(known: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
+    return "".join(
+        f"| `{key}` | `{json.dumps(default)}` | {text} |\n"
+        for key, default, text in _settings(known, kinds)
+    )
+
+
+def _settings(
+    known: Mapping[str, Any], kinds: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, Any, str]]:
+    for name, default in known.items():
+        kind = kinds[name]
+        if isinstance(default, Mapping):
+            yield from _settings(default, kind["properties"], f"{above}{name}.")
+        else:
+            yield f"{above}{name}", default, kind["description"].replace("``", "`")
+
+
+FILES = {"docs/configuration.md": page}
+
+if __name__ == "__main__":
+    for name, make in FILES.items():
+        (ROOT / name).write_text(make())
