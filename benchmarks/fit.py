@@ -13,6 +13,10 @@ own, so that its memory is its own; workers have trained on a few rows before, a
 has prepared them, so that neither pays for imports. What the first ``prepare`` on a
 cluster takes, of few rows, is told beside it.
 
+On even data neither moves anything, and both fits are of the same pieces in the same
+places. So there both take turns on one cluster, ``PAIRS`` times in a round: fits of two
+clusters differ more by chance than the 2 % that are at stake.
+
 Peak memory is of each worker's process: VmHWM, which the kernel keeps and the worker
 resets (5 in ``/proc/self/clear_refs``) when the preparation and the fit begin.
 
@@ -58,7 +62,8 @@ import clustertune
 
 WORKERS = 2
 MEMORY = "4GiB"  # of a worker: nothing spills
-DEADLINE = 300  # seconds of a variant; a fit that hangs ends with tracebacks
+DEADLINE = 300  # seconds of two fits; one that hangs ends with tracebacks
+PAIRS = 6  # of both variants on one cluster, where neither changes it
 FEW = 2000  # rows of the warm-up
 AIMS = {"even": 1.02, "half": 0.7}  # ours / naive, preparation and fit
 PEAK = 0.15  # by which a peak may differ from what was predicted
@@ -97,9 +102,34 @@ PREPARE: dict[str, Callable[[Client, Library, list[Any]], Any]] = {
     "naive": naive,
     "ours": ours,
 }
+TURNS = "in_turn"
 
 
 def variant(name: str, library: Library, layout: Layout) -> Figures:
+    with workers() as client:
+        first = warm_up(name, client, library)
+        data = load(client, library.table, layout, labels=library.labels)
+        return {"first": first, **prepare_and_fit(name, client, library, data)}
+
+
+def in_turn(library: Library, layout: Layout) -> Figures:
+    """Both variants on one cluster, on the same data."""
+    with workers() as client:
+        first = {name: warm_up(name, client, library) for name in PREPARE}
+        data = load(client, library.table, layout, labels=library.labels)
+        pairs = []
+        for i in range(PAIRS):
+            pair = {}
+            for name in list(PREPARE)[:: 1 if i % 2 else -1]:
+                figures = prepare_and_fit(name, client, library, list(data))
+                figures["first"] = first[name]
+                pair |= {f"{name}.{key}": value for key, value in figures.items()}
+            pairs.append(pair)
+    return {"pairs": pairs}
+
+
+@contextmanager
+def workers() -> Iterator[Client]:
     with (
         TemporaryDirectory() as folder,
         LocalCluster(
@@ -111,19 +141,25 @@ def variant(name: str, library: Library, layout: Layout) -> Figures:
         ) as cluster,
         Client(cluster) as client,
     ):
-        figures = {"first": warm_up(name, client, library)}
-        data = load(client, library.table, layout, labels=library.labels)
-        with measured(client, figures, "prepare"):
-            handed = PREPARE[name](client, library, data)
-        if name == "ours":
-            figures |= predicted(handed.report)
-        figures["fullest"] = fullest(client, data[0])
-        X, y = (*data, None)[:2]
-        with measured(client, figures, "fit"):
-            fitted = library.fit(client, X, y, handed)
-        figures["total"] = figures["prepare"] + figures["fit"]
-        figures["quality"] = library.judge(fitted)
-        return figures
+        yield client
+
+
+def prepare_and_fit(
+    name: str, client: Client, library: Library, data: list[Any]
+) -> Figures:
+    """The list is emptied of what the preparation replaces."""
+    figures: Figures = {}
+    with measured(client, figures, "prepare"):
+        handed = PREPARE[name](client, library, data)
+    if name == "ours":
+        figures |= predicted(handed.report)
+    figures["fullest"] = fullest(client, data[0])
+    X, y = (*data, None)[:2]
+    with measured(client, figures, "fit"):
+        fitted = library.fit(client, X, y, handed)
+    figures["total"] = figures["prepare"] + figures["fit"]
+    figures["quality"] = library.judge(fitted)
+    return figures
 
 
 def warm_up(name: str, client: Client, library: Library) -> float:
@@ -240,12 +276,18 @@ def run(given: argparse.Namespace) -> tuple[list[Figures], list[str]]:
         reference = rounds(1, ["alone"], f"--library={name}")
         for layout in given.layout if reference else ():
             which = f"--library={name}", f"--layout={layout}"
-            if found := rounds(given.rounds, list(PREPARE), *which):
+            variants = [TURNS] if layout == "even" else list(PREPARE)
+            if found := apart(rounds(given.rounds, variants, *which)):
                 record = {"library": name, "layout": layout, "rounds": found}
                 records.append(record | {"alone": reference[0]})
                 if given.json:
                     keep(records, given)
     return records, failed
+
+
+def apart(rounds: Sequence[Figures]) -> list[Figures]:
+    """Pairs that one cluster has seen in turn, each as a round."""
+    return [pair for x in rounds for pair in x.get(f"{TURNS}.pairs", [x])]
 
 
 def keep(records: Sequence[Figures], given: argparse.Namespace) -> None:
@@ -415,7 +457,8 @@ def aim(text: str, good: bool) -> None:
 def main() -> None:
     given = arguments()
     if given.variant:
-        faulthandler.dump_traceback_later(DEADLINE, exit=True)
+        limit = DEADLINE * (PAIRS if given.variant == TURNS else 1)
+        faulthandler.dump_traceback_later(limit, exit=True)
         warnings.simplefilter("ignore")  # of libraries, about each other
         dask.config.set({"distributed.logging.distributed": "critical"})
         library = LIBRARIES[given.libraries[0]](given.scale)
@@ -423,7 +466,10 @@ def main() -> None:
             figures = alone(library)
         else:
             layout = LAYOUTS[given.layout[0]](library.pieces, WORKERS)
-            figures = variant(given.variant, library, layout)
+            if given.variant == TURNS:
+                figures = in_turn(library, layout)
+            else:
+                figures = variant(given.variant, library, layout)
         print(json.dumps(figures), flush=True)
         # a thread of Dask's that is still in native code would abort Python's own end
         os._exit(0)
@@ -457,7 +503,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tries", type=int, default=measure.MOST_TRIES)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--variant", choices=["alone", *PREPARE])
+    parser.add_argument("--variant", choices=["alone", TURNS, *PREPARE])
     return parser.parse_args()
 
 

@@ -105,10 +105,15 @@ class XGBoost(Library):
 
 
 class LightGBM(Library):
-    """Every feature is binned by the rows of one worker."""
+    """Every feature is binned by the rows of one worker.
 
+    Workers exchange sums at every split, whatever the number of rows: with half as many
+    rows and twice as many leaves, two workers took 0.81 of the time of one.
+    """
+
+    size = (2_000_000, 50)
     tolerance = 0.01
-    options: Mapping[str, Any] = {"n_estimators": 60, "num_leaves": 63, "verbose": -1}
+    options: Mapping[str, Any] = {"n_estimators": 60, "verbose": -1}
 
     def estimator(self) -> Any:
         from lightgbm import DaskLGBMClassifier
@@ -260,12 +265,16 @@ class Ddp(Library):
 
     All take as many steps, as many as the rank with fewest rows can, or they would
     wait for each other for ever. Batches are of other rows than in one process.
+
+    Gradients travel at every step, so the step has to be worth it: with batches of 512
+    rows two ranks took 0.76 of the time of one, and 1.35 with a network of 64 units and
+    batches of 256.
     """
 
-    size = (500_000, 100)
+    size = (300_000, 100)
     tolerance = 0.05
     epochs = 3
-    batch = 256  # rows, on each of two ranks
+    batch = 1024  # rows, on each of two ranks
 
     def estimator(self) -> Any:
         return network(self.table.columns)
@@ -315,8 +324,9 @@ def network(columns: int) -> Any:
     import torch
 
     torch.manual_seed(0)
-    layers = torch.nn.Linear(columns, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
-    return torch.nn.Sequential(*layers)
+    nn = torch.nn
+    hidden = nn.Linear(columns, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()
+    return nn.Sequential(*hidden, nn.Linear(256, 1))
 
 
 def train(

@@ -14,7 +14,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -99,22 +99,60 @@ def run(
     return rounds
 
 
+def alternate(
+    variants: Mapping[str, Callable[[], float]],
+    n_rounds: int,
+    *,
+    tries: int = MOST_TRIES,
+) -> list[dict[str, float]]:
+    """Run all variants in each round, in this process and its children that live on.
+
+    For variants that are as short as a second: starting a cluster for each would take
+    longer than all rounds. A variant returns its figure; the rest is as with
+    :func:`run`.
+    """
+    names, rounds = list(variants), []
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    while len(rounds) < n_rounds:
+        turn = len(rounds) % len(names)
+        for _ in range(tries):
+            start, busy, ours = perf_counter(), _busy(), _used(processes)
+            order = [*names[turn:], *names[:turn]]
+            figures = {name: variants[name]() for name in order}
+            shares = _shares(start, busy, _used(processes) - ours)
+            if shares["foreign"] <= MOST_FOREIGN:
+                break
+        rounds.append(figures | shares)
+    return rounds
+
+
+def _used(processes: Sequence[psutil.Process]) -> float:
+    """CPU seconds of processes so far."""
+    times = [process.cpu_times() for process in processes]
+    return sum(t.user + t.system for t in times)
+
+
+def _shares(start: float, busy: float, ours: float) -> dict[str, float]:
+    """Of all CPU time since then: what nobody used, and what neither did ``ours``."""
+    total = (perf_counter() - start) * (os.cpu_count() or 1)
+    busy = _busy() - busy
+    return {
+        "idle": max(0.0, 1 - busy / total),
+        "foreign": max(0.0, busy - ours) / total,
+    }
+
+
 def _round(
     script: str, order: Sequence[str], arguments: Sequence[str]
 ) -> dict[str, float]:
     figures: dict[str, float] = {}
-    start, busy = perf_counter(), _busy()
-    ours = _children()
+    start, busy, ours = perf_counter(), _busy(), _children()
     for name in order:
         command = [sys.executable, script, "--variant", name, *arguments]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         result = json.loads(done.stdout.strip().splitlines()[-1])
         figures |= {f"{name}.{k}": v for k, v in result.items()}
-    total = (perf_counter() - start) * (os.cpu_count() or 1)
-    busy = _busy() - busy
-    figures["idle"] = max(0.0, 1 - busy / total)
-    figures["foreign"] = max(0.0, (busy - (_children() - ours)) / total)
-    return figures
+    return figures | _shares(start, busy, _children() - ours)
 
 
 def _busy() -> float:

@@ -1,0 +1,640 @@
+"""How looking, planning, moving and restarting grow with workers and pieces.
+
+Four parts, each for several sizes:
+
+- records: views of clusters that never were, of up to 10,000 workers and 1e6 pieces,
+  through everything that is decided and said in the client's process; CPU seconds
+- turns: a real scheduler in whose tables so many workers and keys are entered, for what
+  the resident does in its event loop: CPU seconds, and those of the longest turn
+- live: so many real workers in one process, a scheduler in another; looked at, checked,
+  and prepared after half of them came. They share one core: what they answer is slow
+- restarts: a rolling restart of real workers with nannies
+
+Growth is the exponent e of seconds ~ size^e between the last two sizes: 1 is linear.
+Peak memory is what Python and NumPy allocate during a stage, of a run by itself.
+
+Run: ``python benchmarks/scale.py [PART ...] [--sizes 10 100 1000]``, half an hour for
+all. A size that takes more than ``--most`` seconds is the last one of its part. The
+aims, and whether they are met, are printed at the end.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter, process_time, sleep, time
+
+import numpy as np
+import psutil
+from measure import machine
+from monitor import QUIET, start_ticking, take_longest
+from tabulate import tabulate
+
+EACH = 100  # pieces for each worker
+LIVE_EACH = 20  # the same of real workers, and in a scheduler alone
+ON_HOST = 16  # workers
+GIB = 2**30
+SIZES = {
+    "records": [100, 1000, 10_000],
+    "turns": [100, 1000, 10_000],
+    "live": [10, 30, 100, 300, 1000],
+    "restarts": [2, 4, 8],
+}
+FIRST = 0.001  # seconds below which growth says nothing
+LINEAR = 1.25  # exponent up to which it counts as linear: n log n, and caches
+TURN, AT = 50, 1000  # milliseconds of a turn that are too long, at so many workers
+
+
+# --- records --------------------------------------------------------------------------
+
+
+class Records:
+    """Views of a cluster after a scale-up: data on half of its workers."""
+
+    def __init__(self, n_workers):
+        from clustertune import testing
+
+        n_pieces = n_workers * EACH
+        rng = np.random.default_rng(1)
+        self.rows = np.ceil(rng.lognormal(9, 0.3, n_pieces)).astype(int).tolist()
+        self.old = [i * (n_workers // 2) // n_pieces for i in range(n_pieces)]
+        self.new = [i * n_workers // n_pieces for i in range(n_pieces)]
+        held = np.bincount(self.old, self.rows, n_workers) * 88
+        self.workers = [
+            testing.worker(
+                f"w-{i}",
+                host=f"10.0.{i // ON_HOST // 250}.{i // ON_HOST % 250}",
+                address=f"tcp://10.0.{i // 250}.{i % 250}:4000",
+                affinity=frozenset(range(ON_HOST)),
+                memory_limit=16 * GIB,
+                host_memory=16 * ON_HOST * GIB,
+                managed=int(n),
+                process=int(n) + GIB // 4,
+                burden=testing_burden(int(n)),
+                details=testing.details(),
+            )
+            for i, n in enumerate(held)
+        ]
+        floors = [{w.id: GIB // 4 + run * 2**20 for w in self.workers}
+                  for run in range(5)]  # fmt: skip
+        self.runs = testing.runs(*floors)
+        self.layout = testing.layout(self.rows, self.old)
+        self.view = self.seen(self.layout)
+        self.after = self.seen(testing.layout(self.rows, self.new))
+        X, y = self.layout.members
+        shifted = np.roll(y.rows, 1)
+        other = replace(y, rows=shifted, nbytes=shifted * 8)
+        self.misaligned = self.seen(replace(self.layout, members=(X, other)))
+
+    def seen(self, *layouts):
+        from clustertune import testing
+
+        return testing.view(
+            self.workers, layouts, survey=testing.survey(), runs=self.runs
+        )
+
+
+def testing_burden(nbytes):
+    from clustertune.model import Burden
+
+    return Burden(keys=200, unique=200, nbytes=nbytes, scattered=0, actors=0)
+
+
+def stages(case):
+    """By name what is timed."""
+    from clustertune import (
+        checks,
+        fingerprint,
+        forecast,
+        guards,
+        handover,
+        monitor,
+        planner,
+        report,
+        verification,
+    )
+    from clustertune.actions import restart
+    from clustertune.dashboard.page import Page
+    from clustertune.dashboard.state import make
+    from clustertune.journal import Journal
+    from clustertune.model import Outcome, Plan
+    from clustertune.remote import keys
+
+    view, found = case.view, checks.run(case.view)
+    unlimited = replace(
+        view,
+        snapshots=(
+            replace(
+                view.now,
+                workers=tuple(replace(w, memory_limit=0) for w in view.now.workers),
+            ),
+        ),
+    )
+    wrong = checks.run(case.misaligned)
+    said = answers(case)
+    steps = list(restart.steps(view, {w.id for w in view.now.workers}))
+    state = make(**columns(case))
+    page = Page()
+    page.update(state)
+    other = state | {"workers": state["workers"] | {
+        "process": [n + 2**20 for n in state["workers"]["process"]]}}  # fmt: skip
+
+    def restarts():
+        some = list(restart.steps(view, {w.id for w in view.now.workers}))
+        return [guards.refusal(step, view) for step in some]
+
+    def reported(outcomes=()):
+        journal = Journal(
+            views=[view, case.after],
+            findings=[found, ()],
+            plans=[Plan()],
+            outcomes=list(outcomes),
+        )
+        made = journal.report("done", 1.0)
+        return len(str(made)), len(made._repr_html_()), len(made.to_json())
+
+    def panel():
+        page.update(other)
+        page.update(state)
+
+    return {
+        "read a snapshot": lambda: monitor.read(*said),
+        "checks": lambda: checks.run(view),
+        "checks, no memory limits": lambda: checks.run(unlimited),
+        "plan a move": lambda: planner.make_plan(found, view),
+        "plan a cut": lambda: planner.make_plan(wrong, case.misaligned),
+        "plan and guard restarts of all": restarts,
+        "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
+        "compare before and after": lambda: verification.problems(view, case.after),
+        "fingerprint": lambda: fingerprint.take("id", view),
+        "pack keys": lambda: [keys.pack(m.keys) for m in case.layout.members],
+        "report: text, HTML, JSON": reported,
+        "report of restarts of all": partial(
+            reported, [Outcome(step=s, status="done", seconds=1.0) for s in steps]
+        ),
+        "summary": lambda: report.summarize(case.layout, view),
+        "what the panel is told": lambda: handover.facts(view, found),
+        "panel: two updates": panel,
+    }
+
+
+def answers(case):
+    """What scheduler, resident and workers say, as it arrives."""
+    workers = {
+        w.address: {
+            "name": w.id,
+            "host": w.host,
+            "nanny": w.nanny,
+            "nthreads": w.nthreads,
+            "status": w.status,
+            "memory_limit": w.memory_limit,
+            "last_seen": 0.0,
+            "metrics": {
+                "task_counts": {"executing": 0, "memory": 20},
+                "bandwidth": {"total": 1e8},
+                "event_loop_interval": 0.02,
+                "cpu": 1.0,
+            },
+        }
+        for w in case.workers
+    }
+    memory = np.array(
+        [[w.process, w.managed, 0, 0, w.managed] for w in case.workers], dtype=np.int64
+    )
+    found = {"workers": list(workers), "memory": memory.tobytes(), "time": 0.0}
+    return {"workers": workers}, found, {w.address: w.facts for w in case.workers}
+
+
+def columns(case):
+    """Entries of a page state."""
+    from clustertune.dashboard import state
+    from clustertune.handover import facts
+    from clustertune.layouts import shares
+
+    told = facts(case.view, ())["workers"]
+    rows = [
+        (w.id, w.address, w.host, "running", 0.5, w.nthreads, w.memory_limit,
+         w.process, w.managed, 0, *told[w.address])
+        for w in case.workers
+    ]  # fmt: skip
+    hosts = [(h, ON_HOST, ON_HOST, 16.0) for h in {w.host for w in case.workers}]
+    due = sum(case.rows) / len(case.workers)
+    share = [(s.worker, s.rows, s.pieces, due) for s in shares(case.layout, case.view)]
+    return {
+        "workers": state.columns(state.WORKER, rows),
+        "hosts": state.columns(state.HOST, hosts),
+        "collections": [
+            {"label": "training data", "pieces": len(case.rows),
+             "rows": sum(case.rows), "apart": 0, "missing": 0, "counted": 0.0,
+             "workers": state.columns(state.SHARE, share)}
+        ],
+    }  # fmt: skip
+
+
+def records(n_workers):
+    """Seconds (the least of three) and MiB of each stage."""
+    figures = {}
+    for name, run in stages(Records(n_workers)).items():
+        seconds = math.inf
+        for _ in range(3):
+            start = process_time()
+            run()
+            seconds = min(seconds, process_time() - start)
+            if seconds > 2:
+                break
+        tracemalloc.start()
+        run()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        figures[name] = {"s": seconds, "MiB": peak / 2**20}
+        print(f"  {name}: {seconds:.3g} s, {peak / 2**20:.0f} MiB", file=sys.stderr)
+    return figures
+
+
+# --- turns ----------------------------------------------------------------------------
+
+
+async def entered(scheduler, n_workers):
+    """Workers and keys of which only the scheduler knows."""
+    from distributed.core import Status
+    from distributed.scheduler import WorkerState
+
+    for i in range(n_workers):
+        ws = WorkerState(
+            address=f"tcp://10.0.{i // 250}.{i % 250}:4000",
+            status=Status.running,
+            pid=i,
+            name=f"w-{i}",
+            nthreads=1,
+            memory_limit=16 * GIB,
+            local_directory="/tmp",
+            nanny=f"tcp://10.0.{i // 250}.{i % 250}:5000",
+            server_id=f"id-{i}",
+        )
+        spilled = {"memory": 0, "disk": 0}
+        ws.metrics = {"memory": 4 * GIB, "spilled_bytes": spilled}
+        scheduler.workers[ws.address] = ws
+        scheduler.running.add(ws)
+    addresses = list(scheduler.workers)
+    for name in "Xy":
+        for first in range(0, n_workers * LIVE_EACH, 10_000):
+            some = range(first, min(first + 10_000, n_workers * LIVE_EACH))
+            names = [(name, i) for i in some]
+            where = {k: [addresses[k[1] // LIVE_EACH]] for k in names}
+            scheduler.update_data(
+                who_has=where, nbytes=dict.fromkeys(names, 2**20), client=None
+            )
+            await asyncio.sleep(0)
+
+
+async def turns_of(n_workers):
+    from distributed import Scheduler
+
+    from clustertune.remote import runs
+    from clustertune.remote.keys import Places, pack
+    from clustertune.remote.resident import Resident
+    from clustertune.remote.restart import Restarting, burdens
+    from clustertune.remote.schedule import Schedule
+
+    figures = {}
+    async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
+        await entered(s, n_workers)
+        resident = Resident(s)
+        packed = [
+            pack([(name, i) for i in range(n_workers * LIVE_EACH)]) for name in "Xy"
+        ]
+        addresses = list(s.workers)
+        thresholds = [int(f * 16 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
+        facts = {
+            "workers": dict.fromkeys(addresses, thresholds),
+            "hosts": {},
+            "collections": [
+                {"label": "training data", "members": packed, "alike": False,
+                 "rows": [1000] * (n_workers * LIVE_EACH)}
+            ],
+        }  # fmt: skip
+        lines = [(f"w-{i}", {"spill": 0.7, "pause": 0.8}) for i in range(n_workers)]
+        terms = {
+            "owner": "me", "reason": None, "idle_for": 1.0, "instants": [],
+            "expires": time() + 900, "workers": None, "collections": packed,
+            "lines": lines, "nannies": [], "parking": b"", "wait": 1.0,
+            "timeout": 1.0, "condition": {"kind": "memory", "severity": 3},
+        }  # fmt: skip
+        one = Schedule("one", terms, time())
+        worker = s.workers[addresses[0]]
+
+        async def now(function, *arguments):
+            return function(*arguments)
+
+        async def emptied():
+            work = Restarting(
+                s, resident.hold, addresses[0], Places(packed),
+                dict.fromkeys(addresses[1:], int(0.7 * 16 * GIB)), 1, 1,
+            )  # fmt: skip
+            return await work._assign(worker)  # noqa: SLF001 - what is measured
+
+        schedules = resident.schedules
+        work = {
+            "look at workers": lambda: resident.look([]),
+            "look with holders of pieces": lambda: resident.look(packed),
+            "burdens of all workers": lambda: burdens(s, addresses),
+            "what a worker holds, to where": emptied,
+            "obstacles of a scheduled restart": lambda: schedules._obstacle(  # noqa: SLF001
+                one,
+                schedules._workers(one),  # noqa: SLF001
+            ),
+            "its condition": lambda: now(schedules._is_met, one),  # noqa: SLF001
+            "watch of runs": lambda: now(
+                resident.runs.tell,
+                time(),
+                False,
+                runs._memory(s),  # noqa: SLF001
+            ),
+            "take what the panel is told": lambda: now(resident.showing.keep, facts),
+            "page state": lambda: now(resident.showing._make),
+            "count rows for the page": resident.showing._count,  # noqa: SLF001
+        }
+        for name, begin in work.items():
+            if name == "count rows for the page" and not resident.showing.keys:
+                continue  # of so many pieces a client tells nothing
+            figures[name] = await turn(begin)
+            print(f"  {name}: {figures[name]}", file=sys.stderr)
+        await resident.close()
+        s.running.clear()
+        s.workers.clear()
+    return figures
+
+
+async def turn(begin):
+    """CPU seconds of some work, and the most of them between two turns of others."""
+    longest, going = 0.0, True
+
+    async def tick():
+        nonlocal longest
+        last = process_time()
+        while going:
+            await asyncio.sleep(0)
+            now = process_time()
+            longest, last = max(longest, now - last), now
+
+    ticking = asyncio.ensure_future(tick())
+    await asyncio.sleep(0)
+    start = process_time()
+    await begin()
+    seconds = process_time() - start
+    await asyncio.sleep(0)
+    going = False
+    await ticking
+    return {"s": seconds, "longest turn, ms": longest * 1e3}
+
+
+def turns(n_workers):
+    import dask
+
+    # it would look at the workers that there are not
+    with dask.config.set({"distributed.scheduler.work-stealing": False}):
+        return asyncio.run(turns_of(n_workers))
+
+
+# --- live -----------------------------------------------------------------------------
+
+
+def crew(address, count):
+    """Run workers until this process is ended; their process is large, and no fault."""
+    import dask
+    from distributed import Worker
+
+    async def start():
+        options = {"nthreads": 1, "memory_limit": 64 * GIB, "dashboard": False}
+        every = [Worker(address, name=i, **options) for i in range(count)]
+        for some in range(0, count, 50):
+            await asyncio.gather(*every[some : some + 50])
+        await asyncio.Event().wait()
+
+    with dask.config.set(QUIET):
+        asyncio.run(start())
+
+
+@contextmanager
+def staffed(n_workers):
+    """A scheduler's process with workers of another; yields client and both."""
+    from distributed import Client
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "scheduler.json"
+        options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+        command = [sys.executable, "-m", "dask", "scheduler", *options]
+        started = [
+            subprocess.Popen(
+                [*command, "--scheduler-file", str(file)], stderr=subprocess.DEVNULL
+            )
+        ]
+        try:
+            while not file.exists():
+                sleep(0.05)
+            address = json.loads(file.read_text())["address"]
+            command = [sys.executable, __file__, "--crew", address, str(n_workers)]
+            started.append(
+                subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
+            )
+            with Client(address) as client:
+                client.wait_for_workers(n_workers, timeout=900)
+                yield client, [psutil.Process(p.pid) for p in started]
+        finally:
+            for process in reversed(started):
+                process.terminate()
+                process.wait()
+
+
+def given(client, n_workers):
+    """X and y of small pieces, on half of the workers."""
+    import dask.array as da
+
+    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    half, count = addresses[: max(1, n_workers // 2)], n_workers * LIVE_EACH
+    made = []
+    for name, shape in (("X", (4, 2)), ("y", (4,))):
+        blocks = {(name, i, *([0] * (len(shape) - 1))): np.ones(shape)
+                  for i in range(count)}  # fmt: skip
+        futures = client.scatter(blocks, workers=half, hash=False)
+        chunks = ((4,) * count, *((n,) for n in shape[1:]))
+        made.append(da.Array(futures, name, chunks, dtype="f8"))
+    return made
+
+
+def live(n_workers):
+    import clustertune
+    from clustertune import monitor
+
+    figures = {}
+    with staffed(n_workers) as (client, processes):
+        client.run_on_scheduler(start_ticking)
+
+        def timed(name, work):
+            client.run_on_scheduler(take_longest)
+            start = perf_counter()
+            result = work()
+            seconds = perf_counter() - start
+            longest = client.run_on_scheduler(take_longest)
+            figures[name] = {"s": seconds, "longest turn, ms": longest * 1e3}
+            print(f"  {name}: {figures[name]}", file=sys.stderr)
+            return result
+
+        quietly = {"progress": False, "timeout": "20 minutes"}
+        long = {"timeout": "10 minutes"}
+        timed("first check", lambda: clustertune.check(client, **long))
+        timed("look", lambda: client.sync(monitor.look, client, []))
+        timed("check", lambda: clustertune.check(client, **long))
+        X, y = given(client, n_workers)
+        timed("check with data", lambda: clustertune.check(client, X, y, **long))
+        dry = partial(clustertune.prepare, client, X, y, dry_run=True, **quietly)
+        timed("prepare, dry run", dry)
+        ready = timed(
+            "prepare: move half of the pieces",
+            lambda: clustertune.prepare(client, X, y, rechunk=False, **quietly),
+        )
+        assert ready.report.status == "done", str(ready.report)
+        X, y = ready
+        again = partial(clustertune.prepare, client, X, y, rechunk=False, **quietly)
+        assert timed("prepare again", again).report.status == "fine"
+        # these have no nannies: all that comes before a restart, and the refusals
+        rest = partial(clustertune.restart, client, X, y, dry_run=True, progress=False)
+        timed("restart, dry run", rest)
+        for name, process in zip(("scheduler", "workers"), processes, strict=True):
+            figures[f"memory: {name}"] = {"MiB": process.memory_info().rss / 2**20}
+        own = psutil.Process().memory_info().rss
+        figures["memory: client"] = {"MiB": own / 2**20}
+    return figures
+
+
+# --- restarts -------------------------------------------------------------------------
+
+
+def restarts(n_workers):
+    import dask
+    import dask.array as da
+    from distributed import Client, LocalCluster, wait
+
+    import clustertune
+
+    dask.config.set({"distributed.logging.distributed": "critical"})
+    options = {"threads_per_worker": 1, "memory_limit": "1 GiB"}
+    with (
+        LocalCluster(n_workers=n_workers, dashboard_address=None, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        pieces = n_workers * LIVE_EACH
+        X = client.persist(da.random.random((1000 * pieces, 10), chunks=(1000, 10)))
+        wait(X)
+        clustertune.check(client)
+        start = perf_counter()
+        report = clustertune.restart(client, X, progress=False)
+        seconds = perf_counter() - start
+        assert report.status == "done", str(report)
+    return {"restart of all": {"s": seconds, "s a worker": seconds / n_workers}}
+
+
+# --- all ------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[int], dict[str, dict[str, float]]]] = {
+    "records": records,
+    "turns": turns,
+    "live": live,
+    "restarts": restarts,
+}
+
+
+def growth(sizes, values):
+    """The exponent between the last two sizes; nothing where both are too short."""
+    known = [(n, v) for n, v in zip(sizes, values, strict=True) if v is not None]
+    if len(known) < 2 or known[-2][1] < FIRST:
+        return ""
+    (n, a), (m, b) = known[-2:]
+    return f"{math.log(b / a) / math.log(m / n):.2f}"
+
+
+def aims(part, results):
+    """What is wanted of a part, with what was found."""
+    sizes = list(results)
+    slopes = {
+        name: growth(sizes, [results[n].get(name, {}).get("s") for n in sizes])
+        for name in results[sizes[-1]]
+    }
+    known = {name: float(slope) for name, slope in slopes.items() if slope}
+    if part in ("records", "turns") and known:
+        worst = max(known, key=known.__getitem__)
+        yield f"{part}: growth of seconds, the worst ({worst})", known[worst], LINEAR
+    turned = {
+        name: figures["longest turn, ms"]
+        for name, figures in results.get(AT, {}).items()
+        if part == "turns"
+    }
+    if turned:
+        worst = max(turned, key=turned.__getitem__)
+        yield f"longest turn, ms, at {AT:,} workers ({worst})", turned[worst], TURN
+
+
+def show(part, results):
+    """A table of a part: a row for each stage and unit, a column for each size."""
+    sizes = list(results)
+    rows = []
+    for name in results[sizes[0]]:
+        for unit in results[sizes[0]][name]:
+            values = [results[n].get(name, {}).get(unit) for n in sizes]
+            shown = ["" if v is None else f"{v:.3g}" for v in values]
+            rows.append([name, unit, *shown, growth(sizes, values)])
+    header = [part, "", *(f"{n:,}" for n in sizes), "growth"]
+    print(tabulate(rows, header, disable_numparse=True), end="\n\n", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--sizes", type=int, nargs="+", help="workers")
+    parser.add_argument("--most", type=float, default=600, help="seconds of a size")
+    parser.add_argument("--one", nargs=2, metavar=("PART", "SIZE"), help="as JSON")
+    parser.add_argument("--crew", nargs=2, metavar=("ADDRESS", "COUNT"))
+    chosen = parser.parse_args()
+    if chosen.crew:
+        crew(chosen.crew[0], int(chosen.crew[1]))
+        return
+    if chosen.one:
+        print(json.dumps(PARTS[chosen.one[0]](int(chosen.one[1]))))
+        return
+    if wrong := set(chosen.parts) - PARTS.keys():
+        parser.error(f"there is no part {', '.join(wrong)}: choose {', '.join(PARTS)}")
+    print(machine())
+    wanted = []
+    for part in chosen.parts or PARTS:
+        results = {}
+        for size in chosen.sizes or SIZES[part]:
+            print(f"{part}, {size:,} workers", file=sys.stderr)
+            start = perf_counter()
+            # a process of its own: nobody's memory is left in it
+            done = subprocess.run(
+                [sys.executable, __file__, "--one", part, str(size)],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            results[size] = json.loads(done.stdout.strip().splitlines()[-1])
+            if perf_counter() - start > chosen.most:
+                break
+        show(part, results)
+        wanted += aims(part, results)
+    for what, value, most in wanted:
+        met = "met" if value <= most else "NOT met"
+        print(f"{what}: {value:.3g} <= {most:g}: {met}")
+
+
+if __name__ == "__main__":
+    main()
