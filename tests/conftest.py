@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask
+import hypothesis
 import pytest
 from distributed import Client, LocalCluster, core
 from distributed.utils import get_mp_context
@@ -32,6 +33,10 @@ dask.config.set({"clustertune.history.enabled": False})
 
 # where gilknocker is installed, it raises a warning when the machine is busy
 dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
+
+# how long an example takes says something about the machine, and fails where it is busy
+hypothesis.settings.register_profile("clustertune", deadline=None)
+hypothesis.settings.load_profile("clustertune")
 
 pytest_plugins = ["distributed.utils_test"]
 

@@ -166,6 +166,17 @@ async def test_an_error_in_the_block(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_a_client_that_is_closed_in_the_block(
+    c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Client(s.address, asynchronous=True) as other:
+        held = await clustertune.hold(other).__aenter__()
+    await held.__aexit__(None, None, None)
+    said = "the hold could not be given back: ConnectionLostError('the client is closed"
+    assert [text for text in messages(caplog) if text.startswith(said)]
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_a_plan_that_is_going_on(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

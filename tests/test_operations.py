@@ -45,6 +45,18 @@ def test_a_step_for_each_worker_with_its_price() -> None:
     assert other.args.id == 2
 
 
+def test_ceilings_are_those_of_the_others() -> None:
+    """As a dictionary of its own for each would say; of so many no such is made."""
+    some = [worker(i, burden=burden()) for i in range(5)]
+    found = list(restart.steps(view(some), set(range(5)), most=2))
+    line = int(0.7 * 4 * GIB)
+    for step, away in zip(found, [{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4}]):
+        others = set(range(5)) - away
+        assert step.args.ceilings == dict.fromkeys(others, line)
+        assert len(step.args.ceilings) == len(others)
+        assert not any(i in step.args.ceilings for i in away)
+
+
 def test_pieces_stay_together() -> None:
     """Keys of collections that are given go along."""
     data = layout([10, 10], [0, 1])

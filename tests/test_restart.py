@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -289,3 +290,18 @@ async def test_a_copy_of_an_earlier_round(c: Any, s: Any, a: Any, b: Any) -> Non
     assert await work._assign(worker) == [(future.key, b.address)]
     assert work.away == {future.key: b.address}
     assert work.copied == set()
+
+
+def test_a_restart_that_takes_longer_than_its_manager_waits(local_cluster: Any) -> None:
+    """Which would close the nanny of a worker that is not there for so long, or that
+    is not there again so long after it was away: and start it again once asked to."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "50ms"}):
+        cluster, client = local_cluster(2)
+        names = set(cluster.workers)
+        for _ in range(2):
+            report = clustertune.restart(client, workers=[0])
+            assert report.status == "done", str(report)
+        assert set(cluster.workers) == names == cluster.observed
+        assert clustertune.restart(client, drop_data=True).status == "done"
+        assert set(cluster.workers) == names == cluster.observed
+    assert all(a.startswith("tcp") for a in cluster.scheduler_info["workers"])

@@ -52,8 +52,11 @@ def test_down_and_up(local_cluster: Any) -> None:
     np.testing.assert_array_equal(X.compute(), expected.compute(scheduler="sync"))
     assert [int(v[0]) for v in client.gather(kept)] == list(range(8))
     assert clustertune.scale(client, 2).status == "fine"
+    gone = {0, 1, 2, 3} - local.worker_spec.keys()
     assert clustertune.scale(client, 3).status == "done"
     assert len(client.scheduler_info(n_workers=-1)["workers"]) == 3
+    # of a name that is still closing none would be started
+    assert not gone & local.worker_spec.keys()
 
 
 def test_with_an_address_only(tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from clustertune.dashboard.state import verdict
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.remote import mount
 from clustertune.showing import beside
+from tests.processes import soon
 
 BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
 ONE = [("127.0.0.1", 1)]
@@ -128,6 +130,30 @@ async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
         assert found["message"].endswith("looked into: another Python")
         assert verdict(state)[0] == "usable"  # that it is ready nobody knows
         assert not s.plugins.get("clustertune")
+
+
+@gen_cluster(client=False, nthreads=ONE)
+async def test_closed_while_it_connects(s, a):
+    """No client is left, and whoever was asking gets what was known."""
+    made = []
+
+    async def connect():
+        client = await serving.connected(s.address)
+        made.append(client)
+        try:
+            await asyncio.Event().wait()
+        except BaseException:
+            await client.close()
+            raise
+
+    source = serving.Source(connect)
+    reading = asyncio.ensure_future(source.read())
+    await soon(lambda: made)
+    await source.close()
+    assert made[0].status == "closed"
+    assert (await reading)["trouble"] == "the cluster has not been looked at yet"
+    assert (await source.read())["trouble"]
+    assert len(made) == 1
 
 
 @gen_test()

@@ -1,0 +1,255 @@
+"""A check, an action, a workload, an adapter and a playbook of another package.
+
+The package is that of docs/contributing.md, as it is printed there.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune import actions, adapters, checks, plugins, workloads
+from clustertune.errors import PlaybookError, RefusedError
+from clustertune.model import Drop, Price, Restart, Severity, Step
+from clustertune.playbook import Limits, load
+from clustertune.playing import refuse_beyond
+from clustertune.testing import view, worker
+from clustertune.workloads import Handed, Rows
+from tests.pages import DOCS, blocks
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FARM = '''
+"""What the package has besides: the cluster class of the farm."""
+from distributed import LocalCluster
+
+
+class FarmCluster(LocalCluster):
+    waiting = 3
+'''
+CACHES = (
+    actions.available, actions.others, adapters.available, checks.available,
+    workloads.available,
+)  # fmt: skip
+
+
+def forget() -> None:
+    """What was found of other packages."""
+    for cache in CACHES:
+        cache.cache_clear()
+    for name in [n for n in sys.modules if n.partition(".")[0] == "ours"]:
+        del sys.modules[name]
+
+
+def install(folder: Path, entries: Mapping[str, Mapping[str, str]]) -> None:
+    """What pip would write for a package with these entry points."""
+    info = folder / "ours-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+    lines = [
+        line
+        for group, names in entries.items()
+        for line in (f"[{group}]", *(f"{k} = {v}" for k, v in names.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package of the page, installed; the folder that it is in."""
+    page = (DOCS / "contributing.md").read_text()
+    files = {b.mark.removeprefix("file: "): b.code for b in blocks(page) if b.mark}
+    (tmp_path / "ours").mkdir()
+    for name, text in {**files, "ours/__init__.py": "", "ours/farm.py": FARM}.items():
+        (tmp_path / name).write_text(text)
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    install(tmp_path, project["entry-points"])
+    monkeypatch.syspath_prepend(tmp_path)
+    forget()
+    yield tmp_path
+    forget()
+
+
+def test_its_check(ours: Path) -> None:
+    """Is found, explained, set, and a condition of playbooks, as one of ours is."""
+    seen = view([worker(0, memory_limit=2**30), worker(1, memory_limit=2**33)])
+    (found,) = [f for f in checks.run(seen) if f.check == "small_workers"]
+    assert found.severity is Severity.warning
+    assert found.subject == (0,)
+    assert "memory_limit=" in found.remedy
+    assert "clustertune.checks.small_workers.least" in checks.page("small_workers")
+    lower = {"small_workers": {"least": 2**30}}
+    assert "small_workers" not in {f.check for f in checks.run(seen, lower)}
+    with pytest.raises(
+        ValueError, match=r"small_workers.least='much' must be a number"
+    ):
+        checks.run(seen, {"small_workers": {"least": "much"}})
+
+
+def test_the_test_of_its_check(ours: Path) -> None:
+    """As the page has it."""
+    (block,) = [
+        b
+        for b in blocks((DOCS / "contributing.md").read_text())
+        if b.language == "python" and not b.mark
+    ]
+    assert block.code.count("assert ") == 2
+    exec(block.code, {})
+
+
+def test_its_workload(ours: Path) -> None:
+    """Is chosen by the estimator, and says what its fit gets."""
+    kind = type("Forest", (), {"__module__": "ours.models"})
+    profile = workloads.choose(None, kind())
+    assert profile.name == "forest"
+    handed = Handed(training=Rows(X="X", sample_weight="w"))
+    assert workloads.fit_kwargs(profile, handed) == {"weights": "w"}
+
+
+def test_its_adapter(ours: Path) -> None:
+    """Comes before the one that takes whatever is like it, and never before others."""
+    names = list(adapters.available())
+    assert names[-2:] == ["farm", "spec_cluster"]
+    assert "farm" not in adapters.attachable()
+
+
+@pytest.mark.slow
+def test_a_cluster_of_its_manager_is_scaled(ours: Path) -> None:
+    """By what the adapter says, from a client of that cluster."""
+    from ours.farm import FarmCluster
+
+    options = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+    with FarmCluster(n_workers=1, **options) as cluster, Client(cluster) as client:
+        assert adapters.find(cluster).__name__ == "ours.farm_adapter"
+        assert clustertune.scale(client, 2, progress=False).status == "done"
+        assert client.sync(adapters.find(cluster).state, cluster).startswith("the farm")
+    with LocalCluster(n_workers=0, **options) as other:
+        assert adapters.find(other).__name__.endswith(".spec_cluster")
+
+
+SMALL = {"memory_limit": "1 GiB"}
+TWO = [("127.0.0.1", 1)] * 2
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)
+async def test_its_playbook(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
+    """Does its action where its check has found something, and says so everywhere."""
+    with dask.config.set({"clustertune.playbooks": str(ours)}):
+        rest = {"settle": "0s"}
+        planned = await clustertune.run(c, "our-night", dry_run=True, progress=False)
+        assert planned.status == "planned"
+        done = await clustertune.run(c, "our-night", settings=rest, progress=False)
+    assert [step.status for step in done.steps] == ["done", "looked"]
+    (step,) = done.steps[0].report.steps
+    assert (step.action, step.status) == ("trim_small", "done")
+    events = [event for _, event in await c.get_events("clustertune")]
+    assert [e["action"] for e in events if "by" in e] == ["trim_small"]
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)
+async def test_an_action_that_fails(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
+    """Is a step that has failed, whatever its code raises; others are done."""
+    path = ours / "our-night.yaml"
+    path.write_text(path.read_text() + "on_failure: continue\n")
+    module: Any = actions.others()["trim_small"]
+    module.propose = lambda findings, view: [1 / 0]
+    rest = {"settle": "0s"}
+    done = await clustertune.run(c, path, settings=rest, progress=False)
+    assert [step.status for step in done.steps] == ["failed", "looked"]
+    assert "the action trim_small failed: ZeroDivisionError" in done.steps[0].reason
+
+
+def test_what_a_playbook_may_ask_of_it(ours: Path) -> None:
+    """To take no longer than it says, and nothing else."""
+    head = "version: 1\nname: p\nsteps:\n  - do: trim_small\n"
+    read = load(head + "    with: {timeout: 1m}\n", "p.yaml")
+    assert read.steps[0].options == {"timeout": 60.0}
+    with pytest.raises(PlaybookError, match="unknown key 'workers'; choose from: time"):
+        load(head + "    with: {workers: [1]}\n", "p.yaml")
+    with pytest.raises(PlaybookError, match="did you mean trim_small"):
+        load(head.replace("small", "smal"), "p.yaml")
+
+
+def away(*ids: int, **fields: Any) -> list[Step]:
+    """Steps that restart workers, which are away at the same time."""
+    addresses = tuple(f"tcp://127.0.0.1/{id}" for id in ids)
+    args = [
+        Restart(
+            id=id, address=own, ceilings={}, wait=1, timeout=1,
+            beside=tuple(a for a in addresses if a != own), **fields,
+        )
+        for id, own in zip(ids, addresses, strict=True)
+    ]  # fmt: skip
+    price = Price(nbytes=0, seconds=None)
+    return [Step(action="ours", summary="", price=price, args=a) for a in args]
+
+
+@pytest.mark.parametrize(
+    ("steps", "limits", "allowed"),
+    [
+        ([], {"minimum_workers": 4}, True),
+        ([*away(0), *away(1)], {}, True),  # one after the other
+        (away(0, 1), {"disrupted_workers": 2}, True),
+        (away(0, 1), {"disrupted_workers": 2, "minimum_workers": 2}, True),
+        (away(0, 1), {}, False),
+        (away(0, 1), {"disrupted_workers": 2, "minimum_workers": 3}, False),
+        (away(0), {"minimum_workers": 4}, False),
+        ([*away(0, retire=True), *away(1, retire=True)], {}, False),
+    ],
+)
+def test_limits_hold_for_its_steps(steps: Any, limits: Any, allowed: bool) -> None:
+    """Those of restarts, and of workers that are closed."""
+    now = view([worker(i) for i in range(4)]).now
+    if allowed:
+        refuse_beyond(Limits(**limits), now, steps)
+    else:
+        with pytest.raises(RefusedError, match="nothing was touched"):
+            refuse_beyond(Limits(**limits), now, steps)
+
+
+def test_limits_hold_where_all_are_dropped() -> None:
+    """All workers are away then."""
+    now = view([worker(i) for i in range(2)]).now
+    args = Drop(workers={w.address: w.id for w in now.workers}, wait=1, timeout=1)
+    step = Step(action="o", summary="", price=Price(nbytes=0, seconds=None), args=args)
+    refuse_beyond(Limits(disrupted_workers=2), now, [step])
+    with pytest.raises(RefusedError, match="2 workers would be away"):
+        refuse_beyond(Limits(), now, [step])
+
+
+def test_none_of_it_takes_the_place_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does what cannot be loaded hide anything."""
+    (tmp_path / "ours.py").write_text("raise RuntimeError('not today')")
+    groups = ("checks", "actions", "workloads", "adapters")
+    entries = {f"clustertune.{g}": {"trim": "json", "bad": "ours"} for g in groups}
+    entries["clustertune.adapters"] = {"jobqueue": "json", "bad": "ours"}
+    del entries["clustertune.workloads"]["trim"]
+    install(tmp_path, entries)
+    monkeypatch.syspath_prepend(tmp_path)
+    forget()
+    try:
+        with caplog.at_level(logging.WARNING, "clustertune"):
+            assert dict(plugins.of("workloads")) == {}
+            assert actions.available()["trim"].__name__ == "clustertune.actions.trim"
+            assert not actions.others()
+            assert list(adapters.available())[-1] == "spec_cluster"
+            jobqueue: Any = adapters.available()["jobqueue"]
+            assert jobqueue.__name__ == "clustertune.adapters.jobqueue"
+        assert "bad = ours cannot be loaded" in caplog.text
+        assert "not today" in caplog.text
+    finally:
+        forget()
