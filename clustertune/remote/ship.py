@@ -33,11 +33,15 @@ _lock = threading.Lock()
 
 
 class _Shipped:
-    """Pickles as the bytes of what it holds."""
+    """Pickles as the bytes of what it holds; a worker of this process calls it as is."""
 
     def __init__(self, function: Callable[..., Any]):
+        self._function = function
         with _by_value():
             self.bytes = cloudpickle.dumps(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
         return cloudpickle.loads, (self.bytes,)
