@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 
 class _Shipped:
-    """Pickles as the bytes of what it holds; a worker of this process calls it as is."""
+    """Pickles as the bytes of what it holds; workers of this process just call it."""
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
