@@ -55,7 +55,7 @@ import measure
 from distributed import Client, LocalCluster, wait
 from layouts import LAYOUTS, Layout, Table, even, holders, load
 from libraries import LIBRARIES, NOTHING, Library
-from measure import interval, machine, ratios
+from measure import interval, machine, peak, ratios, reset_peak
 from tabulate import tabulate
 
 import clustertune
@@ -183,12 +183,12 @@ def warm_up(name: str, client: Client, library: Library) -> float:
 @contextmanager
 def measured(client: Client, figures: Figures, what: str) -> Iterator[None]:
     """Seconds, bytes that travelled, and the peak of each worker, by its name."""
-    client.run(_reset_peak)
+    client.run(reset_peak)
     before = client.run(_received)
     start = perf_counter()
     yield
     figures[what] = perf_counter() - start
-    after, peaks = client.run(_received), client.run(_peak)
+    after, peaks = client.run(_received), client.run(peak)
     workers = client.scheduler_info(n_workers=-1)["workers"]
     figures[f"{what}_moved"] = sum(after.values()) - sum(before.values())
     figures[f"{what}_peaks"] = {str(workers[w]["name"]): n for w, n in peaks.items()}
@@ -203,16 +203,6 @@ def _received(dask_worker: Any) -> int:
         if not str(key).startswith("('clustertune-link")
     ]
     return sum(sizes)
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (x for x in lines if x.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 def fullest(client: Client, X: Any) -> float:
@@ -246,11 +236,11 @@ def predicted(report: Any) -> Figures:
 def alone(library: Library) -> Figures:
     """One process without Dask; its data is in memory, as it is on the workers."""
     fit = library.alone()
-    _reset_peak()
+    reset_peak()
     start = perf_counter()
     fitted = fit()
     seconds = perf_counter() - start
-    return {"fit": seconds, "peak": _peak(), "quality": library.judge(fitted)}
+    return {"fit": seconds, "peak": peak(), "quality": library.judge(fitted)}
 
 
 # --- all of them ----------------------------------------------------------------------

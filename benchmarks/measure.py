@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -165,6 +166,18 @@ def _children() -> float:
     """CPU seconds of the children that have ended, and of theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def reset_peak() -> None:
+    """Let :func:`peak` count from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    """Bytes of memory that this process has had at most, as the kernel keeps them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (x for x in lines if x.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def show(rounds: Sequence[Mapping[str, float]], figures: Mapping[str, str]) -> None:
