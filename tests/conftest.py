@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +38,10 @@ dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
 # how long an example takes says something about the machine, and fails where it is busy
 hypothesis.settings.register_profile("clustertune", deadline=None)
 hypothesis.settings.load_profile("clustertune")
+
+# a shell has its jobs in the background ignore ^C, which tests send to themselves
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["distributed.utils_test"]
 
