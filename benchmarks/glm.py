@@ -9,8 +9,8 @@ reached stands beside its seconds. One figure differs by intention: dask-glm's `
 divides the penalty by the number of pieces.
 
 ``naive``: eight pieces, which all lie on the first of two workers, as after a scale-up.
-``prepared``: the same, given to ``prepare``, whose seconds count; ADMM wants smaller
-pieces, and has 80.
+``prepared``: the same, given to ``prepare``, whose seconds count. Pieces stay as they
+are, since with other ones ADMM would fit another model.
 ``alone``: scikit-learn in one process.
 
 ``proximal_grad`` and ``admm`` are dask-glm's; ``gradient_descent``, ``newton`` and
@@ -40,7 +40,7 @@ import clustertune
 
 ROWS, COLUMNS = 400_000, 15
 WORKERS = 2
-PIECES, SMALL = 8, 80
+PIECES = 8
 PENALTY = 1.0
 FEW = 2000  # rows of the warm-up
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
@@ -84,10 +84,10 @@ SOLVERS: dict[str, tuple[Fit, dict[str, Any]]] = {
         by_them("proximal_grad"),
         {"estimator": theirs("proximal_grad")},
     ),
-    "admm": (by_them("admm"), {"estimator": theirs("admm"), "rechunk": SMALL}),
+    "admm": (by_them("admm"), {"estimator": theirs("admm")}),
     "gradient_descent": (by_us("gradient_descent"), {}),
     "newton": (by_us("newton"), {}),
-    "our_admm": (our_admm, {"rechunk": SMALL}),
+    "our_admm": (our_admm, {}),
 }
 VARIANTS = ("naive", "prepared", "alone")
 
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=4)
     parser.add_argument("--variant")
     chosen = parser.parse_args()
-    rows = max(1, round(ROWS * chosen.scale / SMALL)) * SMALL
+    rows = max(1, round(ROWS * chosen.scale / PIECES)) * PIECES
     table = Table(rows, COLUMNS, "f8")
     if chosen.variant:
         print(json.dumps(variant(chosen.variant, table)))

@@ -29,6 +29,7 @@ dask.config.set({"clustertune.history.enabled": False})
 
 MOST_FOREIGN = 0.08  # share of all CPU time that others may have used in a round
 MOST_TRIES = 4  # of one round
+ORPHANS = "orphans"  # a figure: CPU seconds of processes that a variant has not awaited
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def _round(
         command = [sys.executable, script, "--variant", name, *arguments]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         result = json.loads(done.stdout.strip().splitlines()[-1])
+        ours -= result.pop(ORPHANS, 0.0)
         figures |= {f"{name}.{k}": v for k, v in result.items()}
     return figures | _shares(start, busy, _children() - ours)
 
@@ -166,6 +168,13 @@ def _children() -> float:
     """CPU seconds of the children that have ended, and of theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def orphans() -> dict[str, float]:
+    """What the processes below this one have used, if nobody is going to wait for them:
+    the system counts them as anybody's.
+    """
+    return {ORPHANS: _used(psutil.Process().children(recursive=True))}
 
 
 def reset_peak() -> None:

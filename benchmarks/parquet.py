@@ -42,7 +42,7 @@ import xgboost.dask as dxgb
 from distributed import Client, LocalCluster, wait
 from layouts import Table
 from libraries import log_loss
-from measure import machine, peak, ratios, reset_peak, run, show
+from measure import machine, orphans, peak, ratios, reset_peak, run, show
 
 import clustertune
 
@@ -159,9 +159,10 @@ def on_ray(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Figures]:
         start = perf_counter()
         result = _fit_on_ray(folder)
         seconds = perf_counter() - start
+        used = orphans()
     finally:
         ray.shutdown()
-    return result[0], {"seconds": seconds, "peak": result[1]}
+    return result[0], {"seconds": seconds, "peak": result[1], **used}
 
 
 def _fit_on_ray(folder: Path) -> tuple[xgb.Booster, float]:
