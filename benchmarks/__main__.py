@@ -95,7 +95,7 @@ BENCHMARKS = (
     ),
     _fit("xgboost", "XGBoost", "--rounds=3"),
     _fit("lightgbm", "LightGBM", "--rounds=3"),
-    _fit("proximal", "dask-glm, proximal gradient", "--rounds=4"),
+    _fit("proximal", "dask-glm, proximal gradient", "--rounds=3"),
     _fit("admm", "dask-glm, ADMM", "--rounds=3"),
     _fit("kmeans", "KMeans of dask-ml", "--rounds=4"),
     _fit("predict", "Predictions by a model of 20 MB", "--rounds=4"),

@@ -14,8 +14,9 @@ has prepared them, so that neither pays for imports. What the first ``prepare`` 
 cluster takes, of few rows, is told beside it.
 
 On even data neither moves anything, and both fits are of the same pieces in the same
-places. So there both take turns on one cluster, ``PAIRS`` times in a round: fits of two
-clusters differ more by chance than the 2 % that are at stake.
+places. So there both take turns on one cluster, ``PAIRS`` times, and on another one if
+there are more rounds than that: fits of two clusters differ more by chance than the 2 %
+that are at stake.
 
 Peak memory is of each worker's process: VmHWM, which the kernel keeps and the worker
 resets (5 in ``/proc/self/clear_refs``) when the preparation and the fit begin.
@@ -266,8 +267,10 @@ def run(given: argparse.Namespace) -> tuple[list[Figures], list[str]]:
         reference = rounds(1, ["alone"], f"--library={name}")
         for layout in given.layout if reference else ():
             which = f"--library={name}", f"--layout={layout}"
-            variants = [TURNS] if layout == "even" else list(PREPARE)
-            if found := apart(rounds(given.rounds, variants, *which)):
+            by_turns = layout == "even"
+            variants = [TURNS] if by_turns else list(PREPARE)
+            n = -(-given.rounds // PAIRS) if by_turns else given.rounds
+            if found := apart(rounds(n, variants, *which)):
                 record = {"library": name, "layout": layout, "rounds": found}
                 records.append(record | {"alone": reference[0]})
                 if given.json:
