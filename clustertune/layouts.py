@@ -17,7 +17,7 @@ from clustertune.model import Int64s, Layout, View
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Held:
-    """Bytes of each piece on each worker that holds some of it, in coordinate form."""
+    """Bytes of pieces on the workers that hold some of them, in coordinate form."""
 
     piece: Int64s
     worker: Int64s

@@ -31,12 +31,9 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.placement import Placement, place, placed
+from clustertune.placement import AIM, Placement, place, placed
 from clustertune.wording import bytes_text, plural
 
-# A layout that is wrong is brought well within the tolerance: at its very edge the
-# next small change would make it wrong again, and the fullest worker ends the fit.
-AIM = 0.2  # of the tolerance
 REMEDIES = frozenset(
     ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
 )  # checks; and whatever names this action

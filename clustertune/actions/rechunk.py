@@ -31,6 +31,7 @@ from clustertune import (
     replicas,
 )
 from clustertune.errors import AlignmentError, CapacityError
+from clustertune.layouts import Held
 from clustertune.memory import room
 from clustertune.model import (
     Cluster,
@@ -47,11 +48,10 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.placement import Placement, place
+from clustertune.placement import AIM, Placement, place
 from clustertune.sizes import held_bytes, part_bytes
 from clustertune.wording import bytes_text, names_text, plural
 
-AIM = 0.2  # of the tolerance, as where whole pieces are placed
 ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
     "; or free the old pieces while they are cut, which makes the collections that you "
@@ -284,7 +284,8 @@ def _targets(
         assert member.nbytes is not None
         nbytes += member.nbytes
         held.append((*member.holders, member.nbytes[member.holders[0]]))
-    coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
+    piece, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
+    there = Held(piece=piece, worker=worker, nbytes=amounts)
     trained = _trained(layout, rows, view)
     tolerance = view.goal.tolerance
     staying = replace(layout, members=tuple(members.values()))
@@ -296,7 +297,7 @@ def _targets(
         try:
             return place(
                 trained,
-                (coordinates[0], coordinates[1], coordinates[2]),
+                (there.piece, there.worker, there.nbytes),
                 layouts.weights(view),
                 nbytes=nbytes,
                 budget=budget,
@@ -312,11 +313,11 @@ def _targets(
     target = found.target.astype(np.int64)
     cut_members = [m for m in layout.members if m.label in largest]
     if any(_is_freed(m, release) for m in cut_members):
-        target = _by_neighbours(target, rows, nbytes, coordinates)
+        target = _by_neighbours(target, rows, nbytes, there)
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
     may = layouts.weights(view) > 0
     if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
-        target = arranging.in_runs(len(rows), arranging.Held(*coordinates), may)
+        target = arranging.in_runs(len(rows), there, may)
     covering = None
     if present is not None:
         covering = coverage.spread(
@@ -345,18 +346,13 @@ def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
     return shared
 
 
-def _by_neighbours(
-    target: Int64s,
-    rows: Int64s,
-    nbytes: Int64s,
-    held: tuple[Int64s, ...],
-) -> Int64s:
+def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) -> Int64s:
     """Targets exchanged between new pieces that are alike, so that neighbours go alike.
 
     Whole old pieces then leave a worker, and their memory is free before any part that
     stays is copied. Alike are pieces of as many rows and bytes, all on one worker.
     """
-    piece, worker, amount = held
+    piece, worker, amount = there.piece, there.worker, there.nbytes
     number, n_workers = np.arange(len(rows)), int(worker.max(initial=0)) + 1
     codes = np.sort(piece[amount > 0] * n_workers + worker[amount > 0])
     codes = codes[np.diff(codes, prepend=-1) > 0]
