@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustertune.coverage import Bools
 from clustertune.layouts import Held
-from clustertune.model import Int64s
+from clustertune.model import Bools, Int64s
 
 
 def in_runs(n_pieces: int, held: Held, may: Bools) -> Int64s:

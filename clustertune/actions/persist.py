@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from clustertune import chunking, layouts
 from clustertune.errors import CapacityError
@@ -20,6 +19,7 @@ from clustertune.memory import room
 from clustertune.model import (
     Cluster,
     Finding,
+    Float64s,
     Int64s,
     Layout,
     Load,
@@ -115,7 +115,7 @@ def _refuse_too_much(lazy: list[Member], view: View) -> None:
     )
 
 
-def _room(view: View) -> npt.NDArray[np.float64]:
+def _room(view: View) -> Float64s:
     """Bytes that every worker has room for beside what is loaded already."""
     return room(view) - held_bytes(view.layouts, len(view.now.workers))
 
@@ -123,9 +123,7 @@ def _room(view: View) -> npt.NDArray[np.float64]:
 # --- where each piece belongs ---------------------------------------------------------
 
 
-def _targets(
-    layout: Layout, view: View, free: npt.NDArray[np.float64]
-) -> dict[str, Int64s]:
+def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     """By label the worker of every key, where that can be told."""
     open_ = [m for m in layout.members if _can_be_bound(m)]
     if not open_ or not view.eligible_workers:
@@ -145,7 +143,7 @@ def _can_be_bound(member: Member) -> bool:
 
 
 def _anchor(
-    layout: Layout, first: Member, view: View, free: npt.NDArray[np.float64]
+    layout: Layout, first: Member, view: View, free: Float64s
 ) -> tuple[Int64s, Int64s]:
     """Rows of pieces and their workers: of what is loaded, else as it should be."""
     n_workers = len(view.now.workers)
@@ -163,9 +161,7 @@ def _anchor(
     return first.rows, _placed(layout, first.rows, view, free)
 
 
-def _placed(
-    layout: Layout, rows: Int64s, view: View, free: npt.NDArray[np.float64]
-) -> Int64s:
+def _placed(layout: Layout, rows: Int64s, view: View, free: Float64s) -> Int64s:
     none = np.zeros(0, dtype=np.int64)
     size = layout_bytes(layout)
     total = 0 if isinstance(size, Unknown) else size

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from clustertune import (
     arranging,
@@ -34,9 +33,11 @@ from clustertune.errors import AlignmentError, CapacityError
 from clustertune.layouts import Held
 from clustertune.memory import room
 from clustertune.model import (
+    Bools,
     Cluster,
     Cut,
     Finding,
+    Float64s,
     Int64s,
     Layout,
     Member,
@@ -103,7 +104,7 @@ def _best_step(
     layout: Layout,
     view: View,
     about: list[Finding],
-    taken: npt.NDArray[np.float64],
+    taken: Float64s,
 ) -> Step | None:
     """The step that is wanted; if that does not fit, the one that has to be.
 
@@ -122,7 +123,7 @@ def _best_step(
     raise CapacityError(step.args.shortage)  # type: ignore[attr-defined]
 
 
-def _made(recut: Recut, layout: Layout) -> npt.NDArray[np.float64]:
+def _made(recut: Recut, layout: Layout) -> Float64s:
     """Bytes of new pieces on each worker."""
     members = {m.label: m for m in layout.members}
     made = np.zeros(len(recut.workers))
@@ -154,7 +155,7 @@ def _step(
     view: View,
     rows: Int64s,
     about: list[Finding],
-    taken: npt.NDArray[np.float64],
+    taken: Float64s,
 ) -> Step | None:
     lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):
@@ -261,8 +262,8 @@ def _targets(
     view: View,
     rows: Int64s,
     drafts: list[Cut],
-    taken: npt.NDArray[np.float64],
-    present: coverage.Bools | None,
+    taken: Float64s,
+    present: Bools | None,
 ) -> tuple[Int64s, str, bool]:
     """Workers of the new pieces, and why they do not fit, if they do not.
 
@@ -293,7 +294,7 @@ def _targets(
     if not (members and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
         tolerance *= AIM
 
-    def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
+    def placed(budget: Float64s | None) -> Placement | None:
         try:
             return place(
                 trained,
@@ -403,10 +404,10 @@ def _budget(
     layout: Layout,
     view: View,
     largest: Mapping[str, int],
-    taken: npt.NDArray[np.float64],
+    taken: Float64s,
     *,
     release: bool,
-) -> npt.NDArray[np.float64]:
+) -> Float64s:
     """Bytes of new pieces that each worker has room for beside what stays.
 
     The old pieces stay as long as the caller holds them, which is all the while, unless
@@ -436,9 +437,7 @@ def _largest(member: Member, n_workers: int) -> Int64s:
     return result
 
 
-def _too_much(
-    layout: Layout, view: View, nbytes: Int64s, budget: npt.NDArray[np.float64]
-) -> str:
+def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> str:
     rooms = budget[layouts.weights(view) > 0]
     text = (
         f"the new pieces of the {layout.label} ({bytes_text(int(nbytes.sum()))}) do "
