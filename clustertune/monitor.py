@@ -1,5 +1,8 @@
 """Reads a live cluster and where given data lies. The only reader; it changes nothing.
 
+Whoever wants anything of the resident goes through here, too: :func:`open_door` sees
+that code may be sent and puts it in place, :func:`ask` makes a request.
+
 A look is one call of the scheduler's own (``identity``, all workers) and one of the
 resident (memory, holders of the given keys). What a worker knows of itself and does
 not change is asked once per process; row counts are taken at each look.
