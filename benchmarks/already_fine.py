@@ -10,8 +10,8 @@ import argparse
 from time import perf_counter
 
 import dask.array as da
-from distributed import Client, LocalCluster, wait
-from measure import interval, machine
+from distributed import Client, wait
+from measure import cluster, interval, machine
 
 import clustertune
 
@@ -21,12 +21,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=50)
     parser.add_argument("--pieces", type=int, default=100)
     chosen = parser.parse_args()
-    with (
-        LocalCluster(
-            n_workers=4, threads_per_worker=1, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with cluster(4, memory_limit="auto") as client:
         n = 1000 * chosen.pieces
         X = da.random.random((n, 20), chunks=(1000, 20))
         X, y = client.persist([X, X[:, 0] > 0.5])

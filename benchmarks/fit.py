@@ -53,7 +53,7 @@ from typing import Any
 
 import dask
 import measure
-from distributed import Client, LocalCluster, wait
+from distributed import Client, wait
 from layouts import LAYOUTS, Layout, Table, even, holders, load
 from libraries import LIBRARIES, NOTHING, Library
 from measure import interval, machine, peak, ratios, reset_peak
@@ -133,14 +133,7 @@ def in_turn(library: Library, layout: Layout) -> Figures:
 def workers() -> Iterator[Client]:
     with (
         TemporaryDirectory() as folder,
-        LocalCluster(
-            n_workers=WORKERS,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            memory_limit=MEMORY,
-            local_directory=folder,
-        ) as cluster,
-        Client(cluster) as client,
+        measure.cluster(WORKERS, memory_limit=MEMORY, local_directory=folder) as client,
     ):
         yield client
 

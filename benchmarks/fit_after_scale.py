@@ -21,8 +21,8 @@ import dask.array as da
 import numpy as np
 import xgboost as xgb
 import xgboost.dask as dxgb
-from distributed import Client, LocalCluster, wait
-from measure import machine, ratios, run, show
+from distributed import Client, wait
+from measure import cluster, machine, ratios, run, show
 
 import clustertune
 
@@ -74,16 +74,7 @@ def fit(client: Client, X: da.Array, y: da.Array) -> dict[str, float]:
 def variant(name: str, size: tuple[int, int, int]) -> dict[str, float]:
     if name == "one_process":
         return one_process(size)
-    n_workers = 2 if name == "even" else 1
-    with (
-        LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            memory_limit="6GiB",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with cluster(2 if name == "even" else 1, memory_limit="6GiB") as client:
         X, y = blocks(*size)
         if name == "even":
             two = list(client.scheduler_info()["workers"])
@@ -91,7 +82,7 @@ def variant(name: str, size: tuple[int, int, int]) -> dict[str, float]:
         else:
             X, y = client.persist([X, y])
             wait([X, y])
-            cluster.scale(2)
+            client.cluster.scale(2)
             client.wait_for_workers(2)
         warm_up(client)
         return placed(name, client, X, y)

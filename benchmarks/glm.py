@@ -31,9 +31,9 @@ from typing import Any
 import dask
 import numpy as np
 from dask_glm.estimators import LogisticRegression
-from distributed import Client, LocalCluster
+from distributed import Client
 from layouts import Table, half, load
-from measure import interval, machine, ratios, run
+from measure import cluster, interval, machine, ratios, run
 from tabulate import tabulate
 
 import clustertune
@@ -99,15 +99,7 @@ def variant(name: str, table: Table) -> dict[str, float]:
     if name == "alone":
         return alone(table)
     figures: dict[str, float] = {}
-    with (
-        LocalCluster(
-            n_workers=WORKERS,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            memory_limit="4GiB",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with cluster(WORKERS) as client:
         few = Table(FEW, table.columns, table.dtype)
         for solver, (fit, wanted) in SOLVERS.items():
             for size in (few, table):

@@ -19,8 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -28,9 +28,9 @@ from typing import Any
 import dask
 import joblib
 import sklearn
-from distributed import Client, LocalCluster
+from distributed import Client
 from layouts import Table
-from measure import interval, machine, ratios, run
+from measure import cluster, interval, machine, ratios, run
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -82,20 +82,6 @@ def search(case: Case) -> GridSearchCV:
 # --- the variants ---------------------------------------------------------------------
 
 
-@contextmanager
-def cluster() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=WORKERS,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            memory_limit="4GiB",
-        ) as started,
-        Client(started) as client,
-    ):
-        yield client
-
-
 def ours(client: Client, X: Any, y: Any) -> Any:
     return joblib_backend(client, X, y)
 
@@ -130,7 +116,7 @@ ALONE = ("threads", "processes")
 def variant(name: str, cases: list[str]) -> dict[str, float]:
     figures: dict[str, float] = {}
     with ExitStack() as stack:
-        client = None if name in ALONE else stack.enter_context(cluster())
+        client = None if name in ALONE else stack.enter_context(cluster(WORKERS))
         for each in cases:
             case = CASES[each]
             seconds(name, client, case, FEW)

@@ -33,8 +33,16 @@ from typing import Any
 
 import dask
 import numpy as np
-from distributed import Client, LocalCluster, as_completed
-from measure import MOST_FOREIGN, Interval, alternate, interval, machine, ratios
+from distributed import Client, as_completed
+from measure import (
+    MOST_FOREIGN,
+    Interval,
+    alternate,
+    cluster,
+    interval,
+    machine,
+    ratios,
+)
 from tabulate import tabulate
 
 from clustertune.training import map_reduce
@@ -161,22 +169,14 @@ def loop(client: Client, case: Case, name: str, calls: int) -> float:
     return taken / calls
 
 
-def first(cluster: LocalCluster, case: Case, name: str) -> float:
+def first(started: Any, case: Case, name: str) -> float:
     """Seconds of the first call of a client."""
-    with Client(cluster) as client:
+    with Client(started) as client:
         return loop(client, case, name, 1)
 
 
 def measured(case: Case, n_workers: int, n_pairs: int) -> None:
-    with (
-        LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            memory_limit="4GiB",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with cluster(n_workers) as client:
         for work in VARIANTS.values():
             work(client, 2 * n_workers, np.ones(case.size))
         run = partial(loop, client, case)
@@ -187,7 +187,7 @@ def measured(case: Case, n_workers: int, n_pairs: int) -> None:
         two = ("ours", best)
         loops = {name: partial(run, name, case.calls) for name in two}
         pairs = alternate(loops, n_pairs, tries=2)
-        firsts = {name: partial(first, cluster, case, name) for name in two}
+        firsts = {name: partial(first, client.cluster, case, name) for name in two}
         begun = alternate(firsts, FIRST, tries=2)
     show(rounds, pairs, begun, best, sized=case != CASES["tiny"])
 

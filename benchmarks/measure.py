@@ -14,15 +14,20 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import dask
 import psutil
 from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # what is measured is nobody's history
 dask.config.set({"clustertune.history.enabled": False})
@@ -30,6 +35,24 @@ dask.config.set({"clustertune.history.enabled": False})
 MOST_FOREIGN = 0.08  # share of all CPU time that others may have used in a round
 MOST_TRIES = 4  # of one round
 ORPHANS = "orphans"  # a figure: CPU seconds of processes that a variant has not awaited
+
+
+@contextmanager
+def cluster(n_workers: int, **options: Any) -> Iterator[Client]:
+    """A client of worker processes on this machine, of one thread and 4 GiB each."""
+    # not above: some benchmarks measure what importing takes
+    from distributed import Client, LocalCluster
+
+    usual = {
+        "threads_per_worker": 1,
+        "memory_limit": "4GiB",
+        "dashboard_address": "127.0.0.1:0",
+    }
+    with (
+        LocalCluster(n_workers=n_workers, **(usual | options)) as started,
+        Client(started) as client,
+    ):
+        yield client
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import psutil
-from distributed import Client, LocalCluster, futures_of, wait
-from measure import Interval, interval, machine, ratios, run
+from distributed import Client, futures_of, wait
+from measure import Interval, cluster, interval, machine, ratios, run
 from tabulate import tabulate
 
 import clustertune
@@ -240,19 +240,11 @@ def _loopback() -> int:
 
 def variant(name: str, case: Case) -> Figures:
     method, inputs = name.split("_")
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            memory_limit="6GiB",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with cluster(2, memory_limit="6GiB") as client:
         sources = list(client.scheduler_info()["workers"])
         old = load(client, case, sources)
         keys = {f.key for f in futures_of(old)}
-        cluster.scale(4)
+        client.cluster.scale(4)
         client.wait_for_workers(4)
         receivers = [w for w in client.scheduler_info()["workers"] if w not in sources]
         everyone = [*sources, *receivers]

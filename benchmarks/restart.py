@@ -55,21 +55,18 @@ def variant(name, mb):
     import time
 
     import dask
-    from distributed import Client, LocalCluster, wait
+    from distributed import wait
 
     import clustertune
 
     options = {
-        "threads_per_worker": 1,
         "memory_limit": f"{max(1.0, mb / 1000):.2f} GiB",
+        "dashboard_address": None,
     }
     if name == "lifetime":
         options |= {"lifetime": f"{LIFETIME} s", "lifetime_restart": True}
     dask.config.set({"distributed.logging.distributed": "critical"})
-    with (
-        LocalCluster(n_workers=WORKERS, dashboard_address=None, **options) as cluster,
-        Client(cluster) as client,
-    ):
+    with measure.cluster(WORKERS, **options) as client:
         X = client.persist(source(mb))
         wait(X)
         values = [np.full(1000, i) for i in range(SCATTERED)]

@@ -35,7 +35,7 @@ from time import perf_counter, process_time, sleep, time
 
 import numpy as np
 import psutil
-from measure import machine
+from measure import cluster, machine
 from monitor import QUIET, start_ticking, take_longest
 from tabulate import tabulate
 
@@ -522,16 +522,13 @@ def live(n_workers):
 def restarts(n_workers):
     import dask
     import dask.array as da
-    from distributed import Client, LocalCluster, wait
+    from distributed import wait
 
     import clustertune
 
     dask.config.set({"distributed.logging.distributed": "critical"})
-    options = {"threads_per_worker": 1, "memory_limit": "1 GiB"}
-    with (
-        LocalCluster(n_workers=n_workers, dashboard_address=None, **options) as cluster,
-        Client(cluster) as client,
-    ):
+    options = {"memory_limit": "1 GiB", "dashboard_address": None}
+    with cluster(n_workers, **options) as client:
         pieces = n_workers * LIVE_EACH
         X = client.persist(da.random.random((1000 * pieces, 10), chunks=(1000, 10)))
         wait(X)

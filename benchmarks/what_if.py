@@ -23,8 +23,7 @@ from time import perf_counter
 
 import dask
 import dask.array as da
-from distributed import Client, LocalCluster
-from measure import machine
+from measure import cluster, machine
 from tabulate import tabulate
 from xgboost import dask as training
 
@@ -42,15 +41,7 @@ def fit(client, X, y, trees):
 
 def hold_fits(n_workers, options, held):
     """Train on a cluster of that size, the first time without a note."""
-    with (
-        LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            memory_limit="2GiB",
-            dashboard_address=None,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with cluster(n_workers, memory_limit="2GiB", dashboard_address=None) as client:
         state = da.random.RandomState(0)
         chunks = (options.rows // 12, COLUMNS)
         X = state.random_sample((options.rows, COLUMNS), chunks=chunks)

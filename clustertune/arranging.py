@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from clustertune.coverage import Bools
-from clustertune.model import Int64s
-
-
-class Held(NamedTuple):
-    """Bytes of new pieces on workers, in coordinate form; copies are more entries."""
-
-    piece: Int64s
-    worker: Int64s
-    nbytes: Int64s
+from clustertune.layouts import Held
+from clustertune.model import Bools, Int64s
 
 
 def in_runs(n_pieces: int, held: Held, may: Bools) -> Int64s:
@@ -29,7 +19,7 @@ def in_runs(n_pieces: int, held: Held, may: Bools) -> Int64s:
     n_pieces
         How many there are, as many for each worker or a few more.
     held
-        Where their bytes lie.
+        Where their bytes lie; copies are more entries.
     may : (workers,)
         Which workers take part.
     """

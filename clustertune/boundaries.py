@@ -23,7 +23,7 @@ from clustertune import (
 )
 from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.grouping import Groups
-from clustertune.model import Finding, Int64s, Layout, Member, View
+from clustertune.model import Bools, Finding, Int64s, Layout, Member, View
 
 PIECES = frozenset(  # checks
     ("large_pieces", "missing_evals", "too_few_pieces", "too_many_pieces")
@@ -83,7 +83,7 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
 
 def covering(
     layout: Layout, rows: Int64s, view: View, *, alone: bool
-) -> tuple[Int64s, coverage.Bools] | None:
+) -> tuple[Int64s, Bools] | None:
     """Rows of pieces that can be shared out so that all have every class, if needed.
 
     With which classes each piece has. ``alone``: rows of rare classes lie alone, where

@@ -11,9 +11,8 @@ import heapq
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from clustertune.model import Int64s
+from clustertune.model import Float64s, Int64s
 
 
 class Parts(NamedTuple):
@@ -95,7 +94,7 @@ def at_edges(edges: Int64s, n_rows: int, cuts: Int64s) -> Int64s:
     return np.diff(np.concatenate(([0], near, [n_rows]))).astype(np.int64)
 
 
-def fullest(rows: Int64s, weights: npt.NDArray[np.float64]) -> float:
+def fullest(rows: Int64s, weights: Float64s) -> float:
     """Rows of the fullest worker over its share, largest pieces given out first.
 
     Each goes to the worker that is least full with it: no search, so a little more than

@@ -158,7 +158,7 @@ async def read(
     if not looks:
         return {}
     made = await asyncio.to_thread(_bundled, given, futures, looks, homes)
-    approved = {address for address, _ in monitor.known(client).approved}
+    approved = monitor.known(client).addresses
     known = [address for address in workers if address in approved]
     if not known:
         raise NoWorkersError(

@@ -46,7 +46,8 @@ def _first_holders(member: Member) -> list[tuple[Key, int]]:
         return []
     piece, index = np.unique(member.holders[0], return_index=True)
     holder = member.holders[1][index]
-    return [(member.keys[p], h) for p, h in zip(piece.tolist(), holder.tolist())]  # noqa: B905
+    pairs = zip(piece.tolist(), holder.tolist(), strict=True)
+    return [(member.keys[p], h) for p, h in pairs]
 
 
 async def _ask_rows(

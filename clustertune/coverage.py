@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustertune import layouts
-from clustertune.model import Float64s, Int64s, Layout, View
+from clustertune.model import Bools, Float64s, Int64s, Layout, View
 
-Bools = npt.NDArray[np.bool_]
 Float32s = npt.NDArray[np.float32]
 
 NEAR = 32  # pieces, and workers, among which an exchange is looked for
@@ -316,7 +315,7 @@ class _Ways:
         more = _common(~comes, (own == 1) & goes) + _common(comes & (there == 1), ~goes)
         return more - less
 
-    def best(self, cost: npt.NDArray[np.float64]) -> tuple[int, int] | None:
+    def best(self, cost: Float64s) -> tuple[int, int] | None:
         """The way of least cost, and of these as :func:`spread` says; None: none."""
         ways = np.flatnonzero(np.isfinite(cost))
         if not len(ways):

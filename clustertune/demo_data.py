@@ -21,6 +21,7 @@ from clustertune.errors import ClustertuneError
 LABEL = "digit"  # of the data made here
 CLASSES = 20  # most different values of a whole-number label that are taken as classes
 FEWEST_ROWS = 100
+FILES = 4  # of the data made here
 _SEED = 0
 
 
@@ -42,7 +43,7 @@ class Data:
 # --- made here ----------------------------------------------------------------------
 
 
-def write_digits(folder: Path, *, rows: int, pieces: int, files: int = 4) -> None:
+def write_digits(folder: Path, *, rows: int, pieces: int) -> None:
     """Write Parquet files with uneven row groups: real digits, repeated with noise.
 
     The noise (a quarter of the range) makes each row another one, and the task hard
@@ -59,7 +60,7 @@ def write_digits(folder: Path, *, rows: int, pieces: int, files: int = 4) -> Non
     names = [f"pixel_{i}" for i in range(images.shape[1])]
     schema = pa.schema([(n, pa.float32()) for n in names] + [(LABEL, pa.int64())])
     folder.mkdir(parents=True)
-    for number, sizes in enumerate(np.array_split(row_groups(rows, pieces), files)):
+    for number, sizes in enumerate(np.array_split(row_groups(rows, pieces), FILES)):
         with pq.ParquetWriter(folder / f"part-{number}.parquet", schema) as writer:
             for size in sizes.tolist():
                 which = random.integers(0, len(images), size)

@@ -1,8 +1,9 @@
 """Carries out a plan, step by step: look again, act, say what it took.
 
 Besides the resident, which acts for it, the executor is the only part that changes
-workers or the place of data. What a step could not do is in its outcome, not hidden in
-a log; whether the cluster is now as it should be is seen by looking again.
+workers or the place of data; ``reset`` alone makes another cluster. What a step could
+not do is in its outcome, not hidden in a log; whether the cluster is now as it should
+be is seen by looking again.
 """
 
 from __future__ import annotations

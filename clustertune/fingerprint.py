@@ -14,7 +14,7 @@ from hashlib import sha256
 import numpy as np
 
 from clustertune.model import Member, View
-from clustertune.wording import bytes_text, plural, printable, workers_text
+from clustertune.wording import are, bytes_text, plural, printable, workers_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +112,9 @@ def differences(was: Fingerprint, now: Fingerprint) -> Iterator[str]:
     before = {w.id: w for w in was.workers}
     after = {w.id: w for w in now.workers}
     if gone := [id for id in before if id not in after]:
-        yield f"{workers_text(gone)} {_is(gone)} gone"
+        yield f"{workers_text(gone)} {are(gone)} gone"
     if new := [id for id in after if id not in before]:
-        yield f"{workers_text(new)} {_is(new)} new"
+        yield f"{workers_text(new)} {are(new)} new"
     both = [(before[id], after[id]) for id in before if id in after]
     if again := [w.id for w, x in both if w.address != x.address]:
         yield f"{workers_text(again)} {_was(again)} restarted"
@@ -137,10 +137,6 @@ def _changed(was: SeenData, now: SeenData) -> str:
     if was.nbytes != now.nbytes:
         return "has pieces of other sizes"
     return "lies on other workers" if was.holders != now.holders else ""
-
-
-def _is(ids: list[str | int]) -> str:
-    return "is" if len(ids) == 1 else "are"
 
 
 def _was(ids: list[str | int]) -> str:

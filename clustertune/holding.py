@@ -96,7 +96,6 @@ class Hold(Block):
         *,
         label: str = UNNAMED,
         profile: str | None = None,
-        say: Callable[[str], None] | None = None,
         predicted: int | None = None,
         about: Callable[[], Record] | None = None,
     ):
@@ -105,7 +104,6 @@ class Hold(Block):
         self.measures: Measures | None = None
         self._label = label
         self._profile = profile
-        self._say = say or _tell
         self._predicted = predicted
         self._about = about  # makes a record of the data and the cluster
         self._name = uuid4().hex
@@ -142,10 +140,10 @@ class Hold(Block):
         began = time() - seconds
         for snapshot in self.monitor.snapshots[-1:]:
             for text in self._noted.take(snapshot):
-                self._say(text)
+                _tell(text)
         await self._around.aclose()
         self.measures = measures = self._noted.measures(seconds, self._predicted)
-        self._say(str(measures))
+        _tell(str(measures))
         label = "" if self._label == UNNAMED else self._label
         hindered = await noting.note(
             lambda: noting.of_hold(
@@ -158,7 +156,7 @@ class Hold(Block):
             )
         )
         if hindered:
-            self._say(hindered)
+            _tell(hindered)
 
     async def _take(self) -> None:
         """Waits while a plan of another client's is being carried out."""
@@ -180,10 +178,10 @@ class Hold(Block):
         try:
             there = await asyncio.wait_for(request, ENDING)
         except (ClustertuneError, asyncio.TimeoutError) as error:
-            self._say(f"the hold could not be given back: {printable(repr(error))}")
+            _tell(f"the hold could not be given back: {printable(repr(error))}")
         else:
             if self._held and not there:
-                self._say(
+                _tell(
                     "the hold had ended before: the scheduler was started again, or "
                     "had not heard of this client for a while"
                 )
@@ -193,21 +191,21 @@ class Hold(Block):
             await self._say_what_happens()
         except Exception as error:  # noqa: BLE001, whoever trains must hear of it
             text = printable(repr(error), longest=200)
-            self._say(f"the cluster is watched no more: {text}")
+            _tell(f"the cluster is watched no more: {text}")
 
     async def _say_what_happens(self) -> None:
         """Say at once what a library that waits will not say."""
         said: set[tuple[str, tuple[str | int, ...]]] = set()
         async for snapshot in self.monitor:
             for text in self._noted.take(snapshot):
-                self._say(text)
+                _tell(text)
             for event in self.monitor.take_events():
                 found: Finding = event.finding
                 subject = (event.kind + found.check, found.subject)
                 if found.check in SAID and subject not in said:
                     said.add(subject)
                     advice = f". {found.remedy}" if event.kind == "began" else ""
-                    self._say(f"{event}{advice}")
+                    _tell(f"{event}{advice}")
 
 
 class _Noted:

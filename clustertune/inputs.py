@@ -126,6 +126,14 @@ def gather(
     )
 
 
+def of_rows(collections: Sequence[Any]) -> Inputs:
+    """Row-aligned collections of which none is known to be the labels; maybe none."""
+    if not collections:
+        return NOTHING
+    X, y, *others = (*collections, None) if len(collections) == 1 else collections
+    return gather(X, y, others, {}, None)
+
+
 def _add(
     label: str, given: Sequence[Given], groups: list[Group], same: dict[str, str]
 ) -> None:
@@ -437,14 +445,6 @@ def _columns(x: da.Array) -> int | None:
 
 
 # --- the client ---------------------------------------------------------------------
-
-
-def of_rows(collections: Sequence[Any]) -> Inputs:
-    """Row-aligned collections of which none is known to be the labels; maybe none."""
-    if not collections:
-        return NOTHING
-    X, y, *others = (*collections, None) if len(collections) == 1 else collections
-    return gather(X, y, others, {}, None)
 
 
 def check_client(client: Any, inputs: Inputs) -> None:

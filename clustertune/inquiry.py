@@ -52,7 +52,7 @@ SILENT = 5.0  # seconds without a heartbeat; on a large cluster they come less o
 
 async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     """The snapshot with what workers and scheduler say when they are asked for more."""
-    approved = {address for address, _ in monitor.known(client).approved}
+    approved = monitor.known(client).addresses
     # who has not even told the scheduler of itself will not answer either
     patience = SILENT + len(snapshot.workers) / 50
     asked = [

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from clustertune.model import Int64s, Layout, View
+from clustertune.model import Bools, Float64s, Int64s, Layout, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Held:
-    """Bytes of each piece on each worker that holds some of it, in coordinate form."""
+    """Bytes of pieces on the workers that hold some of them, in coordinate form."""
 
     piece: Int64s
     worker: Int64s
@@ -62,7 +61,7 @@ def held(layout: Layout, n_workers: int) -> Held:
     return Held(piece=code // n_workers, worker=code % n_workers, nbytes=nbytes)
 
 
-def copied(layout: Layout) -> npt.NDArray[np.bool_]:
+def copied(layout: Layout) -> Bools:
     """For every piece, whether more than one worker holds a copy of any member."""
     n_pieces = layout.members[0].n_pieces
     result = np.zeros(n_pieces, dtype=np.bool_)
@@ -83,7 +82,7 @@ def homes(layout: Layout, n_workers: int) -> Int64s:
     return home
 
 
-def apart(layout: Layout, n_workers: int) -> npt.NDArray[np.bool_]:
+def apart(layout: Layout, n_workers: int) -> Bools:
     """For every piece with rows, whether no single worker holds all members of it."""
     codes = [
         member.holders[0] * n_workers + member.holders[1]  # each but once
@@ -98,7 +97,7 @@ def apart(layout: Layout, n_workers: int) -> npt.NDArray[np.bool_]:
     return result if rows is None else result & (rows > 0)
 
 
-def weights(view: View) -> npt.NDArray[np.float64]:
+def weights(view: View) -> Float64s:
     """A worker's claim on rows: its threads if it may hold training data, else 0.
 
     Where a workload needs as many rows on each, all claim alike.

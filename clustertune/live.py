@@ -8,24 +8,20 @@ lands what is in flight and stops, and the lease is given back.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import (
-    AsyncIterator,
-    Awaitable,
     Callable,
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic
 from typing import Any, NamedTuple
 
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
-from distributed import CancelledError, Client, Future, wait
+from distributed import Client, Future
 
 from clustertune import (
     contents,
@@ -39,11 +35,8 @@ from clustertune import (
     releasing,
     reordering,
 )
-from clustertune.errors import (
-    ConnectionLostError,
-    IncompleteError,
-    NoWorkersError,
-)
+from clustertune.computing import POLL, Computing
+from clustertune.errors import NoWorkersError
 from clustertune.layouts import homes
 from clustertune.lease import Lease
 from clustertune.model import (
@@ -68,13 +61,6 @@ from clustertune.model import (
 from clustertune.remote import keys
 from clustertune.staff import Staff
 from clustertune.wording import bytes_text, names_text, plural, printable
-
-logger = logging.getLogger("clustertune")
-
-POLL = 0.05  # seconds between two questions how far something is
-STUCK = 0.5  # seconds between two questions whether a task waits for a worker
-RELEASE = 0.01  # seconds between two looks which old pieces can go
-LANDING = 10.0  # seconds that a cancelled move is given to land what is in flight
 
 
 class _Found(NamedTuple):
@@ -130,6 +116,7 @@ class LiveCluster:
         self.asked = asked
         self._lease = Lease(client, remaining)
         self.staff = Staff(self._lease)
+        self._computing = Computing(self._lease)
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of what this call has made
         self._lent: set[str] = set()  # labels of the caller's that were released
@@ -186,12 +173,12 @@ class LiveCluster:
             found = await self._pieces(x)
             members.append(self._member(x, found))
             futures += found.futures or ()
-        await self._settle(futures, notify)
+        await self._computing.settle(futures, notify, "loading")
         snapshot, seen = await monitor.look(self.client, members)
         while any(_is_missing_pieces(m) for m in seen):
             # a worker died between the two: what it held is being computed again
             await asyncio.sleep(POLL)
-            await self._settle(futures, notify)
+            await self._computing.settle(futures, notify, "loading")
             snapshot, seen = await monitor.look(self.client, members)
         layouts = self._layouts(seen)
         if self.asked.values:
@@ -253,66 +240,6 @@ class LiveCluster:
         found = {x.label: (await self._pieces(x)).futures for x in self.given}
         return {label: own for label, own in found.items() if own is not None}
 
-    async def _settle(
-        self,
-        futures: list[Any],
-        notify: Notify,
-        doing: str = "loading",
-        pin: str = "",
-        release: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Wait until every piece is in memory; raise what went wrong with one.
-
-        ``pin`` names tasks that are bound to workers: those of a worker that is gone
-        or paused are let go. ``release`` is called now and then, and at the end.
-        """
-        pending = futures
-        asked = monotonic()
-        pause = POLL if release is None else RELEASE
-        # "lost" is what a client calls a key whose worker died until it is there again
-        while pending := [f for f in pending if f.status in ("pending", "lost")]:
-            await self._refuse_failed(futures)
-            if self.client.status != "running":
-                raise ConnectionLostError(f"the client is {self.client.status}")
-            self._lease.refuse_late()
-            done = 1 - len(pending) / len(futures)
-            notify(f"{doing} {len(futures)} pieces", done)
-            if pin and monotonic() - asked > STUCK:
-                asked = monotonic()
-                await self._lease.ask("free_stuck", name=pin)
-            if release is not None:
-                await release()
-            # looking at 100,000 states takes as long as the pause should
-            await asyncio.sleep(len(futures) * 1e-6)
-            await self._done_soon(pending[-1], pause)
-        await self._refuse_failed(futures)
-        if release is not None:
-            await release()
-
-    async def _done_soon(self, future: Future[Any], seconds: float) -> None:
-        """Wait for one of many, which are then looked at again, or so long."""
-        with self.client.as_current():
-            done: Any = wait(future, timeout=seconds)
-        # one that is cancelled is no surprise to whoever looks at it next
-        with suppress(asyncio.TimeoutError, CancelledError):
-            await done
-
-    async def _refuse_failed(self, futures: list[Any]) -> None:
-        for future in futures:
-            if future.status in ("pending", "lost", "finished"):
-                continue
-            if future.status == "error":
-                error = await future.exception()
-                raise IncompleteError(
-                    f"the piece {printable(str(future.key))} could not be computed: "
-                    f"{printable(repr(error))}"
-                ) from error
-            raise IncompleteError(
-                f"the piece {printable(str(future.key))} is {future.status}: its data "
-                "was lost with a worker and cannot be recomputed, or it was cancelled; "
-                "load the data again"
-            )
-
     # --- act --------------------------------------------------------------------------
 
     async def persist(self, load: Load, notify: Notify) -> None:
@@ -330,33 +257,9 @@ class LiveCluster:
         ]
         # making the graph takes a while, in which the event loop must go on
         graph = await asyncio.to_thread(loading.build, lazy)
-        async with self._pinned(graph) as pin:
-            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            try:
-                await self._settle(list(futures.values()), notify, "loading", pin)
-            except BaseException:
-                for future in futures.values():
-                    future.release()  # a traceback would keep them
-                raise
+        futures = await self._computing.pieces(graph, notify, "loading")
         make = partial(loading.collections, lazy, graph, futures)
         self._replace(await asyncio.to_thread(make))
-
-    @asynccontextmanager
-    async def _pinned(self, graph: graphs.Graph) -> AsyncIterator[str]:
-        """Tasks that are bound to workers, which are let go in the end.
-
-        A binding outlives its task: computed again after its worker was lost, the task
-        would wait for that worker for ever.
-        """
-        # sorted by name, so that ranges are ranges
-        ours = sorted(graph.where, key=_name_of)
-        names = await asyncio.to_thread(keys.pack, ours)
-        pin = await self._lease.ask("pin", keys=names)
-        try:
-            yield pin
-        finally:
-            unpin = self._lease.quietly("unpin", token=self._lease.token, name=pin)
-            await asyncio.shield(unpin)
 
     def _replace(self, now: Mapping[str, Any]) -> None:
         """Collections, by label, that this call has made in place of those given."""
@@ -379,7 +282,7 @@ class LiveCluster:
         mine = [f for label in lent for f in old[label]]
         await releasing.refuse_shared(self.client, mine, others)
         graph = await asyncio.to_thread(cutting.build, recut, given)
-        async with self._pinned(graph) as pin:
+        async with self._computing.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
             now = await asyncio.to_thread(
                 cutting.collections, recut, given, graph, futures
@@ -406,7 +309,7 @@ class LiveCluster:
                 self.aside = {k: _joined(x, self.aside.get(k)) for k, x in more.items()}
                 self._rows_aside += recut.aside
             try:
-                await self._settle(
+                await self._computing.settle(
                     list(futures.values()),
                     notify,
                     "cutting",
@@ -425,14 +328,7 @@ class LiveCluster:
         given = {x.label: x.collection for x in self.given}
         old = {s.label: self._found[s.label].futures or [] for s in reorder.sources}
         graph = await asyncio.to_thread(reordering.build, reorder, given)
-        async with self._pinned(graph) as pin:
-            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            try:
-                await self._settle(list(futures.values()), notify, "ordering", pin)
-            except BaseException:
-                for future in futures.values():
-                    future.release()  # a traceback would keep them
-                raise
+        futures = await self._computing.pieces(graph, notify, "ordering")
         make = partial(reordering.collections, reorder, given, old, graph, futures)
         made = await asyncio.to_thread(make)
         numbers = made.pop(reordering.ORDER, None)
@@ -535,9 +431,7 @@ class LiveCluster:
             home = homes(layout, len(view.now.workers)).tolist()
             workers = [view.now.workers[i].address for i in home]
             graph = graphs.constants(member.label, sizes, workers)
-            async with self._pinned(graph):
-                futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-                await self._settle(list(futures.values()), lambda *_: None)
+            futures = await self._computing.pieces(graph, lambda *_: None, "counting")
             first: Any = graph.pieces[member.label][0]
             chunks = (tuple(map(len, sizes)),)
             made = da.Array(futures, first[0], chunks, dtype=np.int64)
@@ -566,10 +460,6 @@ def _joined(first: Any, then: Any) -> Any:
         return first
     array = isinstance(first, da.Array)
     return da.concatenate([first, then]) if array else dd.concat([first, then])
-
-
-def _name_of(key: Key) -> str:
-    return str(key[0]) if isinstance(key, tuple) else str(key)
 
 
 def _find(collection: Any, client: Client) -> _Found:

@@ -39,6 +39,7 @@ from clustertune.wording import bytes_text, plural, printable
 Key = str | int | float | tuple[Any, ...]
 """A Dask key."""
 
+Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
@@ -75,11 +76,10 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What the values of a collection are like, by piece; asked for by ``deep=True``.
+    """What the values of a collection are like, by piece.
 
-    Of features ``not_finite`` and ``categories``, of labels ``not_finite``,
-    ``classes`` and ``moments``, of groups ``ends``, ``sorted`` and ``scattered``; see
-    :mod:`clustertune.remote.content`.
+    As far as ``deep=True``, or the workload, asks for it: what functions of
+    :mod:`clustertune.remote.content` answer, under the same names.
     """
 
     pieces: tuple[Mapping[str, Any], ...]

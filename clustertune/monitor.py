@@ -1,5 +1,8 @@
 """Reads a live cluster and where given data lies. The only reader; it changes nothing.
 
+Whoever wants anything of the resident goes through here, too: :func:`open_door` sees
+that code may be sent and puts it in place, :func:`ask` makes a request.
+
 A look is one call of the scheduler's own (``identity``, all workers) and one of the
 resident (memory, holders of the given keys). What a worker knows of itself and does
 not change is asked once per process; row counts are taken at each look.
@@ -61,6 +64,11 @@ class Known:
     asked: dict[Process, float] = field(default_factory=dict)  # for facts, monotonic
     #: seconds that a task takes beside its work, and the workers with which it did
     overhead: tuple[float, frozenset[str]] | None = None
+
+    @property
+    def addresses(self) -> set[str]:
+        """Of the workers to which code may be sent."""
+        return {address for address, _ in self.approved}
 
     def forget_all_but(self, present: Iterable[Process]) -> None:
         """Let go what was learned of processes that are gone."""
@@ -309,12 +317,11 @@ async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> S
         np.sum([getattr(f, name) for f in flows], axis=0)
         for name in ("into", "out", "made")
     )
-    approved = known(client).approved
-    there = {address for address, _ in approved}
+    approved = known(client).addresses
     taking_part = [
         w.address
         for w, nbytes in zip(snapshot.workers, into + out + made, strict=True)
-        if nbytes and w.running and w.address in there
+        if nbytes and w.running and w.address in approved
     ]
     sender = int(out.argmax())
     others = np.arange(len(into)) != sender
@@ -369,7 +376,7 @@ async def _rooms(
         and w.burden.nbytes
         and running <= {w.address}
     ]
-    approved = {address for address, _ in known(client).approved}
+    approved = known(client).addresses
     answers = await ship.on_workers(
         client,
         park.room,

@@ -254,7 +254,7 @@ def scale(
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
         yield from adapting.exactly(view, wanted)
-        there = sum(w.status in ("running", "paused") for w in view.now.workers)
+        there = sum(w.stays for w in view.now.workers)
         if there < wanted:
             reason = adapters.obstacle(client.cluster, wanted)
             if reason is not None:

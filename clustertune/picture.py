@@ -20,7 +20,7 @@ from clustertune.model import Finding
 from clustertune.remote.shares import summary
 from clustertune.report import LayoutSummary, Report, headlines
 from clustertune.shielding import policy
-from clustertune.wording import bytes_text, seconds_text
+from clustertune.wording import bytes_text, cost_text, seconds_text
 
 LISTED = 12
 #: nothing is asked of any network, whatever text of a cluster is in it
@@ -90,8 +90,8 @@ def _steps(report: Report) -> str:
         (
             looks.text(s.status),
             looks.text(s.summary, 1000),
-            _cost(s.predicted_bytes, s.predicted_seconds),
-            _cost(s.nbytes, s.seconds),
+            cost_text(s.predicted_bytes, s.predicted_seconds),
+            cost_text(s.nbytes, s.seconds),
             looks.text(s.gain, 1000),
             looks.text(s.reason, 1000),
         )
@@ -99,12 +99,6 @@ def _steps(report: Report) -> str:
     ]
     head = ("status", "step", "predicted", "took", "gain", "reason")
     return "<h2>Steps</h2>" + looks.table(head, rows, "kwkkww")
-
-
-def _cost(nbytes: int | None, seconds: float | None) -> str:
-    known = [] if nbytes is None else [bytes_text(nbytes)]
-    known += [] if seconds is None else [seconds_text(seconds)]
-    return ", ".join(known) or "unknown"
 
 
 def _forecast(report: Report) -> str:

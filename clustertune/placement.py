@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = npt.NDArray[Any]
 
+# A layout that is wrong is brought well within the tolerance: at its very edge the
+# next small change would make it wrong again, and the fullest worker ends the fit.
+AIM = 0.2  # of the tolerance, for whoever places such a layout
+
 ALL = 2_000_000  # all ways of all pieces are tried if their loads are so few numbers
 WAYS, TRIES = 4_096, 800  # else so many ways for a few pieces, and so often
 PATIENCE = 200  # fruitless tries in a row after which a placement counts as good

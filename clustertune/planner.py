@@ -7,17 +7,8 @@ every refusal keeps its reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from clustertune import actions, guards
-from clustertune.model import (
-    Action,
-    Finding,
-    Plan,
-    Refusal,
-    Step,
-    View,
-)
+from clustertune.model import Finding, Plan, Refusal, Step, View
 
 PHASES: tuple[tuple[str, str], ...] = (
     # processes that have to be new are so before anything is given to them
@@ -39,11 +30,7 @@ PHASES: tuple[tuple[str, str], ...] = (
 )
 
 
-def make_plan(
-    findings: tuple[Finding, ...],
-    view: View,
-    available: Mapping[str, Action] | None = None,
-) -> Plan:
+def make_plan(findings: tuple[Finding, ...], view: View) -> Plan:
     """The steps of the first phase that has any that is allowed.
 
     What was refused in the phases before it is kept, with the reasons.
@@ -53,7 +40,7 @@ def make_plan(
     CapacityError, NoWorkersError
         What a phase needs does not fit the workers' memory, or no worker runs.
     """
-    known = actions.available() if available is None else available
+    known = actions.available()
     refused: list[Refusal] = []
     last = ""
     for phase, name in PHASES:

@@ -88,11 +88,6 @@ class Playbook:
         """Whether a step may change anything."""
         return any(step.do for step in self.steps)
 
-    @property
-    def needs_data(self) -> tuple[str, ...]:
-        """What it does that needs collections."""
-        return tuple(s.do for s in self.steps if s.do in ON_DATA)
-
 
 def _value_text(key: str, value: Any) -> str:
     if key in ("timeout", "wait"):

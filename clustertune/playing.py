@@ -55,7 +55,7 @@ from clustertune.playbook import GIVEN, NAMED, ON_DATA, Limits, Playbook, Step
 from clustertune.played import BAD, Played, PlayedStep
 from clustertune.procedure import Procedure, carry_out
 from clustertune.progress import Progress
-from clustertune.report import Report
+from clustertune.report import Report, acted
 from clustertune.settings import of_checks
 from clustertune.watcher import Monitor
 from clustertune.wording import plural, printable, seconds_text
@@ -375,10 +375,9 @@ class Playing:
             return _played(step, "failed", reason=f"{_LOST}: {error}")
         except ClustertuneError as error:
             status = "refused" if isinstance(error, REFUSALS) else "failed"
-            report = error.report
-            if report is not None and any(_acted(s.status) for s in report.steps):
+            if acted(error.report):
                 status = "failed"  # something was done before
-            return _played(step, status, reason=str(error), report=report)
+            return _played(step, status, reason=str(error), report=error.report)
 
     async def _check(self, step: Step) -> PlayedStep:
         names = {n for word in step.check for n in playbooks.checks_named(word)}
@@ -622,10 +621,6 @@ class _Condition:
 
 def _played(step: Step, status: str, **what: Any) -> PlayedStep:
     return PlayedStep(step=str(step), line=step.line, status=status, **what)
-
-
-def _acted(status: str) -> bool:
-    return status in ("done", "partly", "failed")
 
 
 def _status(report: Report) -> str:

@@ -19,7 +19,13 @@ from tabulate import tabulate
 from clustertune import layouts, strictly
 from clustertune.layouts import WorkerShare
 from clustertune.model import Finding, Layout, Outcome, Plan, Severity, Step, View
-from clustertune.wording import bytes_text, names_text, printable, seconds_text
+from clustertune.wording import (
+    bytes_text,
+    cost_text,
+    names_text,
+    printable,
+    seconds_text,
+)
 
 SCHEMA_VERSION = 1
 MOST_STEPS = 8  # in a line; a table has all
@@ -232,6 +238,12 @@ def findings_text(found: Sequence[Finding], style: str = "simple") -> str:
     return _table(_FINDINGS, _finding_rows(found), style)
 
 
+def acted(report: Report | None) -> bool:
+    """Whether anything was done, as far as a report says."""
+    done = {"done", "partly", "failed"}
+    return report is not None and any(s.status in done for s in report.steps)
+
+
 # --- text -----------------------------------------------------------------------------
 
 
@@ -320,19 +332,13 @@ def _step_rows(steps: Sequence[Done]) -> list[list[str]]:
         [
             printable(s.status),
             printable(s.summary),
-            _cost(s.predicted_bytes, s.predicted_seconds),
-            _cost(s.nbytes, s.seconds),
+            cost_text(s.predicted_bytes, s.predicted_seconds),
+            cost_text(s.nbytes, s.seconds),
             printable(s.gain),
             printable(s.reason),
         ]
         for s in steps
     ]
-
-
-def _cost(nbytes: int | None, seconds: float | None) -> str:
-    known = [bytes_text(nbytes)] if nbytes is not None else []
-    known += [seconds_text(seconds)] if seconds is not None else []
-    return ", ".join(known) or "unknown"
 
 
 def _layout_tables(report: Report) -> Iterator[tuple[LayoutSummary, str]]:

@@ -340,7 +340,7 @@ async def _work(
         *operation.given,
         *await publishing.fetch(client, operation.datasets),
     )
-    given = saving.gather(collections) if collections else inputs.NOTHING
+    given = inputs.of_rows(collections)
     inputs.check_client(client, given)
     goal = Goal(workload=workloads.choose(None))
     cluster = LiveCluster(client, given, goal, remaining)
@@ -637,7 +637,7 @@ async def _arrive(
     rest = loaded[len(loaded) - len(operation.datasets) :] if loaded else ()
     for name, data in zip(operation.datasets, rest, strict=False):
         await client.publish_dataset(data, name=name)
-    given = saving.gather(loaded) if loaded else inputs.NOTHING
+    given = inputs.of_rows(loaded)
     goal = Goal(workload=workloads.choose(None))
     cluster = LiveCluster(client, given, goal, remaining)
     await cluster.open(None)

@@ -161,8 +161,7 @@ def gather(collections: Sequence[Any]) -> Inputs:
     """
     if not collections:
         raise TypeError("nothing is given that could be saved")
-    X, y, *others = (*collections, None) if len(collections) == 1 else collections
-    return inputs.gather(X, y, others, {}, None)
+    return inputs.of_rows(collections)
 
 
 async def _within(
@@ -256,7 +255,7 @@ async def _refuse_unshared(
         A worker has not said its versions, so no code may go there.
     """
     workers = list((await monitor.identify(client))["workers"])
-    approved = {address for address, _ in monitor.known(client).approved}
+    approved = monitor.known(client).addresses
     mute = [w for w in workers if w not in approved]
     if mute:
         raise VersionMismatchError(

@@ -265,7 +265,7 @@ async def _sent(order: _Order) -> Schedule:
 
 def _terms(order: _Order, view: View, ids: list[str | int] | None) -> dict[str, Any]:
     """What the resident is sent: plain values, and code for nannies asked before."""
-    approved = {address for address, _ in monitor.known(order.client).approved}
+    approved = monitor.known(order.client).addresses
     layouts = (m.keys for x in view.layouts for m in x.members if m.loaded)
     return {
         "owner": order.client.id,

@@ -23,14 +23,19 @@ def member_bytes(member: Member) -> int | Unknown:
     return Unknown(f"{member.label} is not loaded and does not tell its size")
 
 
+def sum_bytes(members: Iterable[Member]) -> int | Unknown:
+    """Bytes of several collections together; unknown if those of one are."""
+    total = 0
+    for amount in map(member_bytes, members):
+        if isinstance(amount, Unknown):
+            return amount
+        total += amount
+    return total
+
+
 def layout_bytes(layout: Layout) -> int | Unknown:
     """Bytes of all members."""
-    return _sum(map(member_bytes, layout.members))
-
-
-def data_bytes(layouts: Iterable[Layout]) -> int | Unknown:
-    """Bytes of all collections that the fit takes."""
-    return _sum(map(layout_bytes, layouts))
+    return sum_bytes(layout.members)
 
 
 def largest_piece(layout: Layout) -> int | Unknown:
@@ -100,15 +105,6 @@ def _largest_of(member: Member) -> int | Unknown:
     if member.rows is None or not member.rows.sum():
         return total // max(1, member.n_pieces)
     return int(total * member.rows.max() / member.rows.sum())
-
-
-def _sum(amounts: Iterable[int | Unknown]) -> int | Unknown:
-    total = 0
-    for amount in amounts:
-        if isinstance(amount, Unknown):
-            return amount
-        total += amount
-    return total
 
 
 def _largest(amounts: Iterable[int | Unknown]) -> int | Unknown:

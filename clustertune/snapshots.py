@@ -131,6 +131,11 @@ class WorkerSnapshot:
         return self.status == "running"
 
     @property
+    def stays(self) -> bool:
+        """Whether it counts where a number of workers is asked for: paused ones do."""
+        return self.status in ("running", "paused")
+
+    @property
     def unmanaged(self) -> int:
         """Bytes of the process that are not Dask's keys."""
         return max(0, self.process - self.managed)

@@ -198,7 +198,7 @@ class Staff:
 
     async def trim(self, trim: Trim) -> Result:
         """Have workers collect garbage and return free memory; who hangs is said."""
-        approved = {address for address, _ in monitor.known(self.client).approved}
+        approved = monitor.known(self.client).addresses
         answers = await ship.on_workers(
             self.client,
             trimming.trim,

@@ -101,16 +101,16 @@ def _told(found: Iterable[Finding]) -> dict[Subject, Finding]:
     }
 
 
-def worse(view: View, margin: float = MARGIN) -> View:
+def worse(view: View) -> View:
     """The view with a little more memory in use on every worker."""
     now = replace(
         view.now,
         workers=tuple(
             replace(
                 w,
-                process=w.process + int(margin * w.memory_limit),
-                managed=w.managed + int(margin * w.memory_limit),
-                counted=w.counted + int(margin * w.memory_limit),
+                process=w.process + int(MARGIN * w.memory_limit),
+                managed=w.managed + int(MARGIN * w.memory_limit),
+                counted=w.counted + int(MARGIN * w.memory_limit),
             )
             for w in view.now.workers
         ),

@@ -36,6 +36,13 @@ def seconds_text(s: float) -> str:
     return f"{s / 3600:.3g} h"
 
 
+def cost_text(nbytes: int | None, seconds: float | None) -> str:
+    """What something took, or will, as far as it is known: ``1.5 GiB, 12 s``."""
+    known = [] if nbytes is None else [bytes_text(nbytes)]
+    known += [] if seconds is None else [seconds_text(seconds)]
+    return ", ".join(known) or "unknown"
+
+
 def times_text(ratio: float) -> str:
     """A ratio to three figures: ``2 times``, ``1.06 times``."""
     return f"{ratio:.3g} times"

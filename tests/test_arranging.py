@@ -6,13 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.arranging import Held, in_runs
+from clustertune.arranging import in_runs
+from clustertune.layouts import Held
 
 
 def held(*entries):
     """From (piece, worker, bytes)."""
-    columns = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-    return Held(*columns)
+    piece, worker, nbytes = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+    return Held(piece=piece, worker=worker, nbytes=nbytes)
 
 
 def test_each_run_goes_where_most_of_it_is():

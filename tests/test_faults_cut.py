@@ -49,7 +49,7 @@ def given(client: Client, what: str) -> tuple[da.Array, da.Array]:
 def bound(dask_scheduler: Any) -> dict[str, int]:
     """Of the tasks that this plan has bound to workers: all, known, and done."""
     resident = dask_scheduler.plugins["clustertune"]
-    ours = set().union(*resident.pinned.values()) if resident.pinned else set()
+    ours = set().union(*resident.bindings.kept.values())
     found = [dask_scheduler.tasks[k] for k in ours if k in dask_scheduler.tasks]
     done = sum(ts.state in ("memory", "released", "forgotten") for ts in found)
     return {"all": len(ours), "known": len(found), "done": done}

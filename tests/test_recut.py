@@ -192,7 +192,7 @@ async def test_nothing_stays_bound(c, s, a, b, d):
     parts = [ts for k, ts in s.tasks.items() if "parts-" in str(k)]
     assert parts
     assert {ts.state for ts in parts} == {"released"}
-    assert not s.plugins["clustertune"].pinned
+    assert not s.plugins["clustertune"].bindings.kept
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)

@@ -4,7 +4,6 @@ import numpy as np
 
 from clustertune.model import Unknown
 from clustertune.sizes import (
-    data_bytes,
     held_bytes,
     largest_piece,
     layout_bytes,
@@ -26,13 +25,11 @@ def test_data_that_is_not_loaded_tells_its_size_or_does_not():
     assert "X is not loaded" in str(member_bytes(silent))
 
 
-def test_sizes_add_up_over_members_and_layouts():
-    """The size of all data is the sum; one unknown part makes it unknown."""
-    train = layout([10], [0], row_bytes={"X": 80, "y": 8})
+def test_sizes_add_up_over_members():
+    """The size of a layout is the sum; one unknown part makes it unknown."""
+    assert layout_bytes(layout([10], [0], row_bytes={"X": 80, "y": 8})) == 880
     lazy = layout([10], None, total_bytes=None)
-    assert layout_bytes(train) == 880
-    assert data_bytes([train, train]) == 1760
-    assert isinstance(data_bytes([train, lazy]), Unknown)
+    assert isinstance(layout_bytes(lazy), Unknown)
 
 
 def test_the_largest_piece_has_all_members_of_an_aligned_layout():

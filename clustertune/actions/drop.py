@@ -35,7 +35,6 @@ def steps(
     view: View,
     *,
     wait: float = WAIT,
-    timeout: float = TIMEOUT,
     include_other_clients: bool = False,
 ) -> Iterator[Step]:
     """One step for all workers."""
@@ -51,7 +50,7 @@ def steps(
         args=Drop(
             workers=workers,
             wait=wait,
-            timeout=timeout,
+            timeout=TIMEOUT,
             include_other_clients=include_other_clients,
         ),
     )

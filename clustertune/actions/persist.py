@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from clustertune import chunking, layouts
 from clustertune.errors import CapacityError
@@ -20,6 +19,7 @@ from clustertune.memory import room
 from clustertune.model import (
     Cluster,
     Finding,
+    Float64s,
     Int64s,
     Layout,
     Load,
@@ -31,11 +31,9 @@ from clustertune.model import (
     Unknown,
     View,
 )
-from clustertune.placement import place
-from clustertune.sizes import held_bytes, layout_bytes, member_bytes
+from clustertune.placement import AIM, place
+from clustertune.sizes import held_bytes, layout_bytes, member_bytes, sum_bytes
 from clustertune.wording import bytes_text, names_text, plural
-
-AIM = 0.2  # of the tolerance, as where pieces are moved
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -60,7 +58,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
                 np.add.at(taken, found[member.label], _key_bytes(member))
                 free = np.maximum(0.0, free - taken)
         targets |= found
-    size = _size(lazy)
+    size = sum_bytes(lazy)
     amount = "of unknown size" if isinstance(size, Unknown) else f"({bytes_text(size)})"
     placed = [m.label for m in lazy if m.label in targets]
     yield Step(
@@ -73,19 +71,9 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     )
 
 
-def _size(members: list[Member]) -> int | Unknown:
-    total = 0
-    for member in members:
-        size = member_bytes(member)
-        if isinstance(size, Unknown):
-            return size
-        total += size
-    return total
-
-
 def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | None:
     """Bytes that the fullest worker receives; if that is open, all of them."""
-    size = _size(lazy)
+    size = sum_bytes(lazy)
     if isinstance(size, Unknown):
         return None
     if any(m.label not in targets for m in lazy):
@@ -108,7 +96,7 @@ def _key_bytes(member: Member) -> Int64s:
 
 def _refuse_too_much(lazy: list[Member], view: View) -> None:
     """Loading what cannot fit would make workers spill or be killed first."""
-    size = _size(lazy)
+    size = sum_bytes(lazy)
     free, may = np.maximum(0.0, _room(view)), layouts.weights(view) > 0
     free = free[may] if may.any() else free  # paused ones may run again
     if isinstance(size, Unknown) or not len(free) or size <= free.sum():
@@ -127,7 +115,7 @@ def _refuse_too_much(lazy: list[Member], view: View) -> None:
     )
 
 
-def _room(view: View) -> npt.NDArray[np.float64]:
+def _room(view: View) -> Float64s:
     """Bytes that every worker has room for beside what is loaded already."""
     return room(view) - held_bytes(view.layouts, len(view.now.workers))
 
@@ -135,9 +123,7 @@ def _room(view: View) -> npt.NDArray[np.float64]:
 # --- where each piece belongs ---------------------------------------------------------
 
 
-def _targets(
-    layout: Layout, view: View, free: npt.NDArray[np.float64]
-) -> dict[str, Int64s]:
+def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     """By label the worker of every key, where that can be told."""
     open_ = [m for m in layout.members if _can_be_bound(m)]
     if not open_ or not view.eligible_workers:
@@ -157,7 +143,7 @@ def _can_be_bound(member: Member) -> bool:
 
 
 def _anchor(
-    layout: Layout, first: Member, view: View, free: npt.NDArray[np.float64]
+    layout: Layout, first: Member, view: View, free: Float64s
 ) -> tuple[Int64s, Int64s]:
     """Rows of pieces and their workers: of what is loaded, else as it should be."""
     n_workers = len(view.now.workers)
@@ -175,9 +161,7 @@ def _anchor(
     return first.rows, _placed(layout, first.rows, view, free)
 
 
-def _placed(
-    layout: Layout, rows: Int64s, view: View, free: npt.NDArray[np.float64]
-) -> Int64s:
+def _placed(layout: Layout, rows: Int64s, view: View, free: Float64s) -> Int64s:
     none = np.zeros(0, dtype=np.int64)
     size = layout_bytes(layout)
     total = 0 if isinstance(size, Unknown) else size

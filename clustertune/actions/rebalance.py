@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from clustertune import coverage, layouts, moving, pricing
 from clustertune.errors import CapacityError, NoWorkersError
@@ -22,6 +21,7 @@ from clustertune.memory import room
 from clustertune.model import (
     Cluster,
     Finding,
+    Float64s,
     Key,
     Layout,
     Moves,
@@ -31,12 +31,9 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.placement import Placement, place, placed
+from clustertune.placement import AIM, Placement, place, placed
 from clustertune.wording import bytes_text, plural
 
-# A layout that is wrong is brought well within the tolerance: at its very edge the
-# next small change would make it wrong again, and the fullest worker ends the fit.
-AIM = 0.2  # of the tolerance
 REMEDIES = frozenset(
     ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
 )  # checks; and whatever names this action
@@ -79,7 +76,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             yield step
 
 
-def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Placement:
+def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     there = layouts.held(layout, len(view.now.workers))
     tolerance = view.goal.tolerance
     # all of it on workers that may not train is an imbalance of 0, and not even
@@ -119,7 +116,7 @@ def _place(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> Place
     return best
 
 
-def _too_much(layout: Layout, view: View, budget: npt.NDArray[np.float64]) -> str:
+def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
     """What does not fit, and how many workers of this size would do."""
     rooms = budget[layouts.weights(view) > 0]
     text = (

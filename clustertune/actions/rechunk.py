@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from clustertune import (
     arranging,
@@ -31,11 +30,14 @@ from clustertune import (
     replicas,
 )
 from clustertune.errors import AlignmentError, CapacityError
+from clustertune.layouts import Held
 from clustertune.memory import room
 from clustertune.model import (
+    Bools,
     Cluster,
     Cut,
     Finding,
+    Float64s,
     Int64s,
     Layout,
     Member,
@@ -47,11 +49,10 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.placement import Placement, place
+from clustertune.placement import AIM, Placement, place
 from clustertune.sizes import held_bytes, part_bytes
 from clustertune.wording import bytes_text, names_text, plural
 
-AIM = 0.2  # of the tolerance, as where whole pieces are placed
 ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
     "; or free the old pieces while they are cut, which makes the collections that you "
@@ -103,7 +104,7 @@ def _best_step(
     layout: Layout,
     view: View,
     about: list[Finding],
-    taken: npt.NDArray[np.float64],
+    taken: Float64s,
 ) -> Step | None:
     """The step that is wanted; if that does not fit, the one that has to be.
 
@@ -122,7 +123,7 @@ def _best_step(
     raise CapacityError(step.args.shortage)  # type: ignore[attr-defined]
 
 
-def _made(recut: Recut, layout: Layout) -> npt.NDArray[np.float64]:
+def _made(recut: Recut, layout: Layout) -> Float64s:
     """Bytes of new pieces on each worker."""
     members = {m.label: m for m in layout.members}
     made = np.zeros(len(recut.workers))
@@ -154,7 +155,7 @@ def _step(
     view: View,
     rows: Int64s,
     about: list[Finding],
-    taken: npt.NDArray[np.float64],
+    taken: Float64s,
 ) -> Step | None:
     lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):
@@ -261,8 +262,8 @@ def _targets(
     view: View,
     rows: Int64s,
     drafts: list[Cut],
-    taken: npt.NDArray[np.float64],
-    present: coverage.Bools | None,
+    taken: Float64s,
+    present: Bools | None,
 ) -> tuple[Int64s, str, bool]:
     """Workers of the new pieces, and why they do not fit, if they do not.
 
@@ -284,7 +285,8 @@ def _targets(
         assert member.nbytes is not None
         nbytes += member.nbytes
         held.append((*member.holders, member.nbytes[member.holders[0]]))
-    coordinates = tuple(np.concatenate(x) for x in zip(*held, strict=True))
+    piece, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
+    there = Held(piece=piece, worker=worker, nbytes=amounts)
     trained = _trained(layout, rows, view)
     tolerance = view.goal.tolerance
     staying = replace(layout, members=tuple(members.values()))
@@ -292,11 +294,11 @@ def _targets(
     if not (members and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
         tolerance *= AIM
 
-    def placed(budget: npt.NDArray[np.float64] | None) -> Placement | None:
+    def placed(budget: Float64s | None) -> Placement | None:
         try:
             return place(
                 trained,
-                (coordinates[0], coordinates[1], coordinates[2]),
+                (there.piece, there.worker, there.nbytes),
                 layouts.weights(view),
                 nbytes=nbytes,
                 budget=budget,
@@ -312,11 +314,11 @@ def _targets(
     target = found.target.astype(np.int64)
     cut_members = [m for m in layout.members if m.label in largest]
     if any(_is_freed(m, release) for m in cut_members):
-        target = _by_neighbours(target, rows, nbytes, coordinates)
+        target = _by_neighbours(target, rows, nbytes, there)
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
     may = layouts.weights(view) > 0
     if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
-        target = arranging.in_runs(len(rows), arranging.Held(*coordinates), may)
+        target = arranging.in_runs(len(rows), there, may)
     covering = None
     if present is not None:
         covering = coverage.spread(
@@ -345,18 +347,13 @@ def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
     return shared
 
 
-def _by_neighbours(
-    target: Int64s,
-    rows: Int64s,
-    nbytes: Int64s,
-    held: tuple[Int64s, ...],
-) -> Int64s:
+def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) -> Int64s:
     """Targets exchanged between new pieces that are alike, so that neighbours go alike.
 
     Whole old pieces then leave a worker, and their memory is free before any part that
     stays is copied. Alike are pieces of as many rows and bytes, all on one worker.
     """
-    piece, worker, amount = held
+    piece, worker, amount = there.piece, there.worker, there.nbytes
     number, n_workers = np.arange(len(rows)), int(worker.max(initial=0)) + 1
     codes = np.sort(piece[amount > 0] * n_workers + worker[amount > 0])
     codes = codes[np.diff(codes, prepend=-1) > 0]
@@ -407,10 +404,10 @@ def _budget(
     layout: Layout,
     view: View,
     largest: Mapping[str, int],
-    taken: npt.NDArray[np.float64],
+    taken: Float64s,
     *,
     release: bool,
-) -> npt.NDArray[np.float64]:
+) -> Float64s:
     """Bytes of new pieces that each worker has room for beside what stays.
 
     The old pieces stay as long as the caller holds them, which is all the while, unless
@@ -440,9 +437,7 @@ def _largest(member: Member, n_workers: int) -> Int64s:
     return result
 
 
-def _too_much(
-    layout: Layout, view: View, nbytes: Int64s, budget: npt.NDArray[np.float64]
-) -> str:
+def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> str:
     rooms = budget[layouts.weights(view) > 0]
     text = (
         f"the new pieces of the {layout.label} ({bytes_text(int(nbytes.sum()))}) do "

@@ -71,7 +71,6 @@ def steps(
     ids: Collection[str | int],
     *,
     wait: float = WAIT,
-    timeout: float = TIMEOUT,
     size: Size | None = None,
     most: float = 1,
 ) -> Iterator[Step]:
@@ -89,13 +88,13 @@ def steps(
     }
     for worker in view.now.workers:
         if worker.parking and worker.burden is not None:
-            yield _brought_back(worker, lines, groups, wait, timeout)
+            yield _brought_back(worker, lines, groups, wait)
     real = [w for w in view.now.workers if not w.parking]
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
     for batch in _batches(going, at_once(most, len(real))):
         ceilings = Others(lines, frozenset(w.id for w in batch))
         for worker in batch:
-            step = _step(worker, ceilings, groups, batch, wait, timeout)
+            step = _step(worker, ceilings, groups, batch, wait)
             yield step if size is None else _resized(step, worker, size)
 
 
@@ -162,7 +161,6 @@ def _step(
     groups: tuple[tuple[Key, ...], ...],
     batch: list[WorkerSnapshot],
     wait: float,
-    timeout: float,
 ) -> Step:
     burden = worker.burden
     nbytes = None if burden is None else 2 * burden.nbytes
@@ -189,7 +187,7 @@ def _step(
             address=worker.address,
             ceilings=ceilings,
             wait=wait,
-            timeout=timeout,
+            timeout=TIMEOUT,
             collections=groups,
             beside=tuple(w.address for w in batch if w.id != worker.id),
             parking=not ceilings,
@@ -202,11 +200,10 @@ def _brought_back(
     lines: Mapping[str | int, int],
     groups: tuple[tuple[Key, ...], ...],
     wait: float,
-    timeout: float,
 ) -> Step:
     """A parking worker that an earlier restart had to leave: emptied, then closed."""
     others = Others(lines, frozenset((worker.id,)))
-    step = _step(worker, others, groups, [worker], wait, timeout)
+    step = _step(worker, others, groups, [worker], wait)
     assert isinstance(step.args, Restart)
     assert worker.burden is not None
     unique, nbytes = worker.burden.unique, worker.burden.nbytes

@@ -32,7 +32,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator[Step]:
     """A step for each worker that has to go for so many to remain."""
-    there = [w for w in view.now.workers if w.status in ("running", "paused")]
+    there = [w for w in view.now.workers if w.stays]
     least = sorted(there, key=_weight)
     going = least[: max(0, len(there) - n_workers)]
     leaving = frozenset(w.id for w in going)

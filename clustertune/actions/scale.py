@@ -16,7 +16,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step, if workers are missing."""
     wanted = wanted_workers(view)
     # one that is paused counts: more workers than were asked for would not mend it
-    there = sum(w.status in ("running", "paused") for w in view.now.workers)
+    there = sum(w.stays for w in view.now.workers)
     missing = any(f.check == "missing_workers" for f in findings)
     if wanted is None or there >= wanted or not missing:
         return

@@ -12,6 +12,7 @@ Until then ``clustertune.trim(client)`` gives some of it back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ def _growth(
 ) -> _Growth | None:
     """How fast it grows, if it does so in nearly every run."""
     floors = [run.floors[worker.id] for run in runs if worker.id in run.floors]
-    steps = [b - a for a, b in zip(floors, floors[1:])]  # noqa: B905, RUF007
+    steps = [b - a for a, b in pairwise(floors)]
     if len(floors) < ENOUGH or not worker.memory_limit:
         return None
     step = median(steps)

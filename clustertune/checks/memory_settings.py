@@ -15,6 +15,7 @@ configuration does not reach workers that run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from clustertune.model import Finding, Severity, Thresholds, Unknown, View
 from clustertune.wording import plural, workers_text
@@ -54,7 +55,7 @@ def _disorder(thresholds: Thresholds) -> Iterator[str]:
         for name in ORDER
         if isinstance(value := getattr(thresholds, name), float | int)
     ]
-    for (low, a), (high, b) in zip(there, there[1:]):  # noqa: B905, RUF007
+    for (low, a), (high, b) in pairwise(there):
         if a > b:
             yield f"{low} ({a:.0%}) is above {high} ({b:.0%}), which acts first"
     for name, value in there:

@@ -22,7 +22,7 @@ from clustertune import coverage
 from clustertune.coverage import Classes
 from clustertune.errors import ClassCoverageError
 from clustertune.layouts import homes, weights
-from clustertune.model import Finding, Layout, Severity, View
+from clustertune.model import Bools, Finding, Layout, Severity, View
 from clustertune.wording import plural, printable, workers_text
 
 ERROR = ClassCoverageError
@@ -69,7 +69,7 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
 def _finding(
     layout: Layout,
     classes: Classes,
-    lacking: coverage.Bools,
+    lacking: Bools,
     view: View,
     *,
     severe: bool,

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from clustertune.layouts import apart, held, piece_bytes
-from clustertune.model import Finding, Layout, Severity, View
+from clustertune.model import Finding, Int64s, Layout, Severity, View
 from clustertune.wording import bytes_text
 
 
@@ -44,7 +44,7 @@ def find(view: View) -> Iterator[Finding]:
         )
 
 
-def _missing(layout: Layout, n_workers: int) -> np.typing.NDArray[np.int64]:
+def _missing(layout: Layout, n_workers: int) -> Int64s:
     """Bytes of every piece that are not on the worker that holds most of it."""
     spread = held(layout, n_workers)
     most = np.zeros(layout.members[0].n_pieces, dtype=np.int64)

@@ -13,6 +13,7 @@ loading, and cut where groups end, for example ``frame.set_index("qid")``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from clustertune import grouping
 from clustertune.errors import GroupSplitError
@@ -60,7 +61,7 @@ def _cut(member: Member) -> int:
     """How many pieces begin with the group with which the one before ends."""
     assert member.contents is not None
     ends = [p["ends"] for p in member.contents.pieces if p.get("ends")]
-    return sum(a[1] == b[0] for a, b in zip(ends, ends[1:]))  # noqa: B905, RUF007
+    return sum(a[1] == b[0] for a, b in pairwise(ends))
 
 
 def _unsorted(member: Member) -> int:

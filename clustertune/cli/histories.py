@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from clustertune import histories, noting
 from clustertune.cli.examples import examples
-from clustertune.cli.running import run, told
+from clustertune.cli.running import run, told, typed
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.snapshots import Unknown
 from clustertune.trends import WhatIf
@@ -48,12 +48,9 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def _checked() -> Iterator[None]:
     """What was typed or set wrongly is a usage error; a file's fault is said."""
-    with told():
+    with told(), typed(ValueError):
         try:
             yield
-        except ValueError as error:
-            text = printable(str(error), longest=2000)
-            raise click.UsageError(text) from error
         except LookupError as error:
             click.echo(f"clustertune: {printable(error.args[0])}", err=True)
             sys.exit(1)

@@ -20,20 +20,19 @@ from clustertune.cli.examples import examples
 from clustertune.cli.lazy import LazyGroup
 from clustertune.cli.running import (
     REFUSED,
-    acted,
     format_option,
     rendered,
     run,
     seconds_of,
     told,
     told_usage,
+    typed,
 )
 from clustertune.cli.scheduling import LATER
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import ChangedError
 from clustertune.planfile import LONGEST, StoredPlan
-from clustertune.report import Report
-from clustertune.wording import printable
+from clustertune.report import Report, acted
 
 DEFAULT = "prepare"
 # a plan changes nothing, and what is to be between runs is planned when that is so
@@ -178,10 +177,8 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
     the cluster that Dask's configuration names, else that of the plan.
     """
     with told():
-        try:
+        with typed(OSError, ValueError):
             stored = StoredPlan.load(Path(plan))
-        except (OSError, ValueError) as error:
-            raise click.UsageError(printable(str(error), longest=2000)) from error
         stored.refuse_expired(time())
 
     async def make(client: Client, **how: Any) -> Report:

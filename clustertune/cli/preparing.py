@@ -133,6 +133,5 @@ def prepare(
     options["rechunk"] = False if no_rechunk else rechunk or True
     options["shuffle"] = options["shuffle"] or False
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
-
     options["workers"] = list(workers) or None
     change(target, Call(verb="prepare", names=datasets, options=options), form, consent)

@@ -19,9 +19,9 @@ from clustertune.cli.running import (
     rendered,
     seconds_of,
     told,
+    typed,
 )
 from clustertune.report import Report
-from clustertune.wording import printable
 
 
 @click.command(
@@ -71,19 +71,18 @@ def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
             click.echo(str(plan), err=True)
         return consent.yes or click.confirm("Go on?", err=True)
 
-    with Client(
-        saturn.of_this_resource(), set_as_default=False, timeout=CONNECT
-    ) as client:
-        try:
-            found = resetting.reset(
-                client,
-                confirm=confirm,
-                dry_run=consent.dry_run,
-                progress=False,
-                **options,
-            )
-        except (ValueError, TypeError) as error:
-            text = printable(str(error), longest=2000)
-            raise click.UsageError(text) from error
+    with (
+        Client(
+            saturn.of_this_resource(), set_as_default=False, timeout=CONNECT
+        ) as client,
+        typed(ValueError, TypeError),
+    ):
+        found = resetting.reset(
+            client,
+            confirm=confirm,
+            dry_run=consent.dry_run,
+            progress=False,
+            **options,
+        )
     found.client.close()
     return found

@@ -23,7 +23,7 @@ from clustertune import (
     settings,
 )
 from clustertune.cli.target import Target
-from clustertune.report import Report
+from clustertune.report import acted
 from clustertune.wording import printable
 
 T = TypeVar("T")
@@ -61,12 +61,19 @@ def rendered(thing: Any, form: str) -> str:
     return str(thing._repr_html_()) if form == "html" else str(thing)
 
 
+@contextmanager
+def typed(*kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds are about what was typed, and come out as wrong usage."""
+    try:
+        yield
+    except kinds as error:
+        raise click.UsageError(printable(str(error), longest=2000)) from error
+
+
 async def told_usage(work: Awaitable[T]) -> T:
     """A worker that is not there, say, was typed wrongly."""
-    try:
+    with typed(ValueError):
         return await work
-    except ValueError as error:
-        raise click.UsageError(printable(str(error), longest=2000)) from error
 
 
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
@@ -107,9 +114,7 @@ async def _attached(kind: str, name: str, work: Callable[[Client], Awaitable[T]]
     async with AsyncExitStack() as stack:
         try:
             attaching = adapters.attach(kind, name, stack)
-            client = await asyncio.wait_for(attaching, ATTACH)
-        except ValueError as error:
-            raise click.UsageError(printable(str(error), longest=2000)) from error
+            client = await told_usage(asyncio.wait_for(attaching, ATTACH))
         except (OSError, asyncio.TimeoutError) as error:
             raise _unreached(f"{kind}:{name}", error) from error
         return await work(client)
@@ -142,9 +147,3 @@ def exit_code(error: errors.ClustertuneError) -> int:
         return UNREACHED
     changed = isinstance(error, errors.ChangedError) and not acted(error.report)
     return REFUSED if changed or isinstance(error, errors.REFUSALS) else FAILED
-
-
-def acted(report: Report | None) -> bool:
-    """Whether anything was done, as far as a report says."""
-    done = {"done", "partly", "failed"}
-    return report is not None and any(s.status in done for s in report.steps)

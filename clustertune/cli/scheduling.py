@@ -18,10 +18,9 @@ from distributed import Client
 from clustertune import scheduled, scheduling
 from clustertune.cli.consent import Consent
 from clustertune.cli.examples import examples
-from clustertune.cli.running import FAILED, format_option, run, told_usage
+from clustertune.cli.running import FAILED, format_option, run, told_usage, typed
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.scheduled import Schedule
-from clustertune.wording import printable
 
 SCHEMA_VERSION = 1
 NOT_FOUND = 1
@@ -110,13 +109,10 @@ def between_runs(
 
     async def call(client: Client, dry: bool) -> Schedule:
         names = list(workers) or None
-        try:
+        with typed(ValueError, TypeError):
             answer: Any = scheduling.schedule_restart(
                 client, workers=names, dry_run=dry, **later.options
             )
-        except (ValueError, TypeError) as error:
-            text = printable(str(error), longest=2000)
-            raise click.UsageError(text) from error
         scheduled: Schedule = await told_usage(answer)
         return scheduled
 

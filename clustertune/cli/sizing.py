@@ -8,8 +8,7 @@ import click
 
 from clustertune import sizing
 from clustertune.cli.examples import examples
-from clustertune.cli.running import format_option, rendered, told
-from clustertune.wording import printable
+from clustertune.cli.running import format_option, rendered, told, typed
 
 _count = click.IntRange(1)
 
@@ -65,22 +64,18 @@ def size(
     form: str,
 ) -> None:
     """How large a cluster to start for a fit, and the line that starts it."""
-    with told():
-        try:
-            found = sizing.size(
-                rows=rows,
-                columns=columns,
-                dtype=dtype,
-                parquet=parquet,
-                workload=workload,
-                eval_fraction=eval_fraction,
-                host_cpus=host_cpus,
-                host_memory=host_memory,
-                memory_fraction=memory_fraction,
-                n_hosts=hosts,
-            )
-        except ValueError as error:
-            text = printable(str(error), longest=2000)
-            raise click.UsageError(text) from error
+    with told(), typed(ValueError):
+        found = sizing.size(
+            rows=rows,
+            columns=columns,
+            dtype=dtype,
+            parquet=parquet,
+            workload=workload,
+            eval_fraction=eval_fraction,
+            host_cpus=host_cpus,
+            host_memory=host_memory,
+            memory_fraction=memory_fraction,
+            n_hosts=hosts,
+        )
     click.echo(rendered(found, form))
     sys.exit(0 if found.enough else 1)

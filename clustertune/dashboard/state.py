@@ -64,9 +64,7 @@ LIVE = frozenset(
         "separated_pairs", "silent_workers", "uneven_rows",
     )
 )  # fmt: skip
-SILENT = (
-    15.0  # seconds after which a worker counts as silent; it tells of itself each s
-)
+SILENT = 15.0  # seconds after which a worker counts as silent: it tells each second
 UNEVEN = 1.05  # rows over the share from which on they are uneven: prepare's tolerance
 
 

@@ -7,6 +7,7 @@ client has found last: checks run only where clustertune is installed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -77,7 +78,7 @@ def _leak(
 
 def grows(floors: Sequence[int], limit: int, least: float) -> bool:
     """Whether unmanaged memory rises in nearly every run; `memory_growth` says why."""
-    steps = [b - a for a, b in zip(floors, floors[1:])]  # noqa: B905, RUF007
+    steps = [b - a for a, b in pairwise(floors)]
     if len(floors) < ENOUGH or not limit:
         return False
     return median(steps) >= least * limit and (

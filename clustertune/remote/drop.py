@@ -13,8 +13,9 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.holdings import COMING, wanted
+from clustertune.remote.holdings import wanted
 from clustertune.remote.restart import LOOK, Refused, identity
+from clustertune.remote.survey import COMING
 
 logger = logging.getLogger("distributed.clustertune")
 

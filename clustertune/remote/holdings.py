@@ -13,8 +13,9 @@ from typing import Any
 
 from dask.utils import stringify
 
+from clustertune.remote.survey import COMING
+
 MOST = 5000  # prefixes, each with those who want it, that are told apart
-COMING = ("waiting", "no-worker", "queued", "processing")
 YIELD = 2000  # keys between two yields to the event loop
 REASON = "released"
 SAID = "Its data was released on purpose, by clustertune. Load or compute it again."

@@ -6,6 +6,7 @@ ends with its client, or when the scheduler has not heard of that client for a w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import time
 from typing import Any
 
@@ -39,3 +40,8 @@ class Holds:
     def of_others(self, owner: str) -> dict[str, Any] | None:
         """One of another client, if there is any."""
         return next((h for h in self.there() if h["client"] != owner), None)
+
+
+def told(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """What others are told of who has a hold or the lease."""
+    return {name: holder[name] for name in ("client", "label", "since")}

@@ -24,12 +24,18 @@ class Memory(NamedTuple):
         return self.process - self.managed
 
 
+def counted(ws: Any) -> int:
+    """Bytes of a worker's keys in memory, by their sizes as Dask knows them."""
+    on_disk = ws.metrics.get("spilled_bytes", {}).get("memory", 0)
+    there: int = ws.nbytes - on_disk
+    return max(0, there)
+
+
 def of(ws: Any) -> Memory:
     """Of a worker as the scheduler has it."""
-    on_disk: int = ws.metrics.get("spilled_bytes", {}).get("memory", 0)
     came: int = ws.nbytes - ws.metrics.get("managed_bytes", ws.nbytes)
     # a process that is not heard of yet has 0 bytes, and keeps them
     heard: int = ws.metrics.get("memory", 0)
     process = max(0, heard + came) if heard else 0
-    counted = max(0, ws.nbytes - on_disk)
-    return Memory(process, min(process, counted), ws.memory.spilled, counted)
+    there = counted(ws)
+    return Memory(process, min(process, there), ws.memory.spilled, there)

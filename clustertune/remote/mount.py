@@ -17,12 +17,8 @@ from clustertune.dashboard.state import make
 from clustertune.remote.resident import NAME
 
 PATH = "/clustertune"
-INDIVIDUAL = (
-    "memory",
-    "rows",
-    "findings",
-    "timeline",
-)  # parts with a page of their own
+#: parts with a page of their own
+INDIVIDUAL = ("memory", "rows", "findings", "timeline")
 GONE = (
     "clustertune's part of this scheduler is gone; run clustertune.panel(client) again"
 )

@@ -32,6 +32,8 @@ from distributed.active_memory_manager import (
 )
 from distributed.core import Status
 
+from clustertune.remote.memory import counted
+
 logger = logging.getLogger("distributed.clustertune")
 
 CYCLE = 0.02  # seconds between two runs of the policy
@@ -238,9 +240,7 @@ class Placing(ActiveMemoryManagerPolicy):
         keys there are not: the larger of the two views counts.
         """
         address = target.address
-        spilled = target.metrics.get("spilled_bytes", {}).get("memory", 0)
-        managed = target.nbytes - spilled
-        process = target.memory.process
+        managed, process = counted(target), target.memory.process
         unmanaged = self.unmanaged.setdefault(address, max(0, process - managed))
         return max(process, unmanaged + managed) + self.inbound[address]
 

@@ -228,9 +228,8 @@ def decode(data: bytes, *, series: bool) -> Any:
 
 
 def _as(column: Any, dtype: Any) -> Any:
-    if (
-        dtype.kind == "O" and str(dtype) == "object"
-    ):  # where a text is lacking there, it is None
+    # where a text is lacking among objects, it is None
+    if dtype.kind == "O" and str(dtype) == "object":
         return column.astype(object).where(column.notna(), None)
     return column.astype(dtype)
 

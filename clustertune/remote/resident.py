@@ -1,9 +1,10 @@
 """The resident: what of clustertune must outlive a client, in the scheduler.
 
-It keeps the lease (one plan at a time per cluster), carries out moves, answers where
-given keys lie, and keeps the last report. It holds plain data and decides nothing. It
-is reached through a handler of its own, so that after it is installed no more code
-travels: requests and answers are msgpack.
+It keeps the lease (one plan at a time per cluster), carries out moves and restarts,
+answers where given keys lie, and keeps the last report. Holds, bindings, published
+names, runs, schedules and the panel have a module each. It holds plain data and decides
+nothing. It is reached through a handler of its own, so that after it is installed no
+more code travels: requests and answers are msgpack.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from time import time
 from typing import Any
@@ -21,9 +22,10 @@ from uuid import uuid4
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote import memory, runs
+from clustertune.remote.bindings import Bindings, unpacked
 from clustertune.remote.drop import Dropping
 from clustertune.remote.holdings import holdings, release
-from clustertune.remote.holds import Holds
+from clustertune.remote.holds import Holds, told
 from clustertune.remote.keys import Places, unpack
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.names import Names
@@ -86,12 +88,11 @@ class Resident(SchedulerPlugin):
         self.scheduler = scheduler
         self.lease: dict[str, Any] | None = None
         self.jobs: dict[str, Job] = {}
-        self.hold = ManagerHold(scheduler)
+        self.manager = ManagerHold(scheduler)  # of Dask's own; holds of fits are below
         self.turn = asyncio.Lock()  # of those that look for room at the same time
         self.report = ""
         self.released: deque[str] = deque(maxlen=1000)  # tokens
-        self.pinned: dict[str, set[Any]] = {}  # keys bound to workers, by name
-        self.loosening: set[asyncio.Task[int]] = set()
+        self.bindings = Bindings(scheduler)
         self.runs = runs.Runs()
         self.holds = Holds(scheduler, FROZEN)
         self.names = Names(scheduler)
@@ -113,7 +114,7 @@ class Resident(SchedulerPlugin):
         tasks += [self.watching] if self.watching is not None else []
         for task in tasks:
             task.cancel()
-        tasks += self.loosening
+        tasks += self.bindings.ending
         await asyncio.gather(*tasks, return_exceptions=True)
         # the function may be another one: whoever asks ships the class once more
         if getattr(self.scheduler.handlers.get(NAME), "__self__", None) is self:
@@ -153,22 +154,22 @@ class Resident(SchedulerPlugin):
         numbers = array("q")
         for ws in workers.values():
             numbers.extend((*memory.of(ws), len(ws.processing)))
-        found = [await self._holders(runs, index) for runs in collections]
+        found = [await self._holders(packed, index) for packed in collections]
         return {
             "time": time(),
             "workers": list(workers),
             "memory": numbers.tobytes(),
-            "manager": self.hold.running(),
+            "manager": self.manager.running(),
             "collections": found,
         }
 
     async def _holders(
-        self, runs: Sequence[Any], index: dict[Any, int]
+        self, packed: Sequence[Any], index: dict[Any, int]
     ) -> dict[str, Any]:
         nbytes, pieces, holders = array("q"), array("q"), array("q")
         scattered = 0
         tasks = self.scheduler.tasks
-        for i, key in enumerate(unpack(runs)):
+        for i, key in enumerate(unpack(packed)):
             if i % YIELD == YIELD - 1:
                 await asyncio.sleep(0)
             ts = tasks.get(key)
@@ -222,7 +223,7 @@ class Resident(SchedulerPlugin):
             raise PermissionError("this lease was released before it was granted")
         holder = self.holder()
         if holder is not None:
-            return {"holder": {k: holder[k] for k in ("client", "label", "since")}}
+            return {"holder": told(holder)}
         hold = self.holds.of_others(owner)
         if hold is not None:
             return {"holder": hold}
@@ -245,11 +246,7 @@ class Resident(SchedulerPlugin):
         for job in self.jobs.values():
             job.work.stopped = True
         # what was bound to workers must not stay so when its plan has gone
-        for keys in self.pinned.values():
-            task = asyncio.ensure_future(self._loosen(keys))
-            self.loosening.add(task)
-            task.add_done_callback(self.loosening.discard)
-        self.pinned.clear()
+        self.bindings.end_all()
 
     # --- holds ------------------------------------------------------------------------
 
@@ -264,7 +261,7 @@ class Resident(SchedulerPlugin):
         """
         holder = self.holder()
         if holder is not None and holder["client"] != owner:
-            return {"holder": {k: holder[k] for k in ("client", "label", "since")}}
+            return {"holder": told(holder)}
         self.holds.take(owner, label, name)
         return {}
 
@@ -300,8 +297,8 @@ class Resident(SchedulerPlugin):
         """
         self._check(token)
         pairs = [
-            zip(unpack(runs), array("q", targets), strict=True)
-            for runs, targets in moves
+            zip(unpack(packed), array("q", targets), strict=True)
+            for packed, targets in moves
         ]
         wanted = []
         # round robin over the collections: X_i and y_i travel one after the other
@@ -311,9 +308,7 @@ class Resident(SchedulerPlugin):
                 await asyncio.sleep(0)
         self._check(token)  # it may have ended in between
         policy = Placing(wanted, dict(zip(workers, ceilings, strict=True)))
-        name = uuid4().hex
-        self.jobs[name] = Job(policy, self._carry_out(policy, deadline))
-        return name
+        return self._begin(policy, self._carry_out(policy, deadline))
 
     def _check(self, token: str) -> None:
         """See that the caller holds the lease; whoever asks is not frozen."""
@@ -323,7 +318,7 @@ class Resident(SchedulerPlugin):
 
     async def _carry_out(self, policy: Placing, deadline: float) -> str:
         """The job's task; answers with what went wrong as a whole, or nothing."""
-        work = place(self.scheduler, policy, self.hold)
+        work = place(self.scheduler, policy, self.manager)
         try:
             await asyncio.wait_for(work, deadline)
         except asyncio.TimeoutError:
@@ -365,7 +360,7 @@ class Resident(SchedulerPlugin):
         self._check(token)
         work = Restarting(
             self.scheduler,
-            self.hold,
+            self.manager,
             address,
             Places(collections),
             dict(zip(workers, ceilings, strict=True)),
@@ -375,9 +370,7 @@ class Resident(SchedulerPlugin):
             parking,
             self.turn,
         )
-        name = uuid4().hex
-        self.jobs[name] = Job(work, self._restart(work))
-        return name
+        return self._begin(work, self._restart(work))
 
     async def _restart(self, work: Restarting) -> str:
         what = "retire" if work.retire else "restart"
@@ -436,9 +429,7 @@ class Resident(SchedulerPlugin):
         """Begin to restart all workers with what they hold; returns the job's name."""
         self._check(token)
         work = Dropping(self.scheduler, owner, others, wait, timeout)
-        name = uuid4().hex
-        self.jobs[name] = Job(work, self._drop(work))
-        return name
+        return self._begin(work, self._drop(work))
 
     async def _drop(self, work: Dropping) -> str:
         event = {"action": "drop", "client": work.owner}
@@ -470,6 +461,12 @@ class Resident(SchedulerPlugin):
         return answer
 
     # --- jobs -------------------------------------------------------------------------
+
+    def _begin(self, work: Placing | Restarting | Dropping, task: Any) -> str:
+        """Begin a job; its name."""
+        name = uuid4().hex
+        self.jobs[name] = Job(work, task)
+        return name
 
     async def progress(self, job: str, token: str, wait: float) -> dict[str, Any]:
         """How far a job is, and once it is finished what went wrong, if anything.
@@ -518,66 +515,22 @@ class Resident(SchedulerPlugin):
     async def pin(self, token: str, keys: Sequence[Any]) -> str:
         """Remember packed keys of tasks that are going to be bound to workers.
 
-        A binding outlives its task: computed again after its worker was lost, the task
-        would wait for that worker for ever. Returns the name of the set.
+        Returns the name of the set.
         """
         self._check(token)
-        name, bound = uuid4().hex, set()
-        for i, key in enumerate(unpack(keys)):
-            if i % YIELD == YIELD - 1:
-                await asyncio.sleep(0)
-            bound.add(key)
+        bound = await unpacked(keys)
         self._check(token)  # it may have ended in between
-        self.pinned[name] = bound
-        return name
+        return self.bindings.keep(bound)
 
     async def free_stuck(self, token: str, name: str) -> int:
-        """Let those of the tasks run anywhere whose worker is gone or paused.
-
-        What a paused worker was given stays with it, and it will not begin it: nor what
-        is not bound, since Dask takes no short tasks from it. That includes what they
-        are made of.
-        """
+        """Let those of the tasks run anywhere whose worker is gone or paused."""
         self._check(token)
-        ours = self.pinned.get(name, set())
-        stuck = [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
-        for ws in list(self.scheduler.workers.values()):
-            if ws.status.name != "running":
-                waiting = [ts for ts in ws.processing if ts not in ws.executing]
-                stuck += [ts.key for ts in waiting if _is_for(ts, ours)]
-        return await self._loosen(stuck)
+        return await self.bindings.free_stuck(name)
 
     async def unpin(self, token: str, name: str) -> None:
         """Let all of them run anywhere from now on."""
         self._check(token)
-        await self._loosen(self.pinned.pop(name, set()))
-
-    async def _loosen(self, keys: Iterable[Any]) -> int:
-        """Undo what annotations have bound; returns how many tasks waited for that."""
-        waiting = {}
-        for i, key in enumerate(list(keys)):
-            if i % YIELD == YIELD - 1:
-                await asyncio.sleep(0)
-            ts = self.scheduler.tasks.get(key)
-            if ts is None:
-                continue
-            if ts.worker_restrictions:
-                ts.worker_restrictions = None
-                ts.loose_restrictions = False
-                ts.annotations = {
-                    k: v
-                    for k, v in (ts.annotations or {}).items()
-                    if k not in ("workers", "allow_other_workers")
-                }
-            if ts in self.scheduler.unrunnable:
-                waiting[key] = "processing"
-            elif ts.processing_on is not None and (
-                ts.processing_on.status.name != "running"
-            ):
-                waiting[key] = "released"  # and given to another, as it is wanted
-        if waiting:
-            self.scheduler.transitions(waiting, f"clustertune-{time()}")
-        return len(waiting)
+        await self.bindings.end(name)
 
     # --- the last report --------------------------------------------------------------
 
@@ -606,19 +559,6 @@ class Resident(SchedulerPlugin):
     def page(self) -> dict[str, Any]:
         """What the panel shows now, as of :mod:`clustertune.dashboard.state`."""
         return self.showing.look()
-
-
-def _is_for(task: Any, keys: set[Any]) -> bool:
-    """Whether it is one of these tasks, or one of them waits for what it makes."""
-    seen, todo = {task}, [task]
-    while todo and len(seen) <= YIELD:
-        ts = todo.pop()
-        if ts.key in keys:
-            return True
-        new = {d for d in ts.waiters or () if d not in seen}
-        seen |= new
-        todo += new
-    return False
 
 
 class Job:

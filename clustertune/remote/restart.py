@@ -22,6 +22,7 @@ from uuid import uuid4
 from distributed.core import Status
 
 from clustertune.remote.keys import Places
+from clustertune.remote.memory import counted
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.park import PREFIX, is_parking
 
@@ -462,8 +463,7 @@ class Restarting:
 
 def used(worker: Any) -> int:
     """Bytes of its process; what a heartbeat has not told yet is in its keys."""
-    on_disk = worker.metrics.get("spilled_bytes", {}).get("memory", 0)
-    return int(max(worker.memory.process, worker.nbytes - on_disk))
+    return int(max(worker.memory.process, counted(worker)))
 
 
 def identity(worker: Any) -> Any:

@@ -26,6 +26,7 @@ from distributed.comm.addressing import get_address_host, unparse_host_port
 from distributed.protocol import pickle
 
 from clustertune.remote.context import LOOK, Context, Script
+from clustertune.remote.failures import where
 
 PARTS = "clustertune_roles"  # attribute of a worker: its parts by name
 VARIABLE = "CLUSTERTUNE_ROLE"  # of the environment, where a role has set some
@@ -172,7 +173,7 @@ class Part:
     def enter(self, stage: str, error: BaseException | None = None) -> None:
         """Say how far the role is."""
         if error is not None:
-            self.failure, self.where = _pickled(error), _where(error)
+            self.failure, self.where = _pickled(error), where(error)
         self._tell(lambda: setattr(self, "stage", stage))
 
     def say(self, kind: str, value: bytes) -> None:
@@ -354,12 +355,3 @@ def _pickled(error: BaseException) -> bytes:
 
 def _keeps_its_kind(error: BaseException, pickled: bytes | None) -> bool:
     return pickled is not None and type(pickle.loads(pickled)) is type(error)
-
-
-def _where(error: BaseException) -> str:
-    """File and line of the innermost call."""
-    from traceback import extract_tb
-
-    frames = extract_tb(error.__traceback__)
-    last = frames[-1]
-    return f"{last.filename}:{last.lineno} in {last.name}"

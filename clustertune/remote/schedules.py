@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from clustertune.remote.conditions import met
+from clustertune.remote.holds import told
 from clustertune.remote.park import is_parking
 from clustertune.remote.restart import burdens, used
 from clustertune.remote.runs import worker_id
@@ -122,8 +123,7 @@ class Schedules:
         if tasks or queued or worked or holder is not None:
             self.idle_since = now
         self.seen = scheduler.transition_counter
-        shown = holder and {k: holder[k] for k in ("client", "label", "since")}
-        return Moment(now, tasks, queued, self.idle_since, shown)
+        return Moment(now, tasks, queued, self.idle_since, holder and told(holder))
 
     async def _look(self, schedule: Schedule) -> None:
         moment = self._moment()

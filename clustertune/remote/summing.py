@@ -12,6 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from clustertune.remote.bindings import unbind
+from clustertune.remote.failures import where
+
 FAILED = "clustertune: failed at an item"  # first argument of the error that says so
 
 Reduce = Callable[[Any, Any], Any]
@@ -82,13 +85,7 @@ async def free_stuck(dask_scheduler: Any, name: str) -> int:
         if isinstance(task.key, tuple) and str(task.key[0]).endswith(name)
     ]
     for task in waiting:
-        task.worker_restrictions = None
-        task.loose_restrictions = False
-        task.annotations = {
-            k: v
-            for k, v in (task.annotations or {}).items()
-            if k not in ("workers", "allow_other_workers")
-        }
+        unbind(task)
     recommended = {task.key: "processing" for task in waiting}
     dask_scheduler.transitions(recommended, f"clustertune-{name}")
     return len(waiting)
@@ -156,7 +153,7 @@ def _guarded(
     # whatever the user's code raises; the worker's log and the client's error have it
     except Exception as error:  # noqa: BLE001
         # arguments of a built-in error: the client has no class of ours to unpickle
-        failed = RuntimeError(FAILED, what, number, _sendable(error), _where(error))
+        failed = RuntimeError(FAILED, what, number, _sendable(error), where(error))
     # not in the clause: its context would travel too, and may not pickle
     raise failed
 
@@ -169,15 +166,6 @@ def _sendable(error: Exception) -> Exception:
     except Exception:  # noqa: BLE001
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def _where(error: Exception) -> str:
-    """File and line of the innermost call."""
-    from traceback import extract_tb
-
-    frames = extract_tb(error.__traceback__)
-    last = frames[-1]
-    return f"{last.filename}:{last.lineno} in {last.name}"
 
 
 # --- the sum of two -------------------------------------------------------------------

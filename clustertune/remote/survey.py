@@ -19,7 +19,7 @@ MOST_KEYS = 10_000  # of a published data set that are looked up
 YIELD = 500
 MOST_GROUPS = 20  # of a prefix whose inputs are looked up
 WAITING = ("waiting", "no-worker", "queued")
-COMING = (*WAITING, "processing")
+COMING = (*WAITING, "processing")  # states of tasks that are still to be done
 
 
 async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[str, Any]:

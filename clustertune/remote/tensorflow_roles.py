@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-WORKER = "worker"  # the role of those that a strategy knows
+WORKER = "worker"  # the role of those that a strategy knows, which train
 MEMBER = "_clustertune_member"  # of TensorFlow in this process: where it was a member
 LOOK = 0.2  # seconds between two tries to reach a server
 PATIENCE = 2.0  # seconds in which a server that is there accepts

@@ -206,8 +206,7 @@ def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
 
 
 def _with_collections(terms: Terms, items: tuple[Any, ...]) -> Terms:
-    X, y, *others = (*items, None) if len(items) == 1 else items
-    given = inputs.gather(X, y, others, {}, None)
+    given = inputs.of_rows(items)
     inputs.check_client(terms.client, given)
     collections = {label: given.collection(label) for label in given.training}
     rows = {label: _rows(label, x) for label, x in collections.items()}

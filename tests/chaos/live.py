@@ -320,8 +320,8 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
         found |= {
             "lease": resident.holder(),
             "jobs": sum(not j.task.done() for j in resident.jobs.values()),
-            "manager held by": resident.hold.holders,
-            "bound": sum(map(len, resident.pinned.values())),
+            "manager held by": resident.manager.holders,
+            "bound": sum(map(len, resident.bindings.kept.values())),
             "holds": len(resident.holds.there()),
             "schedules": sum(not s.ended for s in resident.schedules.kept.values()),
         }

@@ -41,6 +41,7 @@ STANDARD = {
     "collections.abc",
     "dataclasses",
     "enum",
+    "itertools",
     "math",
     "statistics",
     "typing",

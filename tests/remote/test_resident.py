@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import array
 
-import dask
 import numpy as np
 import pytest
-from dask._task_spec import Task
-from distributed import Client, Event, wait
-from distributed.core import Status
+from distributed import Client, wait
 from distributed.utils_test import gen_cluster
 
 from clustertune import monitor
@@ -219,100 +216,6 @@ async def test_a_report_is_kept(c, s, a, b):
     assert await monitor.ask(c, "recall") == '{"x": 1}'
     with pytest.raises(VersionMismatchError, match="not kept"):
         await monitor.ask(c, "keep", report=" " * (resident.MOST_REPORT + 1))
-
-
-async def bound(c, s, where, count=3):
-    """Tasks that run on one worker only, and the lease of the plan that bound them."""
-    lease = Resident(s)
-    lease.attach()
-    lease.acquire(c.id, "prepare", "t")
-    name = await lease.pin("t", keys.pack([("bound", i) for i in range(count)]))
-    with dask.annotate(workers=[where], allow_other_workers=False):
-        graph = {("bound", i): Task(("bound", i), int, i) for i in range(count)}
-        futures = c.get(graph, list(graph), sync=False)
-    await soon(lambda: ("bound", 0) in s.tasks)
-    return lease, name, futures
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_tasks_are_let_go(c, s, a, b):
-    """Unpinned, no task is bound any more, nor by what it is computed again from."""
-    lease, name, futures = await bound(c, s, a.address)
-    await wait(futures)
-    tasks = [s.tasks[f.key] for f in futures]
-    assert all(ts.worker_restrictions == {a.address} for ts in tasks)
-    await lease.unpin("t", name)
-    assert not any(ts.worker_restrictions or ts.loose_restrictions for ts in tasks)
-    assert not any("workers" in ts.annotations for ts in tasks)
-    await a.close()
-    assert await c.gather(futures) == [0, 1, 2]
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_stuck_tasks_are_let_go(c, s, a, b):
-    """Tasks that wait for a worker that is gone run elsewhere; others stay bound."""
-    lease, name, futures = await bound(c, s, "tcp://127.0.0.1:9")
-    await soon(lambda: len(s.unrunnable) == 3)
-    assert await lease.free_stuck("t", name) == 3
-    assert await c.gather(futures) == [0, 1, 2]
-    assert await lease.free_stuck("t", name) == 0
-
-
-def at_gate(name):
-    Event(name).wait(30)
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
-    """What it has been given and has not begun runs elsewhere."""
-    gate = Event("gate", client=c)
-    blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
-    await soon(lambda: a.state.executing)
-    lease, name, futures = await bound(c, s, a.address)
-    await soon(lambda: len(s.workers[a.address].processing) == 4)
-    a.status = Status.paused
-    await soon(lambda: s.workers[a.address].status is Status.paused)
-    assert await lease.free_stuck("t", name) == 3
-    assert await c.gather(futures) == [0, 1, 2]
-    assert all(f.key in b.data for f in futures)
-    await gate.set()
-    a.status = Status.running
-    await blocker
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
-    """A paused worker was given it, unbound, and it would wait; others' work stays."""
-    gate = Event("gate", client=c)
-    blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
-    await soon(lambda: a.state.executing)
-    lease = Resident(s)
-    lease.attach()
-    lease.acquire(c.id, "prepare", "t")
-    name = await lease.pin("t", keys.pack(["bound"]))
-    elsewhere = {"workers": [a.address], "allow_other_workers": True}
-    source = c.submit(int, 7, key="source", **elsewhere)
-    others = c.submit(int, 8, key="others", **elsewhere)
-    made = c.submit(str, source, workers=[b.address], key="bound")
-    await soon(lambda: len(s.workers[a.address].processing) == 3)
-    a.status = Status.paused
-    await soon(lambda: s.workers[a.address].status is Status.paused)
-    assert await lease.free_stuck("t", name) == 1
-    assert await made == "7"
-    assert s.tasks["others"].processing_on.address == a.address
-    await gate.set()
-    a.status = Status.running
-    assert await others == 8
-    await blocker
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
-    """Nobody else would: the plan that bound them has gone."""
-    lease, _, futures = await bound(c, s, "tcp://127.0.0.1:9")
-    lease.release("t")
-    assert await c.gather(futures) == [0, 1, 2]
-    assert not lease.pinned
 
 
 @gen_cluster(client=True, nthreads=TWO)

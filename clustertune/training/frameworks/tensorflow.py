@@ -12,9 +12,8 @@ import json
 from collections.abc import Collection
 
 from clustertune.remote import tensorflow_roles
+from clustertune.remote.tensorflow_roles import WORKER
 from clustertune.training.frameworks import Framework, Spec
-
-WORKER = "worker"  # the name by which a strategy knows those that train
 
 
 def framework(roles: Collection[str]) -> Framework:

@@ -1,0 +1,114 @@
+"""Tasks that annotations have bound to workers, and how they are let go.
+
+A binding outlives its task: computed again after its worker was lost, the task would
+wait for that worker for ever. Runs on the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from clustertune.remote.keys import unpack
+
+YIELD = 2000  # keys between two yields to the event loop, and tasks of one search
+
+
+class Bindings:
+    """Of one scheduler, by name."""
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+        self.kept: dict[str, set[Any]] = {}  # keys
+        self.ending: set[asyncio.Task[int]] = set()
+
+    def keep(self, keys: set[Any]) -> str:
+        """Remember keys of tasks that are going to be bound; the name of the set."""
+        name = uuid4().hex
+        self.kept[name] = keys
+        return name
+
+    async def free_stuck(self, name: str) -> int:
+        """Let those run anywhere whose worker is gone or paused; how many there were.
+
+        What a paused worker was given stays with it, and it will not begin it: nor what
+        is not bound, since Dask takes no short tasks from it. That includes what they
+        are made of.
+        """
+        ours = self.kept.get(name, set())
+        stuck = [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
+        for ws in list(self.scheduler.workers.values()):
+            if ws.status.name != "running":
+                waiting = [ts for ts in ws.processing if ts not in ws.executing]
+                stuck += [ts.key for ts in waiting if _is_for(ts, ours)]
+        return await self._loosen(stuck)
+
+    async def end(self, name: str) -> None:
+        """Let all of them run anywhere from now on."""
+        await self._loosen(self.kept.pop(name, set()))
+
+    def end_all(self) -> None:
+        """The same for every set, a little later."""
+        for keys in self.kept.values():
+            task = asyncio.ensure_future(self._loosen(keys))
+            self.ending.add(task)
+            task.add_done_callback(self.ending.discard)
+        self.kept.clear()
+
+    async def _loosen(self, keys: Iterable[Any]) -> int:
+        """Undo what annotations have bound; returns how many tasks waited for that."""
+        waiting = {}
+        for i, key in enumerate(list(keys)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            ts = self.scheduler.tasks.get(key)
+            if ts is None:
+                continue
+            if ts.worker_restrictions:
+                unbind(ts)
+            if ts in self.scheduler.unrunnable:
+                waiting[key] = "processing"
+            elif ts.processing_on is not None and (
+                ts.processing_on.status.name != "running"
+            ):
+                waiting[key] = "released"  # and given to another, as it is wanted
+        if waiting:
+            self.scheduler.transitions(waiting, f"clustertune-{time()}")
+        return len(waiting)
+
+
+async def unpacked(runs: Sequence[Any]) -> set[Any]:
+    """The keys of packed ones, in short turns."""
+    keys = set()
+    for i, key in enumerate(unpack(runs)):
+        if i % YIELD == YIELD - 1:
+            await asyncio.sleep(0)
+        keys.add(key)
+    return keys
+
+
+def unbind(task: Any) -> None:
+    """Let a task run on any worker."""
+    task.worker_restrictions = None
+    task.loose_restrictions = False
+    task.annotations = {
+        k: v
+        for k, v in (task.annotations or {}).items()
+        if k not in ("workers", "allow_other_workers")
+    }
+
+
+def _is_for(task: Any, keys: set[Any]) -> bool:
+    """Whether it is one of these tasks, or one of them waits for what it makes."""
+    seen, todo = {task}, [task]
+    while todo and len(seen) <= YIELD:
+        ts = todo.pop()
+        if ts.key in keys:
+            return True
+        new = {d for d in ts.waiters or () if d not in seen}
+        seen |= new
+        todo += new
+    return False
