@@ -24,8 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -39,10 +38,10 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 import xgboost.dask as dxgb
-from distributed import Client, LocalCluster, wait
+from distributed import Client, wait
 from layouts import Table
 from libraries import log_loss
-from measure import machine, orphans, peak, ratios, reset_peak, run, show
+from measure import cluster, machine, orphans, peak, ratios, reset_peak, run, show
 
 import clustertune
 
@@ -92,22 +91,6 @@ def quality(booster: xgb.Booster, rows: int) -> float:
 Figures = dict[str, float]
 
 
-@contextmanager
-def cluster() -> Iterator[Client]:
-    with (
-        TemporaryDirectory() as spilled,
-        LocalCluster(
-            n_workers=WORKERS,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            memory_limit="4GiB",
-            local_directory=spilled,
-        ) as started,
-        Client(started) as client,
-    ):
-        yield client
-
-
 def persist(client: Client, data: Any) -> Any:
     data = client.persist(data)
     wait(data)
@@ -134,7 +117,10 @@ READY: Mapping[str, Callable[[Client, Any], Any]] = {
 
 
 def on_dask(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Figures]:
-    with cluster() as client:
+    with (
+        TemporaryDirectory() as spilled,
+        cluster(WORKERS, local_directory=spilled) as client,
+    ):
         fit(name, client, few)
         client.run(reset_peak)
         booster, seconds = fit(name, client, folder)
