@@ -4,9 +4,8 @@ A command's module is loaded when the command is used: ``clustertune --help``, a
 ``dask --help``, need none of them.
 
 Exit codes: 0 clean or done, 1 findings, or what was asked for will not work or was not
-found,
-2 usage, 3 the cluster was not reached, 4 refused, 5 failed or done in part,
-130 interrupted.
+found, 2 usage, 3 the cluster was not reached, 4 refused, 5 failed or done in part, 130
+interrupted.
 """
 
 from __future__ import annotations
