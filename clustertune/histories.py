@@ -92,7 +92,10 @@ class History:
         """
         for n in workers:
             if arguments.count("workers", n) is None:
-                raise ValueError("workers must be whole numbers of at least 1")
+                raise ValueError(
+                    f"workers={workers!r} must be whole numbers of at least 1, like "
+                    "[2, 4]"
+                )
         return trends.what_if(self.records, workers)
 
     def trends(self) -> Trends:

@@ -283,7 +283,8 @@ def hold(
     client
         A connected client, synchronous (``with``) or asynchronous (``async with``).
     label
-        What others are told of it: ``"training of the week"``.
+        What others are told of it, and the job under which the history notes the run:
+        ``"training of the week"``.
     profile
         A file, for Dask's performance report of the block.
 

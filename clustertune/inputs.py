@@ -250,7 +250,11 @@ def _how_to_convert(label: str, value: Any) -> str:
             f"Make it one: {name} = dask.dataframe.from_delayed(parts), or "
             "dask.array.from_delayed(part, shape=..., dtype=...)"
         )
-    return "Data that fits one process is trained faster there, without Dask"
+    return (
+        "Make it one with Dask, as dask.dataframe.read_parquet and "
+        "dask.array.from_array do; data that fits one process is trained faster there, "
+        "without Dask"
+    )
 
 
 def companions(inputs: Inputs) -> tuple[str, ...]:

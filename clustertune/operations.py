@@ -177,6 +177,9 @@ def resize(
     RefusedError
         As for :func:`clustertune.restart`; or what a worker holds does not fit the new
         limit. Nothing was touched.
+    ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
+TimedOutError
+        As for :func:`clustertune.restart`.
 
     Examples
     --------
@@ -246,6 +249,13 @@ def scale(
     RefusedError
         A worker holds actors, or more than those that stay have room for; nothing was
         touched.
+    ConnectionLostError, LeaseHeldError, VersionMismatchError, TimedOutError
+        As for :func:`clustertune.restart`.
+
+    Examples
+    --------
+    >>> clustertune.scale(client, 8)                            # doctest: +SKIP
+    >>> X, y = clustertune.prepare(client, X, y)                # doctest: +SKIP
     """
     wanted = arguments.count("n_workers", n_workers)
     if wanted is None:
@@ -308,6 +318,16 @@ def trim(
     -------
     Report
         Its step says for each worker the memory of its process before and after.
+
+    Raises
+    ------
+    ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
+TimedOutError
+        As for :func:`clustertune.restart`.
+
+    Examples
+    --------
+    >>> print(clustertune.trim(client))                         # doctest: +SKIP
     """
     procedure = Procedure(
         client=client,
@@ -366,9 +386,12 @@ def release(
         There are no keys with such a prefix; the text says which there are.
     RefusedError
         Only others want what has the prefix; nothing was touched.
+    ConnectionLostError, LeaseHeldError, VersionMismatchError, TimedOutError
+        As for :func:`clustertune.restart`.
 
     Examples
     --------
+    >>> print(clustertune.release(client, dry_run=True))        # doctest: +SKIP
     >>> clustertune.release(client, keep=[X, y])                # doctest: +SKIP
     """
     wanted = arguments.texts("prefixes", prefixes)
@@ -381,7 +404,10 @@ def release(
             "(a dry run lists them), or what to keep: keep=[X, y]"
         )
     if not wanted and others:
-        raise TypeError("include_other_clients=True needs prefixes")
+        raise TypeError(
+            "include_other_clients=True is for data that is named: give prefixes, as a "
+            "dry run lists them"
+        )
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
         there = sorted({h.prefix for h in view.now.holdings or ()})

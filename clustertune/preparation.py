@@ -205,7 +205,9 @@ def prepare(
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
     X, y, *others
-        Dask Arrays, DataFrames or Series whose rows belong together, lazy or persisted.
+        Dask Arrays, DataFrames or Series, lazy or persisted, with as many rows each;
+        row i of one belongs to row i of the others. The first dimension of an Array is
+        that of its rows.
     sample_weight, qid, base_margin, init_score
         Companions of X, by the names that training libraries give them.
     eval_set
@@ -267,8 +269,8 @@ def prepare(
     only
         Of what this call may do, only this, by the names that steps have in a report:
         ``"restart"``, ``"adapt"``, ``"scale"``, ``"persist"``, ``"reorder"``,
-        ``"rechunk"``, ``"rebalance"``, ``"replicate"``, in which order they come. What
-        would be put right after them stays as it is: for a fit, call again without it.
+        ``"rechunk"``, ``"rebalance"``, ``"replicate"``; they come in this order. What
+        only a later one would put right stays as it is: for a fit, call again without.
     dry_run
         Change nothing; the report says what would be done and what it would cost.
     progress
@@ -280,7 +282,8 @@ def prepare(
     Returns
     -------
     Prepared
-        It unpacks into what was given, in order.
+        It unpacks into what was given, in order. As a context manager it holds workers
+        and adaptive scaling until the end of the block, as :func:`clustertune.hold`.
 
     Raises
     ------
@@ -303,13 +306,20 @@ LeaseHeldError
         The cluster cannot do what was asked; the text says why and what to do.
     IncompleteError
         Data was lost with a worker and cannot be computed again, or failed to load.
+    VerificationError
+        Looking again showed rows that were missing or apart from their labels.
     TimedOutError
         The time was over. The data is whole; ``error.report`` says what was done.
 
     Examples
     --------
-    >>> X, y = clustertune.prepare(client, X, y)                # doctest: +SKIP
-    >>> model.fit(X, y)                                         # doctest: +SKIP
+    >>> X, y = clustertune.prepare(client, X, y, estimator=model)   # doctest: +SKIP
+    >>> model.fit(X, y)                                             # doctest: +SKIP
+
+    Workers stay during the fit:
+
+    >>> with clustertune.prepare(client, X, y) as (X, y):           # doctest: +SKIP
+    ...     model.fit(X, y)
     """
     companions = {
         "sample_weight": sample_weight,
@@ -338,7 +348,7 @@ LeaseHeldError
         # to the row means that no tolerance is left
         tolerance=0.0 if profile.exact_rows else spread,
         memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
-        strict=strict,
+        strict=arguments.flag("strict", strict),
         only=arguments.some_of("only", only, [name for _, name in planner.PHASES]),
     )
     inputs.refuse_unfit(given, goal)
@@ -353,7 +363,8 @@ LeaseHeldError
         progress=progress,
         estimator=estimator,
     )
-    prepared: Prepared = client.sync(_prepare, request, dry_run)
+    dry = arguments.flag("dry_run", dry_run)
+    prepared: Prepared = client.sync(_prepare, request, dry)
     return prepared
 
 
@@ -518,10 +529,23 @@ async def _verify(request: Request, journal: Journal) -> Report:
 def last_report(client: Client) -> Any:
     """The report of the last ``prepare`` on this client's cluster, whoever called it.
 
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+
     Returns
     -------
     Report or None
-        None if there was none since the scheduler started (to be awaited with an
-        asynchronous client).
+        None if there was none since the scheduler started.
+
+    Raises
+    ------
+    ConnectionLostError, VersionMismatchError
+        The cluster cannot be asked; the text says why and what to do.
+
+    Examples
+    --------
+    >>> clustertune.last_report(client).save("report.html")         # doctest: +SKIP
     """
     return client.sync(monitor.last_report, client)

@@ -97,6 +97,10 @@ def prepare_datasets(
         was changed.
     ClustertuneError
         As :func:`clustertune.prepare`; no name was changed.
+
+    Examples
+    --------
+    >>> prepare_datasets(client, "X", "y", workload="xgboost")  # doctest: +SKIP
     """
     companions = {
         "sample_weight": sample_weight,

@@ -23,6 +23,7 @@ from clustertune.wording import (
     bytes_text,
     cost_text,
     names_text,
+    plural,
     printable,
     seconds_text,
 )
@@ -72,10 +73,13 @@ class Report:
     Attributes
     ----------
     status
-        ``fine`` (nothing was wrong with the layout), ``done``, ``left`` (something that
-        was found could not be put right), ``planned`` (a dry run) or ``failed``.
+        ``looked`` (of ``check``), ``fine`` (there was nothing to do), ``done``,
+        ``left`` (not all could be done or put right), ``planned`` (a dry run) or
+        ``failed``.
     seconds
         What the whole call took.
+    workload
+        For what ``prepare`` has prepared the data; empty for other calls.
     found, left
         Findings of the first look and of the last one.
     before, after
@@ -256,7 +260,8 @@ def headlines(report: Report) -> list[str]:
     wrong = [f for f in report.found if f.severity > Severity.info]
     wrong = [f for f in wrong if f.check not in HEADLINES] or wrong
     if wrong and not (report.error and wrong[0].message in report.error):
-        more = f" (and {len(wrong) - 1} more findings)" if len(wrong) > 1 else ""
+        others = plural(len(wrong) - 1, "more finding")
+        more = f" (and {others})" if len(wrong) > 1 else ""
         lines.append(f"wrong: {wrong[0].message}{more}")
     acted = [s for s in report.steps if s.status in ("done", "partly", "planned")]
     verb = "would do" if report.status == "planned" else "did"

@@ -85,11 +85,6 @@ class Recreated:
         where nothing was saved. After a dry run as they were given.
     report
         Printable; what was at risk, and what was done.
-
-    Examples
-    --------
-    >>> client, X, y = clustertune.reset(                       # doctest: +SKIP
-    ...     client, X, y, worker_size="2xlarge", save_to="/shared/save")
     """
 
     client: Client
@@ -177,6 +172,11 @@ def reset(
     RecreateError
         The cluster was not made anew, or is not as it should be. The text says where
         the data lies that was saved, and how to load it.
+
+    Examples
+    --------
+    >>> client, X, y = clustertune.reset(                       # doctest: +SKIP
+    ...     client, X, y, worker_size="2xlarge", save_to="/shared/save")
     """
     names = _names(datasets)
     if save_to is None and (collections or names) and not drop_data:

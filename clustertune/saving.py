@@ -89,6 +89,10 @@ def save(
         or not everybody sees it.
     SaveError
         Something could not be written, or is not there afterwards.
+
+    Examples
+    --------
+    >>> clustertune.save(client, "/shared/save", X, y)          # doctest: +SKIP
     """
     place = manifests.place("path", path, storage_options)
     again = arguments.flag("overwrite", overwrite)
@@ -139,6 +143,10 @@ def load(
     ------
     SaveError
         There is no complete save, or it is not as it was written.
+
+    Examples
+    --------
+    >>> X, y = clustertune.load(client, "/shared/save")         # doctest: +SKIP
     """
     place = manifests.place("path", path, storage_options)
     seconds = arguments.duration("timeout", timeout)

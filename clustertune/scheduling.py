@@ -114,7 +114,8 @@ def schedule_restart(
 
     Examples
     --------
-    >>> print(clustertune.schedule_restart(client, cron="0 3 * * *"))  # doctest: +SKIP
+    >>> clustertune.schedule_restart(                           # doctest: +SKIP
+    ...     client, cron="0 3 * * *", expires="2 days")
     """
     now = time()
     until = now + arguments.duration("expires", expires)

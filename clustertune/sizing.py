@@ -211,6 +211,10 @@ def size(
         No number of such hosts would do.
     RefusedError
         No layout of the data helps the library; the text says what does.
+
+    Examples
+    --------
+    >>> print(clustertune.size(parquet="data/", workload="xgboost"))  # doctest: +SKIP
     """
     if (parquet is None) == (rows is None and columns is None):
         given = "both were" if parquet is not None else "neither was"
@@ -428,9 +432,10 @@ def _of_data(data: Dataset, profile: Profile, evaluated: float) -> Iterator[str]
 def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
     usual = "" if profile.base_bytes else ", as is usual"
     yield (
-        f"memory: {profile.title} takes {times_text(fit.multiple)} the bytes of its "
-        f"data, which are among them ({profile.source}), and {bytes_text(fit.base)} "
-        f"for each worker's process{usual}; it may fill {fit.fraction:.0%} of the limit"
+        f"memory: with {profile.title} a fit takes {times_text(fit.multiple)} the "
+        f"bytes of the data, these included ({profile.source}), and "
+        f"{bytes_text(fit.base)} for each worker's process{usual}; it may fill "
+        f"{fit.fraction:.0%} of the limit"
     )
     if fit.held:
         yield (

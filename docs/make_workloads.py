@@ -44,48 +44,21 @@ the process, which has some 150 to 450 MiB once it has imported such a library.
 
 """
 
-OWN = '''
+OWN = """
 ## Adding one
 
-A package of your own can add a workload: a module with a profile, and an entry point in
-the group `clustertune.workloads`.
+A package of your own adds a workload by a module and an entry point;
+[Contributing](contributing.md#a-workload) has one, whole. The module has a `PROFILE`,
+whose fields are described in `clustertune/profiles.py`, and where it needs them
 
-```python
-"""Our library, which joins its pieces in a copy."""
-
-from clustertune.profiles import Profile
-
-PROFILE = Profile(
-    name="ours",
-    title="our library",
-    memory_multiple={4: 2.0, 8: 2.0},  # by the bytes of a number
-    source="measured with ours 1.0",
-    exact_rows=True,
-    takes=("sample_weight",),
-)
-
-
-def matches(estimator):
-    return type(estimator).__module__.startswith("ours.")
-
-
-def fit_kwargs(handed):
-    weight = handed.training.sample_weight
-    return {} if weight is None else {"weights": weight}
-```
-
-```toml
-[project.entry-points."clustertune.workloads"]
-ours = "ours.clustertune_workload"
-```
-
-`matches` gets an instance or a class. `profile_for(estimator)` may return another
-profile of that name, where parameters change what is needed;
-`estimator_params(handed)` has parameters that the estimator is to get. All are
-optional: a workload without `matches` is taken by name. Those of clustertune come
-first, so yours cannot take their estimators.
-The fields of a profile are described in `clustertune/profiles.py`.
-'''
+- `matches(estimator)`: whether it is meant, by an instance or a class. Without it the
+  workload is taken by name. Those of clustertune come first, so yours cannot take their
+  estimators;
+- `profile_for(estimator)`: another profile of that name, where parameters change what
+  is needed;
+- `fit_kwargs(handed)` and `estimator_params(handed)`: what `fit` and the estimator
+  are to get.
+"""
 
 
 def page() -> str:

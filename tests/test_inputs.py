@@ -434,6 +434,8 @@ async def test_data_of_another_cluster(c, s, a):
         ("n_workers", 0, "n_workers=0 must be a whole number"),
         ("tolerance", 5, "tolerance=5 must be a number"),
         ("memory_fraction", 0, "memory_fraction=0 must be a number"),
+        ("strict", "yes", "strict='yes' must be True or False"),
+        ("dry_run", 1, "dry_run=1 must be True or False"),
         ("timeout", "soon", "timeout='soon' must be a duration"),
         ("workers", "0", "workers='0' must be a list"),
         ("workers", ["nobody"], r"workers: there is no nobody .* are 0"),

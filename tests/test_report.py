@@ -117,6 +117,8 @@ def test_what_is_left() -> None:
         "wrong: wrong 0 (and 2 more findings)",
         "left: wrong 1",
     ]
+    two = replace(report, found=found[:2])
+    assert headlines(two)[0] == "wrong: wrong 0 (and 1 more finding)"
 
 
 def test_at_most_six_lines() -> None:

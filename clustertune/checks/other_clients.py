@@ -1,9 +1,10 @@
 """Other clients that work on this cluster.
 
-Their data takes memory, their tasks take threads, and a restart takes both from them.
-A published data set counts as nobody's in particular and is not meant here.
+Their data takes memory and their tasks take threads. ``clustertune.restart`` keeps what
+they hold and waits for what they run; Dask's own ``client.restart()`` takes both from
+them. A published data set counts as nobody's in particular and is not meant here.
 
-Remedy: ask whose they are before you restart workers or scale down; a client that has
+Remedy: ask whose they are before you drop data or take workers away; a client that has
 been silent for long may be a notebook that somebody forgot to close.
 """
 

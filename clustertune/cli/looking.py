@@ -204,9 +204,9 @@ def explain(name: str | None) -> None:
         return
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"did you mean {near[0]}? " if near else ""
         raise click.UsageError(
-            f"there is no check {name!r}{hint} `clustertune explain` lists them"
+            f"there is no check {name!r}; {hint}`clustertune explain` lists them"
         )
     click.echo(checks.page(name))
 

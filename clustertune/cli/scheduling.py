@@ -162,7 +162,7 @@ def _rendered(found: Sequence[Schedule], form: str) -> str:
     epilog=examples(
         "clustertune restart --between-runs --if leak --yes tcp://10.0.0.5:8786",
         "clustertune schedule list tcp://10.0.0.5:8786",
-        "clustertune schedule cancel 3 tcp://10.0.0.5:8786",
+        "clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786",
     )
 )
 def schedule() -> None:
@@ -179,7 +179,9 @@ def list_(target: Target, form: str) -> None:
     click.echo(_rendered(run(target, scheduled.listed), form))
 
 
-@schedule.command(epilog=examples("clustertune schedule cancel 3 tcp://10.0.0.5:8786"))
+@schedule.command(
+    epilog=examples("clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786")
+)
 @click.argument("id")
 @on_a_cluster()
 @format_option

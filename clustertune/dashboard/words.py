@@ -7,7 +7,7 @@ from typing import Any
 
 from clustertune.dashboard import looks
 from clustertune.dashboard.state import State, imbalance, total, verdict
-from clustertune.wording import seconds_text
+from clustertune.wording import plural, seconds_text
 
 MOST_HOSTS = 12  # of more, those with the most threads for a CPU
 MOST_FINDINGS = 50
@@ -73,7 +73,8 @@ def found_table(found: Sequence[Mapping[str, str]]) -> str:
     ]
     head = ("severity", "check", "what was found", "evidence", "remedy")
     more = len(found) - MOST_FINDINGS
-    rest = f"<p class='soft'>and {more:,} more findings</p>" if more > 0 else ""
+    others = plural(more, "more finding")
+    rest = f"<p class='soft'>and {others}</p>" if more > 0 else ""
     return looks.table(head, rows, "kkwww") + rest
 
 

@@ -69,8 +69,8 @@ def run_roles(
         :func:`clustertune.prepare`, so pieces in memory move to where they are needed,
         and stay there.
     framework
-        ``"torch"`` or another one that is known: sets the environment of each role as
-        it needs it. None: nothing is set.
+        ``"torch"`` or ``"tensorflow"``: sets the environment of each role as that
+        needs it. None: nothing is set.
     target_role
         The role that has the data. When all that have it have ended, the other roles
         are told to stop.
