@@ -337,6 +337,10 @@ def judge(records: Sequence[Figures]) -> None:
         if most := AIMS.get(r["layout"]):
             found = ratios(r["rounds"], "ours.total", "naive.total")
             aim(f"{title}: ours / recipe {found} <= {most}", found.high <= most)
+        if r["layout"] == "even":
+            share = ratios(r["rounds"], "ours.prepare", "naive.total")
+            print(f"{title}: prepare is {share} of the recipe's time; then both fit "
+                  "the same pieces in the same places")  # fmt: skip
     compare_models(records)
     compare_bytes(records)
     compare_peaks(records)
