@@ -337,7 +337,7 @@ async def turns_of(n_workers):
 
         async def emptied():
             work = Restarting(
-                s, resident.hold, addresses[0], Places(packed),
+                s, resident.manager, addresses[0], Places(packed),
                 dict.fromkeys(addresses[1:], int(0.7 * 16 * GIB)), 1, 1,
             )  # fmt: skip
             return await work._assign(worker)  # noqa: SLF001 - what is measured

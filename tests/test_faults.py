@@ -45,7 +45,7 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
     resident = dask_scheduler.plugins["clustertune"]
     return {
         "manager": dask_scheduler.extensions["amm"].running,
-        "holds": resident.hold.holders,
+        "holds": resident.manager.holders,
         "lease": resident.holder() is not None,
         "jobs": [(j.work.done, j.work.total) for j in resident.jobs.values()],
         "ended": all(job.task.done() for job in resident.jobs.values()),

@@ -12,7 +12,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from distributed import Client, Nanny
+from distributed import Client, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -41,6 +41,7 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     with pytest.raises(LookupError, match="a plan only"):
         plan.cancel()
     x = c.persist(da.arange(1000, chunks=100))
+    await wait(x)  # another client asks for it, whose word may come first
     scattered = await c.scatter({"a": np.arange(10)}, hash=False)
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     made = await clustertune.schedule_restart(other, x, idle_for="300 ms")

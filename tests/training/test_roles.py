@@ -275,9 +275,11 @@ async def test_a_role_that_does_not_stop(c: Any, s: Any, a: Any, b: Any) -> None
     """It is named and left alone; what it held is let go when it returns."""
 
     def stubborn(ctx: Any) -> None:
+        Event("begun").set()
         Event("go").wait()
 
     def fail(ctx: Any) -> None:
+        Event("begun").wait()
         raise ValueError("first")
 
     roles = {"worker": (1, fail), "scorer": (1, stubborn)}
@@ -286,9 +288,10 @@ async def test_a_role_that_does_not_stop(c: Any, s: Any, a: Any, b: Any) -> None
     with pytest.raises(RoleError, match=said) as caught:
         await running.result()
     assert caught.value.role == "worker"
+    await Event("begun").clear()
     with pytest.raises(RoleError, match=r"^scorer 0 .* did not stop"):
         async with await run_roles(c, {"scorer": (1, stubborn)}, grace=0.5):
-            pass
+            await Event("begun").wait()
     assert not [key for key in s.tasks if "role-" in str(key)]
     await Event("go").set()
     await nothing_left(s, a, b)
