@@ -36,14 +36,14 @@ def policy(*sources: str) -> str:
         Origins of scripts and styles; none where the page has all of them in it, and
         talks to nobody.
     """
-    styles = " ".join((*sources, "'unsafe-inline'"))
+    inline = " ".join((*sources, "'unsafe-inline'"))
     own = "'self' " if sources else ""
     parts = [
         "default-src 'none'",
         *(["connect-src 'self'"] if sources else ()),
         # BokehJS makes functions of scripts that it is given as text
-        f"script-src {styles} 'unsafe-eval'",
-        f"style-src {styles}",
+        f"script-src {inline} 'unsafe-eval'",
+        f"style-src {inline}",
         f"img-src {own}data:",
         f"font-src {own}data:",
         "base-uri 'none'",

@@ -26,7 +26,7 @@ from distributed.comm.addressing import get_address_host, unparse_host_port
 from distributed.protocol import pickle
 
 from clustertune.remote.context import LOOK, Context, Script
-from clustertune.remote.failures import where
+from clustertune.remote.failures import sendable, where
 
 PARTS = "clustertune_roles"  # attribute of a worker: its parts by name
 VARIABLE = "CLUSTERTUNE_ROLE"  # of the environment, where a role has set some
@@ -173,7 +173,8 @@ class Part:
     def enter(self, stage: str, error: BaseException | None = None) -> None:
         """Say how far the role is."""
         if error is not None:
-            self.failure, self.where = _pickled(error), where(error)
+            self.failure = pickle.dumps(sendable(error))
+            self.where = where(error)
         self._tell(lambda: setattr(self, "stage", stage))
 
     def say(self, kind: str, value: bytes) -> None:
@@ -340,17 +341,6 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
             else:
                 os.environ[variable] = value
         os.environ.pop(VARIABLE, None)
-
-
-def _pickled(error: BaseException) -> bytes:
-    """The error, or one that says the same where it does not pickle there and back."""
-    try:
-        found: bytes = pickle.dumps(error)
-        pickle.loads(found)
-    # whatever a class of somebody's does when it is pickled
-    except Exception:  # noqa: BLE001
-        found = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return found
 
 
 def _keeps_its_kind(error: BaseException, pickled: bytes | None) -> bool:

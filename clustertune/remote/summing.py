@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clustertune.remote.bindings import unbind
-from clustertune.remote.failures import where
+from clustertune.remote.failures import sendable, where
 
 FAILED = "clustertune: failed at an item"  # first argument of the error that says so
 
@@ -153,19 +153,9 @@ def _guarded(
     # whatever the user's code raises; the worker's log and the client's error have it
     except Exception as error:  # noqa: BLE001
         # arguments of a built-in error: the client has no class of ours to unpickle
-        failed = RuntimeError(FAILED, what, number, _sendable(error), where(error))
+        failed = RuntimeError(FAILED, what, number, sendable(error), where(error))
     # not in the clause: its context would travel too, and may not pickle
     raise failed
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error, or one that says the same where it does not pickle there and back."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 (what it made itself)
-    # whatever a class of somebody's does when it is pickled
-    except Exception:  # noqa: BLE001
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 # --- the sum of two -------------------------------------------------------------------

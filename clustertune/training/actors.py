@@ -55,7 +55,7 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Rules:
     """How roles begin and end."""
 
     target: str  # when all that have this role have ended, the others are to stop

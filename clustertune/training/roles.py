@@ -24,7 +24,7 @@ from clustertune.model import Key
 from clustertune.remote import roles as remote
 from clustertune.remote import ship
 from clustertune.training import frameworks, staffing
-from clustertune.training.actors import Actor, Terms, by_role
+from clustertune.training.actors import Actor, Rules, by_role
 from clustertune.training.frameworks import Framework
 from clustertune.training.running import Roles
 from clustertune.training.staffing import Candidate
@@ -252,14 +252,14 @@ async def _run(request: _Request) -> Roles:
         except BaseException:  # also an interruption
             await asyncio.shield(_dismiss(request.client, actors))
             raise
-        terms = Terms(
+        rules = Rules(
             target=request.target,
             bare=request.bare,
             timeout=request.timeout,
             grace=request.grace,
         )
         stack.callback(share.clear)  # the data may go when all have ended
-        found = Roles(request.client, actors, terms, stack.pop_all())
+        found = Roles(request.client, actors, rules, stack.pop_all())
     await found.begun()
     return found
 

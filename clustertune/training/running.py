@@ -23,7 +23,7 @@ from clustertune.errors import ConnectionLostError, TimedOutError
 from clustertune.remote import roles as remote
 from clustertune.training.actors import (
     Actor,
-    Terms,
+    Rules,
     Trouble,
     by_role,
     cause,
@@ -60,12 +60,12 @@ class Roles(Block):
         self,
         client: Client,
         actors: Sequence[Actor],
-        terms: Terms,
+        rules: Rules,
         around: AsyncExitStack,
     ):
         self._client = client
         self._actors = actors
-        self._terms = terms
+        self._rules = rules
         self._around = around  # what is needed until all have ended
         self.spec = by_role(actors, lambda a: a.place)
         self.workers = by_role(actors, lambda a: a.worker)
@@ -236,7 +236,7 @@ class Roles(Block):
 
         When all tasks are there they are told to go, and not before.
         """
-        wait = self._terms.timeout
+        wait = self._rules.timeout
         left = self._holds(lambda: not self._at(stage) or self._ending())
         try:
             await asyncio.wait_for(left, wait)
@@ -251,8 +251,8 @@ class Roles(Block):
 
     async def _play(self, tasks: Tasks) -> None:
         """Wait until all have ended, or have to."""
-        leading = [a for a in self._actors if a.role == self._terms.target] or [
-            a for a in self._actors if a.role not in self._terms.bare
+        leading = [a for a in self._actors if a.role == self._rules.target] or [
+            a for a in self._actors if a.role not in self._rules.bare
         ]
         leading = leading or list(self._actors)  # servers alone: until they are told
         await self._holds(lambda: self._ending() or all(a.over for a in leading))
@@ -262,7 +262,7 @@ class Roles(Block):
 
     async def _dissolve(self, tasks: Tasks) -> None:
         """End all that has not ended, and leave nothing behind."""
-        grace = self._terms.grace
+        grace = self._rules.grace
         for actor in self._at("hired"):  # whose tasks go when their futures do
             self._following[actor].cancel()
         # in a task of its own: a worker that is frozen does not answer
@@ -279,8 +279,10 @@ class Roles(Block):
             actor.future.release()
         try:
             await self._around.aclose()
-        # whoever waits is told, if there is nothing worse to tell
+        # whoever waits is told of it, or of what came first
         except Exception as error:  # noqa: BLE001
+            if self._cause is not None:
+                logger.warning("what the roles needed could not be ended: %r", error)
             self._cause = self._cause or error
         finally:
             self._ended = True
@@ -377,7 +379,7 @@ class Roles(Block):
 
     def _served(self) -> list[Actor]:
         """Those whose function is the user's, and may need the framework's servers."""
-        return [a for a in self._actors if a.role not in self._terms.bare]
+        return [a for a in self._actors if a.role not in self._rules.bare]
 
     async def _tell_to_stop(self, patience: float | None) -> None:
         """Tell the framework's servers when those who need them have ended."""
