@@ -60,6 +60,7 @@ from measure import interval, machine, peak, ratios, reset_peak
 from tabulate import tabulate
 
 import clustertune
+from benchmarks.measure import workers_of
 
 WORKERS = 2
 MEMORY = "4GiB"  # of a worker: nothing spills
@@ -183,7 +184,7 @@ def measured(client: Client, figures: Figures, what: str) -> Iterator[None]:
     yield
     figures[what] = perf_counter() - start
     after, peaks = client.run(_received), client.run(peak)
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     figures[f"{what}_moved"] = sum(after.values()) - sum(before.values())
     figures[f"{what}_peaks"] = {str(workers[w]["name"]): n for w, n in peaks.items()}
 

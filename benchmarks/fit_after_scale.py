@@ -25,6 +25,7 @@ from distributed import Client, wait
 from measure import cluster, machine, ratios, run, show
 
 import clustertune
+from benchmarks.measure import workers_of
 
 VARIANTS = ("naive", "rebalance", "prepare", "even", "one_process")
 PARAMETERS = {"tree_method": "hist", "objective": "binary:logistic", "max_depth": 6}
@@ -45,7 +46,7 @@ def blocks(n_rows: int, n_columns: int, n_pieces: int) -> tuple[da.Array, da.Arr
 
 def warm_up(client: Client) -> None:
     """Import XGBoost on all workers; train on a piece of noise on each."""
-    addresses = list(client.scheduler_info()["workers"])
+    addresses = list(workers_of(client))
     X = da.random.random((200 * len(addresses), 4), chunks=(200, 4))
     y = (X[:, 0] > 0.5).astype("f4")
     where = dict(enumerate(addresses))
@@ -77,7 +78,7 @@ def variant(name: str, size: tuple[int, int, int]) -> dict[str, float]:
     with cluster(2 if name == "even" else 1, memory_limit="6GiB") as client:
         X, y = blocks(*size)
         if name == "even":
-            two = list(client.scheduler_info()["workers"])
+            two = list(workers_of(client))
             X, y = _pin(client, X, y, lambda i: two[i % 2])
         else:
             X, y = client.persist([X, y])

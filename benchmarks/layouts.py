@@ -15,6 +15,8 @@ import dask.array as da
 import numpy as np
 from distributed import Client, futures_of, wait
 
+from benchmarks.measure import workers_of
+
 BLOCK = 1000  # rows that are made together
 TINY = 1000  # pieces of all rows
 HUGE = 3  # pieces of all rows
@@ -101,7 +103,7 @@ def load(
     client: Client, table: Table, layout: Layout, *, labels: bool = True
 ) -> list[Any]:
     """X, and y, made on the workers that shall hold them."""
-    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    addresses = list(workers_of(client))
     where = [addresses[i] for i in layout.workers]
     X = da.map_blocks(
         _piece,

@@ -55,6 +55,17 @@ def cluster(n_workers: int, **options: Any) -> Iterator[Client]:
         yield client
 
 
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """What the scheduler says of each worker, by address.
+
+    Not ``client.scheduler_info()``, in which the client puts no workers now and then.
+    """
+    found: dict[str, dict[str, Any]] = client.sync(
+        client.scheduler.identity, n_workers=-1
+    )["workers"]
+    return found
+
+
 @dataclass(frozen=True)
 class Interval:
     """The median of some values and its 95 % confidence interval."""

@@ -49,6 +49,7 @@ from measure import Interval, cluster, interval, machine, ratios, run
 from tabulate import tabulate
 
 import clustertune
+from benchmarks.measure import workers_of
 
 Figures = dict[str, float]
 Rounds = Sequence[Mapping[str, float]]
@@ -241,12 +242,12 @@ def _loopback() -> int:
 def variant(name: str, case: Case) -> Figures:
     method, inputs = name.split("_")
     with cluster(2, memory_limit="6GiB") as client:
-        sources = list(client.scheduler_info()["workers"])
+        sources = list(workers_of(client))
         old = load(client, case, sources)
         keys = {f.key for f in futures_of(old)}
         client.cluster.scale(4)
         client.wait_for_workers(4)
-        receivers = [w for w in client.scheduler_info()["workers"] if w not in sources]
+        receivers = [w for w in workers_of(client) if w not in sources]
         everyone = [*sources, *receivers]
         warm_up(client, case, everyone)
         client.run(_settle)

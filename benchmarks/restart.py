@@ -25,6 +25,8 @@ import measure
 import numpy as np
 import psutil
 
+from benchmarks.measure import workers_of
+
 WORKERS = 4
 SCATTERED = 40
 LIFETIME = 15  # seconds
@@ -83,7 +85,7 @@ def variant(name, mb):
             client.restart()
             X = client.persist(source(mb))
         elif name == "workers":
-            for address in list(client.scheduler_info(n_workers=-1)["workers"]):
+            for address in list(workers_of(client)):
                 client.restart_workers([address])
         else:
             while before & set(client.run(os.getpid, on_error="ignore").values()):

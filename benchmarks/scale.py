@@ -39,6 +39,8 @@ from measure import cluster, machine
 from monitor import QUIET, start_ticking, take_longest
 from tabulate import tabulate
 
+from benchmarks.measure import workers_of
+
 EACH = 100  # pieces for each worker
 LIVE_EACH = 20  # the same of real workers, and in a scheduler alone
 ON_HOST = 16  # workers
@@ -459,7 +461,7 @@ def given(client, n_workers):
     """X and y of small pieces, on half of the workers."""
     import dask.array as da
 
-    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    addresses = list(workers_of(client))
     half, count = addresses[: max(1, n_workers // 2)], n_workers * LIVE_EACH
     made = []
     for name, shape in (("X", (4, 2)), ("y", (4,))):

@@ -13,6 +13,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from distributed import Client
+
 BLOCK = """
 import sys
 
@@ -34,6 +36,18 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
         assert monotonic() < end, "the condition did not come"
         sleep(0.02)
     return value
+
+
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """What the scheduler says of each worker, by address.
+
+    ``client.scheduler_info()`` may answer with no workers at all: the client itself
+    asks for none of them now and then, and both answers have one place.
+    """
+    found: dict[str, dict[str, Any]] = client.sync(
+        client.scheduler.identity, n_workers=-1
+    )["workers"]
+    return found
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from clustertune import arguments, checks, errors, forecast
 from clustertune.actions import adapt, scale
 from clustertune.model import Bounds, Profile, Unknown
 from clustertune.testing import layout, snapshot, view, worker
-from tests.processes import until
+from tests.processes import until, workers_of
 
 TRIPLE = Profile(name="t", title="T", memory_multiple={8: 3.0})
 
@@ -112,7 +112,7 @@ def test_what_is_no_number(wrong: Any) -> None:
 
 
 def there(client: Any) -> int:
-    return len(client.scheduler_info(n_workers=-1)["workers"])
+    return len(workers_of(client))
 
 
 def test_bounds_are_put_back(local_cluster: Any) -> None:

@@ -22,6 +22,7 @@ from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import main, running
 from clustertune.model import Severity
+from tests.processes import workers_of
 
 COMMANDS = (
     "apply",
@@ -619,7 +620,7 @@ def test_scale(nannies: LocalCluster) -> None:
     assert done.exit_code == 0, done.stderr
     assert "lost 0" in " ".join(done.stdout.split())
     with Client(address, set_as_default=False) as client:
-        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+        assert len(workers_of(client)) == 1
 
 
 # --- sizes of clusters that are not there yet ---------------------------------------

@@ -21,7 +21,7 @@ from distributed import Client, futures_of, wait
 
 import clustertune
 from clustertune.remote import move
-from tests.processes import cluster, process, until
+from tests.processes import cluster, process, until, workers_of
 
 
 def slowly(dask_scheduler: Any) -> None:
@@ -69,7 +69,7 @@ def uneven(local_cluster: Any) -> Iterator[Any]:
     """Three workers; X and y in 200 pieces on the first, computed so that they can be
     computed again anywhere; a mover that is slow enough to be hit."""
     cluster, client = local_cluster(3)
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(workers_of(client)))
     clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
     client.run_on_scheduler(slowly)
     X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
@@ -172,7 +172,7 @@ def test_a_paused_target_is_planned_around(uneven: Any) -> None:
     preparing = Preparing(client, X, y)
     preparing.start()
     until(lambda: moving(client))
-    victim = next(w for w in client.scheduler_info()["workers"] if w != first)
+    victim = next(w for w in workers_of(client) if w != first)
     client.run(pause, workers=[victim])
     client.run_on_scheduler(quickly)  # the rest
     preparing.join(90)
@@ -190,12 +190,12 @@ import dask.array as da
 from distributed import Client, wait
 import clustertune
 from tests.test_faults import moving, slowly
-from tests.processes import until
+from tests.processes import until, workers_of
 import threading
 
 client = Client(scheduler_file=sys.argv[1])
 client.wait_for_workers(2)
-first = next(iter(client.scheduler_info()["workers"]))
+first = next(iter(workers_of(client)))
 clustertune.prepare(client, da.ones((20, 1), chunks=1))
 client.run_on_scheduler(slowly)
 X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))

@@ -19,7 +19,7 @@ from distributed import Client, wait
 from distributed.client import Future
 
 import clustertune
-from tests.processes import blocking, process, until
+from tests.processes import blocking, process, until, workers_of
 from tests.test_faults import quickly, slowly
 from tests.test_faults_restart import (
     CLIENT,
@@ -129,7 +129,7 @@ def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
     restarting = Restarting(client, timeout="2 minutes")
     restarting.start()
     until(lambda: client.run_on_scheduler(doing).startswith(when))
-    workers = client.scheduler_info()["workers"].items()
+    workers = workers_of(client).items()
     (address,) = [a for a, w in workers if "parking" not in str(w["name"])]
     (pid,) = client.run(os.getpid, workers=[address]).values()
     os.kill(pid, signal.SIGKILL)

@@ -28,7 +28,7 @@ import clustertune
 from clustertune.checks import blocked_loops
 from clustertune.model import Finding, Severity, View
 from clustertune.report import Report
-from tests.processes import cluster, soon, until
+from tests.processes import cluster, soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2
 MIB = 2**20
@@ -65,7 +65,7 @@ def fill(dask_worker: Any, fraction: float) -> None:
 def test_memory_of_a_worker(local_cluster: Any) -> None:
     """Spilled keys, unmanaged memory, and a worker that pauses for it."""
     _, client = local_cluster(2, memory_limit="2GiB")
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(workers_of(client)))
     assert not seen(client, "memory_pressure")
     data = [
         client.submit(np.ones, 80 * MIB // 8, workers=[first], pure=False)
@@ -213,7 +213,7 @@ def block_loop() -> None:
 def test_a_blocked_loop(local_cluster: Any) -> None:
     """As it tells with a heartbeat soon after: so it has to be watched."""
     _, client = local_cluster(2)
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(workers_of(client)))
     with clustertune.Monitor(client, interval=0.1) as monitor:
 
         def found() -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 from distributed import get_worker, wait
 
 import clustertune
+from tests.processes import workers_of
 
 ROWS, PIECES = 9000, 9
 
@@ -45,7 +46,7 @@ def received(client: Any) -> int:
 @pytest.fixture
 def uneven(local_cluster: Any, request: Any) -> Any:
     _, client = local_cluster(3)
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(workers_of(client)))
     X, y = data(request.param)
     X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
     wait([X, y])
@@ -114,7 +115,7 @@ def mispaired(local_cluster: Any) -> Any:
     """X and y with as many pieces and other rows, placed so that each worker has as
     many rows of both: no library has a reason to complain."""
     _, client = local_cluster(2)
-    where = list(client.scheduler_info()["workers"])
+    where = list(workers_of(client))
     values = np.random.default_rng(5).random((4000, 5))
     labels = (values[:, 0] > 0.5).astype("f4")
     X = da.from_array(values, chunks=(1000, 5))

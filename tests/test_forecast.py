@@ -20,6 +20,7 @@ from clustertune.forecast import Change, expected_workers
 from clustertune.model import Conversion, Profile, Unknown, View
 from clustertune.report import Report
 from clustertune.testing import MemoryCluster, layout, view, worker
+from tests.processes import workers_of
 from tests.test_loop import run
 
 MIB = 2**20
@@ -394,7 +395,7 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     model = dxgb.DaskXGBClassifier(n_estimators=3, tree_method="hist")
     model.client = client
     model.fit(X, y, eval_set=eval_set, verbose=False)
-    entries = client.scheduler_info(n_workers=-1)["workers"].items()
+    entries = workers_of(client).items()
     ids = {address: entry["id"] for address, entry in entries}
     for address, taken in client.run(peak_memory).items():
         assert predicted[ids[address]] == pytest.approx(taken, rel=0.2)

@@ -12,7 +12,7 @@ from distributed import Client, wait
 
 import clustertune
 from clustertune import errors
-from tests.processes import blocking, cluster
+from tests.processes import blocking, cluster, workers_of
 
 OTHER_PYTHON = os.environ.get("CLUSTERTUNE_OTHER_PYTHON")
 
@@ -37,7 +37,7 @@ def test_nobody_else_has_clustertune(tmp_path: Path) -> None:
         check = compile_here(importable)
         assert client.run_on_scheduler(check) is False
         assert set(client.run(check).values()) == {False}
-        first = next(iter(client.scheduler_info()["workers"]))
+        first = next(iter(workers_of(client)))
         X = client.persist(
             da.random.random((2000, 4), chunks=(100, 4)), workers=[first]
         )
@@ -89,5 +89,5 @@ def test_another_python_gets_no_code(tmp_path: Path) -> None:
         client.wait_for_workers(1, timeout=60)
         with pytest.raises(errors.VersionMismatchError, match="Python minor"):
             clustertune.prepare(client, da.ones((10, 2), chunks=5))
-        assert client.scheduler_info()["workers"]
+        assert workers_of(client)
         assert client.nthreads()

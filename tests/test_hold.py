@@ -20,7 +20,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import LeaseHeldError
-from tests.processes import soon, until
+from tests.processes import soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2
 
@@ -100,8 +100,8 @@ def test_adaptive_scaling_waits() -> None:
                     assert await cluster.scheduler_comm.workers_to_close(target=1) == []
 
             client.sync(asked)
-            assert len(client.scheduler_info(n_workers=-1)["workers"]) == 3
-        until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1)
+            assert len(workers_of(client)) == 3
+        until(lambda: len(workers_of(client)) == 1)
         assert len(adaptive.log) > n
         cluster.adapt(minimum=1, maximum=1)
 

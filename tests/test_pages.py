@@ -25,6 +25,7 @@ import clustertune
 from clustertune import playbook, testing
 from clustertune.cli import main
 from tests.pages import DOCS, PAGES, blocks, commands
+from tests.processes import workers_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -227,7 +228,7 @@ def given(client: Client) -> dict[str, Any]:
     """Two workers, of which the first has all rows."""
     import xgboost.dask
 
-    first = min(client.scheduler_info()["workers"])
+    first = min(workers_of(client))
     rng = da.random.default_rng(0)
     X = rng.random((400, 4), chunks=(100, 4)).astype("f4")
     y = (X[:, 0] > 0.5).astype("i4")

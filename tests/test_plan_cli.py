@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster, wait
 from clustertune.calls import Call
 from clustertune.cli import main
 from clustertune.planfile import StoredPlan
+from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 
@@ -60,7 +61,7 @@ def test_published_data(cluster: LocalCluster, file: str) -> None:
     """Without a verb it is ``prepare``; a second time things have changed."""
     address = cluster.scheduler_address
     with Client(cluster) as client:
-        first = next(iter(client.scheduler_info()["workers"]))
+        first = next(iter(workers_of(client)))
         X = client.persist(da.ones((40, 2), chunks=(10, 2)), workers=[first])
         wait(X)
         client.publish_dataset(X=X)

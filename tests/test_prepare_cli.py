@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster, futures_of, wait
 
 from clustertune import monitor
 from clustertune.publishing import Roles, kept_names, prepare_datasets, replaced
-from tests.processes import blocking, until
+from tests.processes import blocking, until, workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 ROWS = 1200
@@ -57,7 +57,7 @@ def values() -> tuple[Any, Any]:
 
 def publish(client: Client, **pieces: int) -> None:
     """X and y on one worker, in so many rows a piece; nobody else holds them."""
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(workers_of(client)))
     X, y = values()
     data = {
         "X": da.from_array(X, chunks=(pieces["X"], 3)),

@@ -26,6 +26,7 @@ from clustertune.cli import main
 from clustertune.errors import RecreateError, RefusedError
 from clustertune.losses import Loss, losses, objection
 from clustertune.model import Holding
+from tests.processes import workers_of
 from tests.saturn import Saturn, running
 
 PANDAS = pd.DataFrame(
@@ -66,7 +67,7 @@ def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
     """The same values, pieces and names, on new workers of the size asked for."""
     X, frame = loaded(client)
     client.publish_dataset(train=frame["a"].persist())
-    old = set(client.scheduler_info(n_workers=-1)["workers"])
+    old = set(workers_of(client))
     found = clustertune.reset(
         client, X, frame, worker_size="large", save_to=tmp_path / "save",
         datasets=["train"],
@@ -74,7 +75,7 @@ def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
     new, X2, frame2, train = found
     with new:
         assert client.status == "closed"
-        workers = new.scheduler_info(n_workers=-1)["workers"]
+        workers = workers_of(new)
         assert not old & set(workers)
         sizes = [(w["nthreads"], w["memory_limit"]) for w in workers.values()]
         assert sizes == [(2, 2 * 2**30)]

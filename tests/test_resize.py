@@ -15,7 +15,7 @@ import clustertune
 from clustertune.adapters import spec_cluster
 from clustertune.errors import RefusedError
 from clustertune.model import Size
-from tests.processes import cluster, until
+from tests.processes import cluster, until, workers_of
 
 GIB = 2**30
 
@@ -41,7 +41,7 @@ def test_threads_and_memory(two: Any) -> None:
     X = client.persist(da.random.default_rng(0).random((1000, 100), chunks=(50, 100)))
     kept = client.scatter([np.full(9, i) for i in range(4)], hash=False)
     wait(X)
-    threads = {w["nthreads"] for w in client.scheduler_info()["workers"].values()}
+    threads = {w["nthreads"] for w in workers_of(client).values()}
     assert threads == {1}
     report = clustertune.resize(client, X, nthreads=2, memory_limit="1.5 GiB")
     assert report.status == "done", str(report)
@@ -52,7 +52,7 @@ def test_threads_and_memory(two: Any) -> None:
     assert [int(v[0]) for v in client.gather(kept)] == [0, 1, 2, 3]
     address, pid = next(iter(client.run(os.getpid).items()))
     os.kill(pid, signal.SIGKILL)
-    until(lambda: address not in client.scheduler_info()["workers"])
+    until(lambda: address not in workers_of(client))
     client.wait_for_workers(2)
     assert {f[:2] for f in client.run(facts).values()} == {(2, int(1.5 * GIB))}
     assert clustertune.resize(client, nthreads=2).status == "fine"
@@ -79,7 +79,7 @@ def test_variables(spawned: None, two: Any) -> None:
 def test_a_limit_that_is_too_low(two: Any) -> None:
     """Refused before anything is touched."""
     _, client = two
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(workers_of(client)))
     big = client.submit(np.ones, 200_000_000 // 8, workers=[first])
     wait(big)
     pids = client.run(os.getpid)
@@ -91,7 +91,7 @@ def test_a_limit_that_is_too_low(two: Any) -> None:
 def test_a_restart_that_does_not_come_about(two: Any) -> None:
     """The nanny is told what was before: later it starts the worker as ever."""
     _, client = two
-    first = next(iter(client.scheduler_info()["workers"]))
+    first = next(iter(workers_of(client)))
     gate = Event("gate", client=client)
     busy = client.submit(at_gate, gate.name, workers=[first], pure=False)
     until(lambda: any(client.processing().values()))

@@ -15,7 +15,7 @@ from clustertune.actions import retire
 from clustertune.errors import RefusedError, ScaleError
 from clustertune.model import Burden
 from clustertune.testing import view, worker
-from tests.processes import cluster
+from tests.processes import cluster, workers_of
 
 
 def burden(nbytes: int) -> Burden:
@@ -46,7 +46,7 @@ def test_down_and_up(local_cluster: Any) -> None:
     report = clustertune.scale(client, 2, X)
     assert report.status == "done", str(report)
     assert all("lost 0" in step.reason for step in report.steps)
-    assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+    assert len(workers_of(client)) == 2
     assert len(local.worker_spec) == 2
     expected = da.random.default_rng(0).random((4000, 100), chunks=(100, 100))
     np.testing.assert_array_equal(X.compute(), expected.compute(scheduler="sync"))
@@ -54,7 +54,7 @@ def test_down_and_up(local_cluster: Any) -> None:
     assert clustertune.scale(client, 2).status == "fine"
     gone = {0, 1, 2, 3} - local.worker_spec.keys()
     assert clustertune.scale(client, 3).status == "done"
-    assert len(client.scheduler_info(n_workers=-1)["workers"]) == 3
+    assert len(workers_of(client)) == 3
     # of a name that is still closing none would be started
     assert not gone & local.worker_spec.keys()
 
@@ -68,7 +68,7 @@ def test_with_an_address_only(tmp_path: Any) -> None:
         with pytest.raises(ScaleError, match="only the scheduler's address"):
             clustertune.scale(client, 5)
         assert clustertune.scale(client, 1).status == "done"
-        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+        assert len(workers_of(client)) == 1
         assert float(X.sum().compute()) == 6000.0
 
 

@@ -17,7 +17,8 @@ DANGEROUS = frozenset(
         "eval", "exec", "compile", "__import__", "importlib.import_module",
         "os.system", "os.popen",
         "pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load",
-        "cloudpickle.loads", "marshal.loads", "shelve.open", "joblib.load",
+        "cloudpickle.loads", "distributed.protocol.pickle.loads", "marshal.loads",
+        "shelve.open", "joblib.load",
         "yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load",
         "subprocess.run", "subprocess.Popen", "subprocess.call",
         "subprocess.check_call", "subprocess.check_output", "subprocess.getoutput",
@@ -53,7 +54,13 @@ JUSTIFIED = {
     ("remote/ship.py", "cloudpickle.loads"): "named, not called: how functions of "
     "clustertune travel from the user's client to the user's cluster",
     ("remote/summing.py", "pickle.loads"): "a task's code, made by the client that "
-    "sent the task; and an error that the task has raised itself",
+    "sent the task",
+    (
+        "remote/failures.py",
+        "distributed.protocol.pickle.loads",
+    ): "undoes a dumps of the same line",
+    ("remote/roles.py", "distributed.protocol.pickle.loads"): "a task's code, made by "
+    "the client that sent the task; and an error that the task has raised itself",
 }
 
 

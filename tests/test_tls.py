@@ -22,6 +22,7 @@ from distributed.security import Security
 import clustertune
 from clustertune.cli import COMMANDS
 from tests.certificates import Authority
+from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 #: what is typed before options and address; without --yes, a cluster stays as it is
@@ -73,7 +74,7 @@ def cluster(authority: Authority) -> Iterator[LocalCluster]:
 def client(cluster: LocalCluster) -> Iterator[Client]:
     """Has published X and y, which lie on one worker."""
     with Client(cluster) as client:
-        first = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
+        first = next(iter(workers_of(client)))
         X = da.from_array(VALUES, chunks=(50, 3))
         bound: dict[str, Any] = {"workers": [first], "allow_other_workers": True}
         X, y = client.persist([X, X[:, 0] * 2], **bound)

@@ -20,6 +20,7 @@ from clustertune.adapters import coiled as adapter
 from clustertune.cli import main
 from clustertune.errors import ScaleError
 from tests.adapters.serving import Answer, Backend, serving
+from tests.processes import workers_of
 
 # the manager's object and what stands for its server both watch the same scheduler
 pytestmark = pytest.mark.filterwarnings(
@@ -136,7 +137,7 @@ def client(cluster: coiled.Cluster) -> Iterator[Client]:
 
 
 def names(client: Client) -> set[str]:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = workers_of(client).values()
     return {w["name"] for w in workers}
 
 

@@ -23,7 +23,7 @@ from clustertune.adapters import gateway as adapter
 from clustertune.cli import main
 from clustertune.errors import RefusedError
 from clustertune.model import Severity, Unknown
-from tests.processes import process, until
+from tests.processes import process, until, workers_of
 
 CONFIGURATION = """
 import sys
@@ -106,7 +106,7 @@ def client(cluster: GatewayCluster) -> Iterator[Client]:
 
 
 def there(client: Client) -> int:
-    return len(client.scheduler_info(n_workers=-1)["workers"])
+    return len(workers_of(client))
 
 
 def test_up_and_down(cluster: GatewayCluster, client: Client) -> None:
@@ -141,13 +141,13 @@ def _count(dask_scheduler: Any) -> int:
 
 def test_a_restart_is_refused(cluster: GatewayCluster, client: Client) -> None:
     """The server would end a worker that is away, and start another."""
-    workers = set(client.scheduler_info(n_workers=-1)["workers"])
+    workers = set(workers_of(client))
     for call in (clustertune.restart, partial(clustertune.resize, nthreads=2)):
         with pytest.raises(
             RefusedError, match="a gateway ends a worker that its nanny"
         ):
             call(client)
-    assert set(client.scheduler_info(n_workers=-1)["workers"]) == workers
+    assert set(workers_of(client)) == workers
 
 
 def _bounds(dask_scheduler: Any) -> tuple[int | None, int | None] | None:

@@ -12,7 +12,7 @@ from clustertune import adapters
 from clustertune.adapters import spec_cluster
 from clustertune.cli import main
 from clustertune.errors import ScaleError
-from tests.processes import until
+from tests.processes import until, workers_of
 
 
 def test_the_most_general_comes_last() -> None:
@@ -51,9 +51,9 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
         client.sync(adapters.adapt, local, 1, 2)
     adaptive = local.adapt(minimum=1, maximum=4, interval="50ms", wait_count=1)
     client.sync(adapters.adapt, local, 2, 2)
-    until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 2)
+    until(lambda: len(workers_of(client)) == 2)
     client.sync(adapters.adapt, local, 1, 4)
-    until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 1)
+    until(lambda: len(workers_of(client)) == 1)
     assert local._adaptive is adaptive
     assert client.sync(adapters.bounds, local) == (1, 4)
     adaptive.stop()

@@ -15,7 +15,7 @@ from clustertune import adapters
 from clustertune.adapters import jobqueue
 from clustertune.errors import ScaleError
 from clustertune.model import Size
-from tests.processes import until
+from tests.processes import until, workers_of
 
 
 class Tidy(LocalJob):
@@ -65,7 +65,7 @@ def jobs(tmp_path: Any) -> Iterator[Callable[..., tuple[LocalCluster, Client]]]:
 
 
 def sizes(client: Client) -> dict[str, tuple[int, int]]:
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = workers_of(client).values()
     return {w["name"]: (w["nthreads"], w["memory_limit"]) for w in workers}
 
 
@@ -100,7 +100,7 @@ def test_jobs_of_two_workers(jobs: Any) -> None:
 
 
 def address_of(client: Client, name: str) -> str:
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     return next(a for a, w in workers.items() if w["name"] == name)
 
 

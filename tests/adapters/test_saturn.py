@@ -16,6 +16,7 @@ from clustertune import adapters
 from clustertune.adapters import saturn
 from clustertune.model import Unknown
 from tests.adapters.serving import Answer, Backend, serving
+from tests.processes import workers_of
 
 # the manager's object and what stands for its server both watch the same scheduler
 pytestmark = pytest.mark.filterwarnings(
@@ -81,7 +82,7 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
         report = clustertune.scale(client, 2, X)
         assert report.status == "done", str(report)
         assert float(X.sum().compute()) == 6000.0
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        workers = workers_of(client).values()
         assert {w["name"] for w in workers} == set(asked.backend.worker_spec)
         assert len(workers) == 2
         state = client.sync(saturn.state, cluster)

@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 from distributed import wait
 
+from tests.processes import workers_of
+
 
 def workers(client: Any) -> list[str]:
     """Addresses, in the order of names."""
-    found = client.scheduler_info()["workers"]
+    found = workers_of(client)
     return sorted(found, key=lambda address: str(found[address]["name"]))
 
 

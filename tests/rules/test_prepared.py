@@ -15,7 +15,7 @@ from distributed import Client, futures_of
 
 import clustertune
 from clustertune.errors import GroupSplitError, LayoutChanged
-from tests.processes import until
+from tests.processes import until, workers_of
 from tests.rules.conftest import two_workers
 from tests.rules.placing import cut, placed, workers
 
@@ -65,7 +65,7 @@ def test_what_has_moved_is_named(client: Any) -> None:
     p = clustertune.prepare(client, dX, dy)
     assert p.verify().status == "fine"
     os.kill(client.run(os.getpid)[first], signal.SIGKILL)
-    until(lambda: first not in client.scheduler_info()["workers"])
+    until(lambda: first not in workers_of(client))
     with pytest.raises(LayoutChanged, match="from worker 0 to worker 1"):
         p.verify()
     client.wait_for_workers(2)

@@ -25,6 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from clustertune import workloads
 from clustertune.sharing import share
 from clustertune.workloads import Handed, Rows
+from tests.processes import workers_of
 from tests.workloads import data
 from tests.workloads.models import Seen
 
@@ -80,7 +81,7 @@ def test_the_model_outlives_the_worker_that_had_it(client: Any, tmp_path: Path) 
     model = Seen(str(tmp_path / "notes")).fit(None, [0, 1])
     result = prepared(model, X).predict(X).persist()
     wait(result)
-    client.restart_workers(list(client.scheduler_info()["workers"]))
+    client.restart_workers(list(workers_of(client)))
     assert np.array_equal(result.compute(), model.predict(X.compute()))
 
 
