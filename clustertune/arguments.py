@@ -24,13 +24,16 @@ def fraction(name: str, value: object, *, zero: bool = False) -> float:
     raise ValueError(f"{name}={value!r} must be a number {least} up to 1, like 0.05")
 
 
-def count(name: str, value: object) -> int | None:
-    """A whole number of at least 1, or None."""
-    if value is None:
-        return None
+def number(name: str, value: object, others: str = "") -> int:
+    """A whole number of at least 1; ``others`` are what errors say may be, too."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
         return int(value)
-    raise ValueError(f"{name}={value!r} must be a whole number of at least 1, or None")
+    raise ValueError(f"{name}={value!r} must be a whole number of at least 1{others}")
+
+
+def count(name: str, value: object) -> int | None:
+    """A whole number of at least 1, or None."""
+    return None if value is None else number(name, value, ", or None")
 
 
 def workers_wanted(name: str, value: object) -> int | str | None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from distributed import CancelledError, Future, wait
 
-from clustertune import graphs
-from clustertune.errors import ConnectionLostError, IncompleteError
+from clustertune import graphs, monitor
+from clustertune.errors import IncompleteError
 from clustertune.lease import Lease
 from clustertune.model import Key, Notify
 from clustertune.remote import keys
@@ -93,8 +93,7 @@ class Computing:
         # "lost" is what a client calls a key whose worker died until it is there again
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
             await self._refuse_failed(futures)
-            if self.client.status != "running":
-                raise ConnectionLostError(f"the client is {self.client.status}")
+            monitor.refuse_closed(self.client)
             self._lease.refuse_late()
             done = 1 - len(pending) / len(futures)
             notify(f"{doing} {len(futures)} pieces", done)

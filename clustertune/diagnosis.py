@@ -28,9 +28,15 @@ from clustertune import (
 from clustertune.errors import TimedOutError
 from clustertune.live import LiveCluster
 from clustertune.model import Finding, Goal, View
+from clustertune.remote.survey import MOST
 from clustertune.report import Report
 from clustertune.settings import of_checks
 from clustertune.wording import seconds_text
+
+CUT = (
+    f"the scheduler has more than {MOST:,} clients, published names or kinds of tasks; "
+    f"only {MOST:,} of each were looked at"
+)
 
 
 def check(
@@ -192,4 +198,5 @@ def _report(view: View, found: tuple[Finding, ...], seconds: float) -> Report:
         seconds=seconds,
         found=found,
         before=tuple(report.summarize(layout, view) for layout in view.layouts),
+        notes=() if view.now.survey is None or view.now.survey.complete else (CUT,),
     )

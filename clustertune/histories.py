@@ -91,11 +91,7 @@ class History:
             A number is not a whole one of at least 1.
         """
         for n in workers:
-            if arguments.count("workers", n) is None:
-                raise ValueError(
-                    f"workers={workers!r} must be whole numbers of at least 1, like "
-                    "[2, 4]"
-                )
+            arguments.number("workers", n)
         return trends.what_if(self.records, workers)
 
     def trends(self) -> Trends:

@@ -22,8 +22,9 @@ from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune.conversion import fixed_bytes
-from clustertune.errors import AlignmentError, ConnectionLostError
+from clustertune.errors import AlignmentError
 from clustertune.model import Conversion, Goal, Int64s, Key, Member, Profile
+from clustertune.monitor import refuse_closed
 from clustertune.wording import names_text
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -463,11 +464,9 @@ def check_client(client: Any, inputs: Inputs) -> None:
         raise TypeError(
             f"client must be a dask.distributed.Client; it was {type(client).__name__}"
         )
-    if client.status != "running" or client.scheduler is None:
-        raise ConnectionLostError(
-            f"client is {client.status}, not connected; make a new one: Client(address)"
-        )
-    ours = client.scheduler.address
+    refuse_closed(client)
+    scheduler: Any = client.scheduler
+    ours = scheduler.address
     for given in inputs:
         _refuse_joined(given)
         _, futures = pieces(given.collection)

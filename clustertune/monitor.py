@@ -107,13 +107,24 @@ async def identify(client: Client) -> Mapping[str, Any]:
     return identity
 
 
-def _scheduler(client: Client) -> Any:
-    """What calls to the scheduler are made of; of a closed client there is none."""
+def refuse_closed(client: Client) -> None:
+    """Refuse a client that was closed, or has lost its scheduler.
+
+    Raises
+    ------
+    ConnectionLostError
+        It was.
+    """
     if client.status != "running" or client.scheduler is None:
         raise ConnectionLostError(
             f"the client is {client.status}, not connected; make a new one: "
             "Client(address)"
         )
+
+
+def _scheduler(client: Client) -> Any:
+    """What calls to the scheduler are made of; of a closed client there is none."""
+    refuse_closed(client)
     return client.scheduler
 
 

@@ -257,9 +257,7 @@ def scale(
     >>> clustertune.scale(client, 8)                            # doctest: +SKIP
     >>> X, y = clustertune.prepare(client, X, y)                # doctest: +SKIP
     """
-    wanted = arguments.count("n_workers", n_workers)
-    if wanted is None:
-        raise ValueError("n_workers=None must be a whole number of at least 1")
+    wanted = arguments.number("n_workers", n_workers)
     seconds = arguments.duration("wait", wait)
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:

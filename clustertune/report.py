@@ -94,7 +94,8 @@ class Report:
     error
         Why the call failed, if it did.
     notes
-        What there is to say besides: that the call could not be noted in the history.
+        What there is to say besides: that the call could not be noted in the history,
+        or that the scheduler had too much to look at all of it.
     """
 
     status: str

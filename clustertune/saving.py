@@ -29,7 +29,6 @@ from distributed import Client
 
 from clustertune import arguments, graphs, inputs, manifests, monitor, workloads
 from clustertune.errors import (
-    ConnectionLostError,
     RefusedError,
     SaveError,
     TimedOutError,
@@ -522,8 +521,7 @@ async def _submitted(
 async def _refuse_failed(
     client: Client, graph: graphs.Graph, pending: Sequence[Any], doing: str
 ) -> None:
-    if client.status != "running":
-        raise ConnectionLostError(f"the client is {client.status}")
+    monitor.refuse_closed(client)
     failed = next((f for f in pending if f.status in ("error", "cancelled")), None)
     if failed is None:
         return

@@ -221,6 +221,7 @@ def test_version() -> None:
     ("arguments", "text"),
     [
         (["divine"], "No such command"),
+        (["docter", "a"], "there is no command 'docter'; did you mean 'doctor'?"),
         (["doctor", "-f", "xml"], "'xml' is not one of"),
         (["doctor", "--divine"], "No such option"),
         (["doctor"], "which cluster? give ADDRESS"),

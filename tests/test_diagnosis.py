@@ -38,6 +38,19 @@ async def test_the_cluster_alone(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_more_than_is_looked_at(c, s, a, b):
+    """What was not seen is not passed over."""
+    assert not (await clustertune.check(c)).notes
+    entry = {"keys": [], "data": b""}
+    names = {f"name {i}": entry for i in range(5001)}
+    s.extensions["publish"].datasets.update(names)
+    report = await clustertune.check(c)
+    (note,) = report.notes
+    assert note.startswith("the scheduler has more than 5,000 clients, published names")
+    assert note in str(report)
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_data_is_looked_at_and_left(c, s, a, b):
     """Where it lies and how it is cut; it is neither loaded nor moved."""
     X = c.persist(da.random.random((400, 4), chunks=(100, 4)), workers=[a.address])

@@ -402,7 +402,7 @@ async def test_a_closed_client(c, s, a):
     data = await other.persist(Y)
     await other.close()
     with pytest.raises(
-        errors.ConnectionLostError, match=r"client is closed.* Client\("
+        errors.ConnectionLostError, match=r"the client is closed.* Client\("
     ):
         clustertune.prepare(other, X, Y)
     with pytest.raises(ValueError, match=r"y was persisted by a client that is closed"):

@@ -32,6 +32,8 @@ from clustertune.model import Holding
 from clustertune.report import Report
 from clustertune.wording import bytes_text, names_text, printable
 
+Command = Callable[..., None]
+
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="A worker's name or "
     "address; may be given several times. All by default."
@@ -48,10 +50,13 @@ _wait = click.option(
     "--wait", metavar="TIME", default="1 minute", show_default=True, help="How long "
     "running tasks of each worker are waited for."
 )  # fmt: skip
-_timeout = click.option(
-    "--timeout", metavar="TIME", default="30 minutes", show_default=True, help="For "
-    "everything together."
-)  # fmt: skip
+
+
+def _timeout(default: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--timeout", metavar="TIME", default=default, show_default=True,
+        help="For everything together.",
+    )  # fmt: skip
 
 
 @click.command(
@@ -71,7 +76,7 @@ _timeout = click.option(
 )  # fmt: skip
 @_unavailable
 @_wait
-@_timeout
+@_timeout("30 minutes")
 @with_consent
 def resize(
     target: Target,
@@ -124,7 +129,7 @@ def resize(
 )  # fmt: skip
 @_others
 @_wait
-@_timeout
+@_timeout("30 minutes")
 @with_later
 @with_consent
 def restart(
@@ -165,7 +170,7 @@ def restart(
 @on_a_cluster(manager=True)
 @format_option
 @_wait
-@_timeout
+@_timeout("10 minutes")
 @with_consent
 def scale(
     target: Target,

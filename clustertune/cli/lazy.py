@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -41,6 +42,16 @@ class LazyGroup(click.Group):
         module = import_module(f"{self.package}.{self.table[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; of a name that was mistyped, say what it may have been."""
+        name, known = args[0], self.list_commands(ctx)
+        near = get_close_matches(name, known, n=1)
+        if near and near[0] != name and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {name!r}; did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(
         self,

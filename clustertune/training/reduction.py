@@ -27,7 +27,6 @@ from distributed import Client, Future, KilledWorker
 from clustertune import graphs, inputs, monitor
 from clustertune.errors import (
     AlignmentError,
-    ConnectionLostError,
     IncompleteError,
     ItemError,
     NoWorkersError,
@@ -306,8 +305,7 @@ async def _settle(client: Client, futures: Sequence[Future[Any]]) -> None:
     # "lost" is what a client calls a key whose worker died until it is there again
     pending = futures
     while pending := [f for f in pending if f.status in ("pending", "lost")]:
-        if client.status != "running":
-            raise ConnectionLostError(f"the client is {client.status}")
+        monitor.refuse_closed(client)
         # looking at 100,000 states takes as long as the pause should
         await asyncio.sleep(POLL + len(pending) * 1e-6)
 
