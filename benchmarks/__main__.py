@@ -98,7 +98,7 @@ BENCHMARKS = (
     _fit("proximal", "dask-glm, proximal gradient", "--rounds=3"),
     _fit("admm", "dask-glm, ADMM", "--rounds=3"),
     _fit("kmeans", "KMeans of dask-ml", "--rounds=4"),
-    _fit("predict", "Predictions by a model of 20 MB", "--rounds=4"),
+    _fit("predict", "Predictions by a model of 20 MB", "--rounds=8"),
     _fit("ddp", "PyTorch DistributedDataParallel", "--rounds=3"),
     Benchmark(
         "fit-layouts",
