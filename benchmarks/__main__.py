@@ -150,7 +150,7 @@ BENCHMARKS = (
         "glm",
         "Logistic regression by several solvers",
         "the same data as it came; scikit-learn in one process",
-        full=("--rounds=2",),
+        full=("--rounds=1",),
         quick=("--rounds=1", "--scale=0.02"),
     ),
     Benchmark(
