@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from threading import Event, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ dask.config.set({"clustertune.history.enabled": False})
 MOST_FOREIGN = 0.08  # share of all CPU time that others may have used in a round
 MOST_TRIES = 4  # of one round
 ORPHANS = "orphans"  # a figure: CPU seconds of processes that a variant has not awaited
+LOOK = 0.2  # seconds between two looks at them
 
 
 @contextmanager
@@ -220,11 +222,31 @@ def _children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def orphans() -> dict[str, float]:
-    """What the processes below this one have used, if nobody is going to wait for them:
-    the system counts them as anybody's.
+@contextmanager
+def orphans() -> Iterator[dict[str, float]]:
+    """What processes below this one use, if nobody is going to wait for them: the
+    system counts them as anybody's. The figure is there at the end.
+
+    They come and go, so they are looked at all the time.
     """
-    return {ORPHANS: _used(psutil.Process().children(recursive=True))}
+    used: dict[int, float] = {}
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    used[process.pid] = _used([process])
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    figures: dict[str, float] = {}
+    try:
+        yield figures
+    finally:
+        over.set()
+        watcher.join()
+        figures[ORPHANS] = sum(used.values())
 
 
 def reset_peak() -> None:

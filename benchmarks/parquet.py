@@ -138,16 +138,16 @@ def fit(name: str, client: Client, folder: Path) -> tuple[xgb.Booster, float]:
 def on_ray(name: str, few: Path, folder: Path) -> tuple[xgb.Booster, Figures]:
     import ray
 
-    # one CPU more than there are workers, on paper: Ray Data reads on it
-    ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False)
-    try:
-        _fit_on_ray(few)
-        start = perf_counter()
-        result = _fit_on_ray(folder)
-        seconds = perf_counter() - start
-        used = orphans()
-    finally:
-        ray.shutdown()
+    with orphans() as used:
+        # one CPU more than there are workers, on paper: Ray Data reads on it
+        ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False)
+        try:
+            _fit_on_ray(few)
+            start = perf_counter()
+            result = _fit_on_ray(folder)
+            seconds = perf_counter() - start
+        finally:
+            ray.shutdown()
     return result[0], {"seconds": seconds, "peak": result[1], **used}
 
 

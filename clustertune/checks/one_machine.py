@@ -1,13 +1,14 @@
 """Data that one machine could train on, without a cluster.
 
 Where the data and its copies fit the memory of one host, one process there needs no
-Dask: XGBoost took 6.3 s alone and 7.8 s on a cluster with the same two CPUs. Whoever
-has a larger cluster still gains from it, once its threads outweigh that difference: the
-time alone is estimated as (threads of the cluster / CPUs of the host) * (6.3 / 7.8) of
-the cluster's. This speaks only if the estimate says that one process would not be
-slower. Memory is estimated as in ``fit_memory``, with ``memory_fraction`` of the
-host's. It is a hint about other ways, not a condition of this cluster, so it is left
-out where sizes, CPUs or memory are unknown.
+Dask: XGBoost took 12.0 s alone and 15.8 s on a cluster with the same two CPUs, 0.76 of
+it (``benchmarks/fit_after_scale.py``). Whoever has a larger cluster still gains from
+it, once its threads outweigh that difference: the time alone is estimated as (threads
+of the cluster / CPUs of the host) * 0.76 of the cluster's. This speaks only if the
+estimate says that one process would not be slower. Memory is estimated as in
+``fit_memory``, with ``memory_fraction`` of the host's. It is a hint about other ways,
+not a condition of this cluster, so it is left out where sizes, CPUs or memory are
+unknown.
 
 Remedy: load the data into one process (``X.compute()``, or pandas) and call the
 library's own ``fit`` there; stay with the cluster if the data is to grow, or already
@@ -31,7 +32,7 @@ class _Host(NamedTuple):
     name: str
 
 
-def find(view: View, *, alone: float = 6.3 / 7.8) -> Iterator[Finding]:
+def find(view: View, *, alone: float = 0.76) -> Iterator[Finding]:
     """Find that one process on the best host would likely be no slower.
 
     Parameters

@@ -119,7 +119,12 @@ def _of_list(rng: Random, data: list[Any], words: Any) -> Any:
 
 def _of_number(rng: Random, number: float) -> Any:
     factor = rng.choice((-1, 0, 2, 1e9, 1e18, 1e-9, 1e300))
-    return number * factor if rng.random() < 0.7 else str(number)
+    if rng.random() >= 0.7:
+        return str(number)
+    try:
+        return number * factor
+    except OverflowError:  # of an int that no float can hold
+        return -number
 
 
 def _other(rng: Random, words: Sequence[str]) -> Any:
