@@ -421,8 +421,11 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
 
 
 def _cluster(request: Request, start: float) -> LiveCluster:
+    # what lives as long as Prepared does keeps no request: that has the old collections
+    deadline = start + request.timeout
+
     def remaining() -> float:
-        return start + request.timeout - monotonic()
+        return deadline - monotonic()
 
     return LiveCluster(
         request.client,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import futures_of, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import LayoutChanged
+from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3
 ROWS = 100
@@ -54,6 +58,34 @@ async def test_prepared_again_for_fewer_workers(c, s, a, b, d):
     found = await c.compute(again.X)
     np.testing.assert_array_equal(np.concatenate([found, second, first]), X)
     assert len(second) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workload": "torch_ddp"},
+        {"workload": "xgboost_rank", "sort": True},
+        {"shuffle": "rows"},
+    ],
+    ids=["cut", "sorted", "shuffled"],
+)
+@gen_cluster(client=True, nthreads=THREE)
+async def test_what_it_replaces_is_nobodys(c, s, *workers, options):
+    """Kept as it is and used, it keeps nothing of what was given in memory."""
+    x, qid = da.from_array(X, chunks=(7, 2)), da.from_array(np.arange(ROWS) // 5, 7)
+    given = c.persist([x, x[:, 0], qid[::-1]])
+    await wait(given)
+    old = {f.key for f in futures_of(given)}
+    ranked = {"qid": given.pop()} if "sort" in options else {}
+    p = await clustertune.prepare(c, *given, progress=False, **options, **ranked)
+    assert p.report.steps
+    assert (await p.verify()).status == "fine"
+    del given, ranked, x, qid
+    gc.collect()
+    await soon(lambda: not any(old & w.data.keys() for w in workers))
+    found = await c.compute(p.X)
+    assert len(found) >= ROWS - 2
+    assert np.isin(found, X).all()
 
 
 @gen_cluster(client=True, nthreads=THREE)
