@@ -84,8 +84,9 @@ def zone(name: str | None) -> tzinfo:
             return _local()
     try:
         return ZoneInfo(name)
-    # a name may be of any type, a folder, or reach out of the folder of time zones
-    except (LookupError, ValueError, OSError, TypeError) as error:
+    # a name may be of any type, a folder, reach out of the folder of time zones, or go
+    # through more folders than are looked into
+    except (LookupError, ValueError, OSError, TypeError, RecursionError) as error:
         known = available_timezones()
         if not known:
             raise ValueError(

@@ -28,6 +28,7 @@ _UNREADABLE = (
     ValueError,
     LookupError,
     TypeError,
+    SyntaxError,  # of a dtype in words
     AttributeError,
     OverflowError,
     RecursionError,

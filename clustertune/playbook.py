@@ -588,8 +588,12 @@ def folders() -> tuple[Path, ...]:
     own = dask.config.get("clustertune.playbooks", None)
     if own is None:
         return (_shipped(),)
-    folder = Path(own).expanduser() if isinstance(own, str) else None
-    if folder is None or not folder.is_dir():
+    try:
+        folder = Path(own).expanduser() if isinstance(own, str) else None
+        there = folder is not None and folder.is_dir()
+    except (OSError, RuntimeError):  # too long a name, or nobody's home
+        there = False
+    if folder is None or not there:
         raise ValueError(
             f"clustertune.playbooks={own!r} in Dask's configuration must be a folder"
         )

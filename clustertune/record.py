@@ -226,8 +226,9 @@ class Store:
         HistoryError
             As for :meth:`add`; but a file that may only be read is read.
         """
-        if not self.path.exists():
-            return ()
+        with self._told():
+            if not self.path.exists():
+                return ()
         most = -1 if last is None else min(last, LARGEST)
         wanted = {"job": [] if job is None else [job], "kind": kinds, "id": ids}
         where = " AND ".join(
@@ -297,7 +298,8 @@ class Store:
         """What SQLite and the file system say, and what to do."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        # a message of SQLite's may have bytes of the file, which Python cannot decode
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise HistoryError(f"{self.path} {self._explained(error)}") from error
 
     def _explained(self, error: Exception) -> str:
@@ -307,7 +309,8 @@ class Store:
                 f"has been locked by another process for {self.patience:g} s: try "
                 "again when that one has ended"
             )
-        if "not a database" in text or "malformed" in text:
+        damaged = "not a database" in text or "malformed" in text
+        if damaged or isinstance(error, UnicodeDecodeError):
             return f"is damaged, or no history file ({text}): {self._move_away()}"
         if isinstance(error, OSError) or "readonly" in text or "unable to open" in text:
             return (

@@ -22,6 +22,7 @@ from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import main, running
 from clustertune.model import Severity
+from tests.certificates import Authority
 from tests.processes import workers_of
 
 COMMANDS = (
@@ -274,6 +275,14 @@ def test_nobody_there(
     result = run(command, address)
     assert result.exit_code == 3
     assert f"no scheduler answers at {address}" in one_line(result)
+
+
+def test_certificates_for_an_address_without_encryption(tmp_path: Path) -> None:
+    """It is said what to type instead."""
+    file = Authority(tmp_path).file
+    result = run("check", "--tls-ca-file", str(file), "tcp://127.0.0.1:9")
+    assert result.exit_code == 3
+    assert "begins with tls://" in one_line(result)
 
 
 def test_an_address_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

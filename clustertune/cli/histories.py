@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -143,7 +144,7 @@ def _numbers(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+    if not all(re.fullmatch(r"0*[1-9]\d{0,8}", part, re.ASCII) for part in parts):
         raise click.BadParameter(f"{text!r} is no list of numbers like 2,4,8")
     return tuple(int(part) for part in parts)
 

@@ -106,6 +106,14 @@ async def _connected(target: Target, work: Callable[[Client], Awaitable[T]]) -> 
     except (OSError, asyncio.TimeoutError, ValueError, TypeError) as error:
         await client.close()
         raise _unreached(place, error) from error
+    except RuntimeError as error:
+        await client.close()
+        if target.security is None or "encryption required" not in str(error):
+            raise
+        raise errors.ConnectionLostError(
+            f"certificates were given, but connections to {place} are not encrypted; "
+            "the address of a scheduler with TLS begins with tls://"
+        ) from error
     async with client:
         return await work(client)
 
