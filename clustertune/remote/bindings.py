@@ -1,13 +1,17 @@
 """Tasks that annotations have bound to workers, and how they are let go.
 
 A binding outlives its task: computed again after its worker was lost, the task would
-wait for that worker for ever. Runs on the scheduler.
+wait for that worker for ever. Even one that may run elsewhere can: Dask looks for other
+workers in the moment in which the task is ready to run, and if none runs in that moment
+it is given to none of those that come. Runs on the scheduler.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -15,6 +19,9 @@ from uuid import uuid4
 from clustertune.remote.keys import unpack
 
 YIELD = 2000  # keys between two yields to the event loop, and tasks of one search
+TICK = 1.0  # seconds between two looks for tasks that wait in vain
+
+logger = logging.getLogger(__name__)
 
 
 class Bindings:
@@ -57,6 +64,37 @@ class Bindings:
             self.ending.add(task)
             task.add_done_callback(self.ending.discard)
         self.kept.clear()
+
+    async def watch(self) -> None:
+        """Have no task wait in vain, until cancelled; a failure is one gap in it."""
+        while True:
+            try:
+                await self.wake()
+            except Exception:
+                logger.exception("clustertune could not let tasks run elsewhere")
+            await asyncio.sleep(TICK)
+
+    async def wake(self) -> None:
+        """Run what may run elsewhere, and waits for workers that are gone."""
+        if not self.scheduler.running:
+            return
+        waiting = []
+        for i, ts in enumerate(list(self.scheduler.unrunnable)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            if ts.loose_restrictions and self._is_for_nobody(ts):
+                waiting.append(ts)
+        # the last recommendation is carried out first
+        waiting.sort(key=attrgetter("priority"), reverse=True)
+        there = [ts.key for ts in waiting if ts in self.scheduler.unrunnable]
+        if there:
+            found = dict.fromkeys(there, "processing")
+            self.scheduler.transitions(found, f"clustertune-{time()}")
+
+    def _is_for_nobody(self, task: Any) -> bool:
+        """Whether all workers that a task is bound to are gone."""
+        bound = task.worker_restrictions
+        return bool(bound) and not bound & self.scheduler.workers.keys()
 
     async def _loosen(self, keys: Iterable[Any]) -> int:
         """Undo what annotations have bound; returns how many tasks waited for that."""

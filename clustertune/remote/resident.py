@@ -99,19 +99,20 @@ class Resident(SchedulerPlugin):
         self.findings: dict[str, Any] | None = None
         self.schedules = Schedules(self)
         self.showing = Showing(scheduler, self)
-        self.watching: asyncio.Task[None] | None = None
+        self.watching: list[asyncio.Task[None]] = []
 
     def attach(self) -> None:
         self.scheduler.add_plugin(self, name=NAME)
         self.scheduler.handlers[NAME] = self.handle
-        self.watching = asyncio.ensure_future(runs.watch(self.scheduler, self.runs))
+        watches = runs.watch(self.scheduler, self.runs), self.bindings.watch()
+        self.watching = [asyncio.ensure_future(w) for w in watches]
 
     async def close(self) -> None:
         """End what runs. Unregistering a plugin alone would leave its tasks running."""
         self.showing.close()
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.values()]
         tasks += self.schedules.close()
-        tasks += [self.watching] if self.watching is not None else []
+        tasks += self.watching
         for task in tasks:
             task.cancel()
         tasks += self.bindings.ending

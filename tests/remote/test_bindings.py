@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dask
+import pytest
 from dask._task_spec import Task
-from distributed import Event, wait
+from distributed import Event, Worker, wait
 from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
@@ -107,3 +108,27 @@ async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
     lease.release("t")
     assert await c.gather(futures) == [0, 1, 2]
     assert not lease.bindings.kept
+
+
+@pytest.mark.parametrize("resident", [False, True], ids=["dask", "clustertune"])
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_no_worker_in_the_moment(c, s, a, resident):
+    """What may run elsewhere does so when a worker comes, if none was there at first.
+
+    By itself Dask goes on waiting for the worker that is gone: if it no longer does,
+    ``wake`` has nothing to do.
+    """
+    if resident:
+        Resident(s).attach()
+    elsewhere = {"workers": [a.address], "allow_other_workers": True}
+    future = c.submit(int, 7, **elsewhere, key="lost")
+    other = c.submit(int, 8, workers=[a.address], key="bound")
+    await wait([future, other])
+    await a.close()
+    await soon(lambda: len(s.unrunnable) == 2)
+    async with Worker(s.address, nthreads=1):
+        assert await c.submit(int, 9, key="new") == 9
+        if resident:
+            assert await future == 7
+        waiting = {ts.key for ts in s.unrunnable}
+        assert waiting == ({"bound"} if resident else {"bound", "lost"})
