@@ -28,6 +28,10 @@ resets (5 in ``/proc/self/clear_refs``) when the preparation and the fit begin.
 A model is judged by one that was fitted in one process on the same rows; by how much
 they may differ is said in ``libraries.py``.
 
+Ranks of ``ddp`` take as many steps as the one with fewest rows can. Where the recipe
+leaves the rows uneven, the rest goes unused: with 62 % of them on the fullest of two
+workers it trains on 76 %, and is faster by that.
+
 Predictions of the reports are compared with what was measured: bytes with those in the
 workers' logs of transfers; the peak of each worker in the fit, if the report has a
 forecast; the seconds of steps with those of all rounds.
