@@ -144,7 +144,7 @@ def _numbers(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"0*[1-9]\d{0,8}", part, re.ASCII) for part in parts):
+    if not all(re.fullmatch(r"[1-9]\d{0,8}", part, re.ASCII) for part in parts):
         raise click.BadParameter(f"{text!r} is no list of numbers like 2,4,8")
     return tuple(int(part) for part in parts)
 
