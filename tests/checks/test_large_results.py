@@ -77,7 +77,9 @@ def test_live(collection):
         map_pieces = getattr(X, "map_blocks", None) or X.map_partitions
         result = c.compute(map_pieces(_after, gate=gate.name, meta=X._meta))
         # From the first piece on sizes are known; frames have other tasks between.
-        await soon(lambda: any("after" in k[0] and t.who_has for k, t in s.tasks.items()))
+        await soon(
+            lambda: any("after" in k[0] and t.who_has for k, t in s.tasks.items())
+        )
         (message,) = await _messages(c)
         assert "1 result of 6.1 MiB in all is about to come" in message
         await gate.set()
