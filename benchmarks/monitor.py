@@ -1,8 +1,8 @@
 """What it costs to look at a large cluster: time, bytes, the scheduler's event loop.
 
-A scheduler in a process of its own has real workers, all of them in one other process
-(so their own answers are slow; a look asks them nothing). Pieces of the given data are
-real keys on the workers; foreign keys are entered in the scheduler only.
+The workers are real, and of one process (so their own answers are slow; a look asks
+them nothing). Pieces of the given data are real keys on the workers; foreign keys are
+entered in the scheduler only.
 
 Longest block: a task in the scheduler's event loop that wakes every 2 ms notes the
 longest gap, while looks go on and while they do not. CPU: seconds of the scheduler's
@@ -14,18 +14,13 @@ whether they are met, are printed at the end.
 """
 
 import argparse
-import asyncio
 import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
 import measure
 import numpy as np
-import psutil
+from crowd import crowd, longest_turn
 from tabulate import tabulate
 
 WORKERS, PIECES, FOREIGN = 1000, 100_000, 1_000_000
@@ -33,53 +28,8 @@ RECORDS = 10_000
 LOOKS = 11
 SPAN = 6.0  # seconds of each measurement of CPU
 PAIRS = 4  # of such measurements
-QUIET = {  # a thousand workers in one process would do nothing else
-    "distributed.worker.profile.enabled": False,
-    "distributed.worker.memory.monitor-interval": "30s",
-    "distributed.admin.system-monitor.interval": "30s",
-    "distributed.admin.tick.interval": "5s",
-}
 
-
-# --- the cluster ----------------------------------------------------------------------
-
-
-def workers(address, count):
-    """Run workers until this process is ended."""
-    import dask
-    from distributed import Worker
-
-    async def start():
-        options = {"nthreads": 1, "memory_limit": "1 GiB", "dashboard": False}
-        every = [Worker(address, name=i, **options) for i in range(count)]
-        for some in range(0, count, 50):
-            await asyncio.gather(*every[some : some + 50])
-        await asyncio.Event().wait()
-
-    with dask.config.set(QUIET):
-        asyncio.run(start())
-
-
-def start_ticking(dask_scheduler):
-    """A task that notes the longest gap between two of its turns."""
-    import asyncio
-    from time import perf_counter
-
-    async def tick():
-        last = perf_counter()
-        while True:
-            await asyncio.sleep(0.002)
-            now = perf_counter()
-            dask_scheduler.longest = max(dask_scheduler.longest, now - last)
-            last = now
-
-    dask_scheduler.longest = 0.0
-    dask_scheduler.ticking = asyncio.ensure_future(tick())
-
-
-def take_longest(dask_scheduler):
-    longest, dask_scheduler.longest = dask_scheduler.longest, 0.0
-    return longest
+# --- live -----------------------------------------------------------------------------
 
 
 async def enter_foreign(dask_scheduler, count):
@@ -97,34 +47,9 @@ async def enter_foreign(dask_scheduler, count):
     return len(dask_scheduler.tasks)
 
 
-# --- live -----------------------------------------------------------------------------
-
-
 def live(n_workers, n_pieces, n_foreign):
-    from distributed import Client
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "scheduler.json"
-        options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
-        command = [sys.executable, "-m", "dask", "scheduler", *options]
-        scheduler = subprocess.Popen(
-            [*command, "--scheduler-file", str(file)], stderr=subprocess.DEVNULL
-        )
-        crew = None
-        try:
-            while not file.exists():
-                sleep(0.05)
-            address = json.loads(file.read_text())["address"]
-            command = [sys.executable, __file__, "--crew", address, str(n_workers)]
-            crew = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
-            with Client(address) as client:
-                client.wait_for_workers(n_workers, timeout=300)
-                process = psutil.Process(scheduler.pid)
-                return looked(client, process, n_pieces, n_foreign)
-        finally:
-            for started in filter(None, [crew, scheduler]):
-                started.terminate()
-                started.wait()
+    with crowd(n_workers) as (client, processes):
+        return looked(client, processes[0], n_pieces, n_foreign)
 
 
 def pieces(client, count):
@@ -149,7 +74,6 @@ def looked(client, process, n_pieces, n_foreign):
     start = perf_counter()
     with clustertune.Monitor(client, interval=3600):
         figures["first"] = perf_counter() - start
-    client.run_on_scheduler(start_ticking)
 
     def timed(members):
         times = []
@@ -160,9 +84,9 @@ def looked(client, process, n_pieces, n_foreign):
         return median(times)
 
     def longest(work):
-        client.run_on_scheduler(take_longest)
+        longest_turn(client)
         work()
-        return client.run_on_scheduler(take_longest)
+        return longest_turn(client)
 
     figures["block_idle"] = longest(lambda: sleep(LOOKS * 0.3))
     figures["look"] = timed([])
@@ -286,11 +210,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--variant", choices=["small", "large", "records"])
-    parser.add_argument("--crew", nargs=2, metavar=("ADDRESS", "COUNT"))
     given = parser.parse_args()
-    if given.crew:
-        workers(given.crew[0], int(given.crew[1]))
-    elif given.variant:
+    if given.variant:
         figures = {
             "small": lambda: live(100, 10_000, 0),
             "large": lambda: live(WORKERS, PIECES, FOREIGN),

@@ -24,22 +24,17 @@ import json
 import math
 import subprocess
 import sys
-import tempfile
 import tracemalloc
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from time import perf_counter, process_time, sleep, time
+from time import perf_counter, process_time, time
 
 import numpy as np
 import psutil
-from measure import cluster, machine
-from monitor import QUIET, start_ticking, take_longest
+from crowd import crowd, longest_turn
+from measure import cluster, machine, workers_of
 from tabulate import tabulate
-
-from benchmarks.measure import workers_of
 
 EACH = 100  # pieces for each worker
 LIVE_EACH = 20  # the same of real workers, and in a scheduler alone
@@ -410,53 +405,6 @@ def turns(n_workers):
 # --- live -----------------------------------------------------------------------------
 
 
-def crew(address, count):
-    """Run workers until this process is ended; their process is large, and no fault."""
-    import dask
-    from distributed import Worker
-
-    async def start():
-        options = {"nthreads": 1, "memory_limit": 64 * GIB, "dashboard": False}
-        every = [Worker(address, name=i, **options) for i in range(count)]
-        for some in range(0, count, 50):
-            await asyncio.gather(*every[some : some + 50])
-        await asyncio.Event().wait()
-
-    with dask.config.set(QUIET):
-        asyncio.run(start())
-
-
-@contextmanager
-def staffed(n_workers):
-    """A scheduler's process with workers of another; yields client and both."""
-    from distributed import Client
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "scheduler.json"
-        options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
-        command = [sys.executable, "-m", "dask", "scheduler", *options]
-        started = [
-            subprocess.Popen(
-                [*command, "--scheduler-file", str(file)], stderr=subprocess.DEVNULL
-            )
-        ]
-        try:
-            while not file.exists():
-                sleep(0.05)
-            address = json.loads(file.read_text())["address"]
-            command = [sys.executable, __file__, "--crew", address, str(n_workers)]
-            started.append(
-                subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
-            )
-            with Client(address) as client:
-                client.wait_for_workers(n_workers, timeout=900)
-                yield client, [psutil.Process(p.pid) for p in started]
-        finally:
-            for process in reversed(started):
-                process.terminate()
-                process.wait()
-
-
 def given(client, n_workers):
     """X and y of small pieces, on half of the workers."""
     import dask.array as da
@@ -478,15 +426,14 @@ def live(n_workers):
     from clustertune import monitor
 
     figures = {}
-    with staffed(n_workers) as (client, processes):
-        client.run_on_scheduler(start_ticking)
+    with crowd(n_workers) as (client, processes):
 
         def timed(name, work):
-            client.run_on_scheduler(take_longest)
+            longest_turn(client)
             start = perf_counter()
             result = work()
             seconds = perf_counter() - start
-            longest = client.run_on_scheduler(take_longest)
+            longest = longest_turn(client)
             figures[name] = {"s": seconds, "longest turn, ms": longest * 1e3}
             print(f"  {name}: {figures[name]}", file=sys.stderr)
             return result
@@ -601,11 +548,7 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", help="workers")
     parser.add_argument("--most", type=float, default=600, help="seconds of a size")
     parser.add_argument("--one", nargs=2, metavar=("PART", "SIZE"), help="as JSON")
-    parser.add_argument("--crew", nargs=2, metavar=("ADDRESS", "COUNT"))
     chosen = parser.parse_args()
-    if chosen.crew:
-        crew(chosen.crew[0], int(chosen.crew[1]))
-        return
     if chosen.one:
         print(json.dumps(PARTS[chosen.one[0]](int(chosen.one[1]))))
         return
