@@ -64,11 +64,10 @@ import measure
 from distributed import Client, wait
 from layouts import LAYOUTS, Layout, Table, even, holders, load
 from libraries import LIBRARIES, NOTHING, Library
-from measure import interval, machine, peak, ratios, reset_peak
+from measure import interval, machine, peak, ratios, reset_peak, workers_of
 from tabulate import tabulate
 
 import clustertune
-from benchmarks.measure import workers_of
 
 WORKERS = 2
 MEMORY = "4GiB"  # of a worker: nothing spills

@@ -22,10 +22,9 @@ import numpy as np
 import xgboost as xgb
 import xgboost.dask as dxgb
 from distributed import Client, wait
-from measure import cluster, machine, ratios, run, show
+from measure import cluster, machine, ratios, run, show, workers_of
 
 import clustertune
-from benchmarks.measure import workers_of
 
 VARIANTS = ("naive", "rebalance", "prepare", "even", "one_process")
 PARAMETERS = {"tree_method": "hist", "objective": "binary:logistic", "max_depth": 6}

@@ -14,8 +14,7 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client, futures_of, wait
-
-from benchmarks.measure import workers_of
+from measure import workers_of
 
 BLOCK = 1000  # rows that are made together
 TINY = 1000  # pieces of all rows

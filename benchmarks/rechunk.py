@@ -45,11 +45,10 @@ import numpy as np
 import pandas as pd
 import psutil
 from distributed import Client, futures_of, wait
-from measure import Interval, cluster, interval, machine, ratios, run
+from measure import Interval, cluster, interval, machine, ratios, run, workers_of
 from tabulate import tabulate
 
 import clustertune
-from benchmarks.measure import workers_of
 
 Figures = dict[str, float]
 Rounds = Sequence[Mapping[str, float]]

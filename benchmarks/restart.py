@@ -24,8 +24,7 @@ from time import perf_counter, sleep
 import measure
 import numpy as np
 import psutil
-
-from benchmarks.measure import workers_of
+from measure import workers_of
 
 WORKERS = 4
 SCATTERED = 40

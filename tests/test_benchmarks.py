@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-PARTS = {"__main__", "layouts", "libraries", "measure"}  # of others
+PARTS = {"__main__", "crowd", "layouts", "libraries", "measure"}  # of others
 
 main = runpy.run_path(str(FOLDER / "__main__.py"))
 
@@ -17,6 +18,14 @@ main = runpy.run_path(str(FOLDER / "__main__.py"))
 def test_every_benchmark_is_run() -> None:
     found = {path.stem for path in FOLDER.glob("*.py")} - PARTS
     assert {Path(b.script).stem for b in main["BENCHMARKS"]} == found
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.stem)
+def test_each_runs_alone(path: Path) -> None:
+    """As a script it finds what lies beside it, and no package that is around it."""
+    tree = ast.walk(ast.parse(path.read_text()))
+    named = {n.module for n in tree if isinstance(n, ast.ImportFrom)}
+    assert not any((name or "").startswith("benchmarks") for name in named)
 
 
 def test_the_page_has_what_they_found() -> None:
