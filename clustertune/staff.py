@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -165,8 +165,7 @@ class Staff:
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         if restart.retire and not state["error"]:
             await adapters.retired(self.client.cluster, restart.id)
-        lost = f"lost {state['lost']:,} keys" if state["lost"] else ""
-        undone = "; ".join(filter(None, [state["error"], lost]))
+        undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
         return Result(nbytes=state["nbytes"], undone=undone, said=said)
 
     def _pack(self, collections: tuple[tuple[Key, ...], ...]) -> list[Any]:
@@ -216,6 +215,16 @@ class Staff:
             text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
             said.append(text if asked else f"{text} (no malloc_trim there)")
         return Result(nbytes=0, undone="; ".join(undone), said="; ".join(said))
+
+
+def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator[str]:
+    """What a restarted worker held and nobody has now, and why."""
+    if lost := state["lost"]:
+        ended = [ids.get(address, address) for address in state["ended"]]
+        why = f" with worker {names_text(ended)}, which ended meanwhile"
+        yield f"lost {lost:,} keys{why if ended else ''}"
+    if again := state["again"]:
+        yield f"{plural(again, 'key')} computed again, as who had them ended"
 
 
 def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:

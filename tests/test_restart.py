@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from typing import Any
 
 import dask
@@ -47,6 +48,43 @@ async def data(c: Client) -> tuple[da.Array, da.Array, list[Any]]:
     X, y = await clustertune.prepare(c, X, y)
     scattered = await c.scatter([np.arange(1000) + i for i in range(6)], hash=False)
     return X, y, scattered
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["computed again", "lost"])
+def test_another_worker_ends_with_what_was_moved(again: bool) -> None:
+    """Where nobody has it any more, nobody says that it came back."""
+
+    @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+    async def test(c: Any, s: Any, *nannies: Any) -> None:
+        name, gone = nannies[0].worker_address, nannies[1].worker_address
+        where: dict[str, Any] = {"workers": [name], "allow_other_workers": True}
+        if again:
+            values = [c.submit(np.full, 100, i, pure=False, **where) for i in range(40)]
+        else:
+            data = [np.full(100, i) for i in range(40)]
+            values = await c.scatter(data, hash=False, workers=[name])
+        await wait(values)
+        restarting = asyncio.ensure_future(
+            clustertune.restart(c, workers=[s.workers[name].name])
+        )
+        # all of it is elsewhere, and the worker is not back
+        await soon(lambda: name not in s.workers)
+        keys = {f.key for f in values}
+        taken = [ts.key for ts in s.workers[gone].has_what if ts.key in keys]
+        assert taken
+        os.kill(nannies[1].pid, signal.SIGKILL)
+        report = await restarting
+        (step,) = report.steps
+        if again:
+            assert f"lost {len(taken)}" not in step.reason
+            await wait(values)
+        else:
+            assert (step.status, report.status) == ("partly", "left")
+            assert f"lost {len(taken)} keys with worker" in step.reason
+        there = {key for key in keys if key in s.tasks and s.tasks[key].who_has}
+        assert keys - there == (set() if again else set(taken))
+
+    test()
 
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)

@@ -38,7 +38,7 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 12
+PROTOCOL = 13
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 LONGEST = 1.0  # seconds that an answer how far a job is waits for its end, at most

@@ -25,6 +25,7 @@ from clustertune.remote.keys import Places
 from clustertune.remote.memory import counted
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.park import PREFIX, is_parking
+from clustertune.remote.survey import COMING, is_gone
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -95,11 +96,13 @@ class Restarting:
         self.keys = 0
         self.nbytes = 0  # that travelled
         self.lost = 0
+        self.again = 0  # keys that are computed again
         self.back = ""  # its new address
         self.away: dict[Any, str] = {}  # what it alone held, and where that is now
         self.targets: set[str] = set()  # that were given any of that
         self.own = {address}  # and those of the parking worker, and its later ones
         self.copied: set[Any] = set()  # what it held, and others as well
+        self.ended: set[str] = set()  # others, with what of it they had taken
         self.began = time()
 
     async def run(self) -> str:
@@ -111,7 +114,7 @@ class Restarting:
         try:
             problem = await self._run(worker)
         finally:
-            self.lost = self._count_lost()
+            self.lost, self.again = self._count_lost(), self._count_again()
             left = await self._unpark()
         return "; ".join(filter(None, [problem, left]))
 
@@ -390,17 +393,30 @@ class Restarting:
             await asyncio.sleep(LOOK)
 
     def _count_lost(self) -> int:
-        """Keys lost with it, or with those parked, by the scheduler's own events."""
+        """Keys of it that nobody has any more, by the scheduler's own events.
+
+        What ends with it, or with a parking worker, is counted in any case. What
+        another worker has taken and ended with is lost unless it is computed again.
+        """
         lost = 0
         for when, event in list(self.scheduler.get_events("all")):
             if (
-                when >= self.began
-                and isinstance(event, dict)
-                and event.get("action") == "remove-worker"
-                and event.get("worker") in self.own
+                when < self.began
+                or not isinstance(event, dict)
+                or event.get("action") != "remove-worker"
             ):
-                lost += len(event.get("lost-computed-tasks", ()))
-                lost += len(event.get("lost-scattered-tasks", ()))
+                continue
+            computed = event.get("lost-computed-tasks", ())
+            scattered = event.get("lost-scattered-tasks", ())
+            if event.get("worker") in self.own:
+                lost += len(computed) + len(scattered)
+                continue
+            taken = sum(key in self.away for key in scattered) + sum(
+                key in self.away and is_gone(self.scheduler, key) for key in computed
+            )
+            if taken:
+                lost += taken
+                self.ended.add(str(event.get("worker")))
         return lost
 
     async def _bring_back(self, who: Any) -> str:
@@ -450,6 +466,11 @@ class Restarting:
             return False
         return all(ws.address != address for ws in ts.who_has)
 
+    def _count_again(self) -> int:
+        """Keys that were moved away and are computed again: who had them ended."""
+        tasks = self.scheduler.tasks
+        return sum(key in tasks and tasks[key].state in COMING for key in self.away)
+
     def state(self) -> dict[str, Any]:
         """How far it is; plain types."""
         return {
@@ -457,6 +478,8 @@ class Restarting:
             "keys": self.keys,
             "nbytes": self.nbytes,
             "lost": self.lost,
+            "again": self.again,
+            "ended": sorted(self.ended),
             "address": self.back,
         }
 
