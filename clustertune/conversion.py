@@ -84,7 +84,11 @@ def _to_array(label: str, x: Any, dtype: np.dtype[Any] | None) -> Conversion:
 
 
 def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
-    """Numbers are cast; other columns (categories, text) stay what they are."""
+    """Numbers are cast; other columns (categories, text) stay what they are.
+
+    So are those that are of that type already, as Dask says: pieces may have another
+    one, as after a function with a ``meta`` that it does not keep to.
+    """
     types = _types(x)
     changed = [(name, t) for name, t in types if _is_number(t) and t != dtype]
     if not changed:
@@ -95,7 +99,7 @@ def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
     made = Conversion(
         kind="dataframe" if isinstance(x, dd.DataFrame) else "series",
         dtype=dtype.name,
-        columns=tuple(name for name, _ in changed),
+        columns=tuple(name for name, t in types if _is_number(t)),
         row_bytes=sum(known) if len(known) == len(sizes) else None,
     )
     return replace(made, fixed=fixed_bytes(x, made))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -275,6 +276,15 @@ def test_nobody_there(
     result = run(command, address)
     assert result.exit_code == 3
     assert f"no scheduler answers at {address}" in one_line(result)
+
+
+def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the dashboard does, whose port is taken for the scheduler's."""
+    monkeypatch.setattr(running, "CONNECT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        result = run("check", "tcp://{}:{}".format(*listening.getsockname()))
+    assert result.exit_code == 3
+    assert "is that the dashboard's port?" in one_line(result)
 
 
 def test_certificates_for_an_address_without_encryption(tmp_path: Path) -> None:

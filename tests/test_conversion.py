@@ -114,7 +114,7 @@ def test_numbers_in_a_frame_are_cast():
     """Other columns stay; truth values are numbers as well."""
     found = asked("X", X, goal(dtype="float32"))
     assert found.kind == "dataframe"
-    assert found.columns == ("f", "i", "b", "n")
+    assert found.columns == ("f", "g", "i", "b", "n")
     assert found.row_bytes is None
     made = converted(X, found, FRAME)
     assert made.dtypes["f"] == made.dtypes["n"] == "float32"
@@ -175,6 +175,12 @@ def test_pieces_of_another_type_than_they_say():
     found = asked("X", floats, goal(to="array"))
     made = converted(floats, found, pd.DataFrame({"f": [1, 2]}))
     assert made.dtype == "float64"
+    mixed = X[["f", "g"]]  # only one of them has another type, as Dask says
+    found = asked("X", mixed, goal(dtype="float64"))
+    piece = pd.DataFrame({"f": [1.5, None], "g": [1.0, 2.0]}, dtype="double[pyarrow]")
+    made = converted(mixed, found, piece)
+    assert made.dtypes.tolist() == ["float64", "float64"]
+    assert made["f"].isna().tolist() == [False, True]
     array = da.ones(3, dtype="i4", chunks=3)
     found = asked("X", array, goal(dtype="int64"))
     with pytest.raises(TypeError, match="Cannot cast"):

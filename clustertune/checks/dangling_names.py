@@ -22,7 +22,7 @@ def find(view: View) -> Iterator[Finding]:
     if gone:
         missing = sum(p.missing for p in gone)
         yield Finding(
-            severity=Severity.warning,
+            severity=Severity.critical,
             message=f"published {'name' if len(gone) == 1 else 'names'} "
             f"{names_text([p.name for p in gone])}: {plural(missing, 'key')} of "
             f"{sum(p.keys for p in gone):,} {'is' if missing == 1 else 'are'} gone",

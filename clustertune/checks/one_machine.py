@@ -4,7 +4,8 @@ Where the data and its copies fit the memory of one host, one process there need
 Dask: XGBoost took 12.0 s alone and 15.8 s on a cluster with the same two CPUs, 0.76 of
 it (``benchmarks/fit_after_scale.py``). Whoever has a larger cluster still gains from
 it, once its threads outweigh that difference: the time alone is estimated as (threads
-of the cluster / CPUs of the host) * 0.76 of the cluster's. This speaks only if the
+of the cluster / CPUs of the host) * 0.76 of the cluster's, where threads that have no
+CPU to themselves do not count. This speaks only if the
 estimate says that one process would not be slower. Memory is estimated as in
 ``fit_memory``, with ``memory_fraction`` of the host's. It is a hint about other ways,
 not a condition of this cluster, so it is left out where sizes, CPUs or memory are
@@ -43,7 +44,7 @@ def find(view: View, *, alone: float = 0.76) -> Iterator[Finding]:
         Time of one process over the time of a cluster with as many CPUs.
     """
     wanted = demand(view)
-    threads = sum(w.nthreads for w in view.eligible_workers)
+    threads = sum(_busy(view))
     if not view.layouts or not threads or isinstance(wanted, Unknown):
         return
     needed = sum(wanted) + view.goal.workload.base_bytes
@@ -61,6 +62,13 @@ def find(view: View, *, alone: float = 0.76) -> Iterator[Finding]:
         "time of this cluster",
         evidence={"needed_bytes": round(needed), "memory": best.memory, "time": time},
     )
+
+
+def _busy(view: View) -> Iterator[float]:
+    """By host, the threads that can run at once."""
+    for workers in by_host(view.eligible_workers).values():
+        threads, cpus = sum(w.nthreads for w in workers), host_cpus(workers)
+        yield threads if isinstance(cpus, Unknown) else min(threads, cpus.usable)
 
 
 def _hosts(view: View) -> Iterator[_Host]:

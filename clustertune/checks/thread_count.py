@@ -12,9 +12,10 @@ information on the scheduler's own host: client and scheduler need some there, a
 small worker is often meant. Set ``shared`` if other jobs use the hosts, too, like
 Kubernetes pods with CPU requests but no limits.
 
-Remedy: ``clustertune.resize(client, nthreads=...)`` with as many threads as CPUs, or
-start workers with them, ``dask worker --nthreads 4`` or ``LocalCluster(n_workers=1,
-threads_per_worker=4)``, or give their container or job other CPUs.
+Remedy: in all as many threads as the host has CPUs: other ones for each worker,
+``clustertune.resize(client, nthreads=...)``, or fewer or more workers,
+``clustertune.scale(client, n)``; or start the cluster so, as in ``dask worker
+--nworkers 1 --nthreads 4`` for 4 CPUs; or give the container or job other CPUs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _over(hosts: Sequence[HostCpus]) -> Finding:
         severity=Severity.warning,
         message=f"more threads than usable CPUs on {_where(hosts)}: "
         f"{plural(worst.threads, 'thread')} of "
-        f"{workers_text([w.id for w in worst.workers])} share "
+        f"{workers_text(sorted((w.id for w in worst.workers), key=str))} share "
         f"{plural(worst.cpus, 'CPU')}",
         subject=_ids(hosts),
         evidence={"hosts": len(hosts), "threads": worst.threads, "cpus": worst.cpus},
@@ -94,4 +95,5 @@ def _where(hosts: Sequence[HostCpus]) -> str:
 
 
 def _ids(hosts: Sequence[HostCpus]) -> tuple[str | int, ...]:
-    return tuple(w.id for h in hosts for w in h.workers)
+    # in one order: the same finding is not another one as workers come back
+    return tuple(sorted((w.id for h in hosts for w in h.workers), key=str))

@@ -101,7 +101,8 @@ async def _connected(target: Target, work: Callable[[Client], Awaitable[T]]) -> 
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _unreached(place, error) from error
     try:
-        await client
+        # where something else listens, as the dashboard, Dask waits without end
+        await asyncio.wait_for(client, 2 * CONNECT)
     # what Dask raises for an address of tls:// without certificates is a TypeError
     except (OSError, asyncio.TimeoutError, ValueError, TypeError) as error:
         await client.close()
@@ -133,7 +134,14 @@ def _address_in(scheduler_file: str) -> str:
 
 
 def _unreached(where: str | None, error: Exception) -> errors.ConnectionLostError:
-    return errors.ConnectionLostError(f"no scheduler answers at {where}: {error!r}")
+    if isinstance(error, asyncio.TimeoutError) and not str(error):
+        text = (
+            f"what listens at {where} does not answer as a scheduler does; is that the "
+            "dashboard's port? A scheduler's own is 8786, unless told otherwise"
+        )
+    else:
+        text = f"no scheduler answers at {where}: {error!r}"
+    return errors.ConnectionLostError(text)
 
 
 @contextmanager

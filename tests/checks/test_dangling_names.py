@@ -20,7 +20,7 @@ def test_silent_where_names_lead_somewhere():
 def test_names_that_lead_nowhere():
     """All of their keys, or some."""
     (finding,) = found(("X", 5, 5), ("y", 5, 0))
-    assert finding.severity is Severity.warning
+    assert finding.severity is Severity.critical
     assert finding.message == "published name X: 5 keys of 5 are gone"
     (finding,) = found(("X", 5, 1), ("y\n", 5, 0))
     assert finding.message == "published name X: 1 key of 5 is gone"

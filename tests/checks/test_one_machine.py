@@ -55,6 +55,12 @@ def test_data_and_copies_that_fit_one_machine_are_information():
     assert finding.evidence["time"] == pytest.approx(0.76)
 
 
+def test_threads_without_a_cpu_of_their_own_do_not_count():
+    """Three workers on a host of one CPU are as fast as one is there."""
+    (finding,) = found([host(n, host="a", affinity=frozenset({0})) for n in "abc"])
+    assert finding.evidence["time"] == pytest.approx(0.76)
+
+
 def test_more_data_than_the_machine_holds_is_silent():
     """The fraction of the memory that a fit may fill is the goal's."""
     assert found([host("a")], nbytes=351) == []
