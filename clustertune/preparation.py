@@ -282,7 +282,9 @@ def prepare(
     Returns
     -------
     Prepared
-        It unpacks into what was given, in order. As a context manager it holds workers
+        It unpacks into what was given, in order, but for eval sets: these are in its
+        ``eval_set``, and with weights and what else the library's ``fit`` takes in its
+        ``fit_kwargs``. As a context manager it holds workers
         and adaptive scaling until the end of the block, as :func:`clustertune.hold`.
 
     Raises

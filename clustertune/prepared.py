@@ -39,6 +39,9 @@ class Again:
 class Prepared(Block):
     """The prepared collections and the report; unpacks into what was given, in order.
 
+    Eval sets are not among what it unpacks into: they are in ``eval_set``, and in
+    ``fit_kwargs`` as the library takes them.
+
     Attributes
     ----------
     X, y, others, sample_weight, qid, base_margin, init_score

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -17,14 +18,16 @@ import dask.array as da
 import pytest
 from click.testing import CliRunner, Result
 from distributed import Client, LocalCluster
+from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
-from clustertune.cli import main, running
+from clustertune.cli import looking, main, running
 from clustertune.model import Severity
+from clustertune.watcher import Monitor
 from tests.certificates import Authority
-from tests.processes import workers_of
+from tests.processes import soon, workers_of
 
 COMMANDS = (
     "apply",
@@ -519,6 +522,17 @@ def test_watch(cluster: LocalCluster) -> None:
     result = run("watch", "--for", "300ms", "--interval", "x", address)
     assert result.exit_code == 2
     assert "--interval='x' must be a duration" in result.stderr
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_watch_until_the_scheduler_is_gone(c: Any, s: Any, a: Any) -> None:
+    """Who supervises it is told: an error, and no end like any other."""
+    async with Monitor(c, interval=0.05) as monitor:
+        printing = asyncio.ensure_future(looking._print_events(monitor, "text"))
+        await soon(lambda: monitor.snapshots)
+        await c.close()  # as a client does itself that cannot connect again
+        with pytest.raises(errors.ConnectionLostError, match="nothing is watched"):
+            await printing
 
 
 def test_explain() -> None:

@@ -257,6 +257,13 @@ def of_prepare(names: dict[str, Any]) -> None:
     names["ranker"].client = names["client"]
 
 
+def of_readme(names: dict[str, Any]) -> None:
+    """Weights of the rows, and other rows."""
+    rows = dd.read_parquet("data")
+    names["w"] = rows["label"] + 1.0
+    names["X_valid"], names["y_valid"] = rows.drop(columns="label"), rows["label"]
+
+
 def of_training(names: dict[str, Any]) -> None:
     """What is summed, and what is searched."""
     names["w"] = np.zeros(4)
@@ -275,6 +282,7 @@ def of_workers(names: dict[str, Any]) -> None:
 
 #: by page, what it takes for granted besides
 BESIDES = {
+    "README.md": of_readme,
     "docs/prepare.md": of_prepare,
     "docs/training.md": of_training,
     "docs/workers.md": of_workers,

@@ -190,7 +190,7 @@ def test_from_the_shell(local_cluster: Any) -> None:
     listed = run("schedule", "list", "-f", "json", where)
     (row,) = json.loads(listed.stdout)["schedules"]
     assert (row["reason"], row["condition"]) == ("why", "memory:critical")
-    assert f"schedule cancel {row['id']}" in done.stderr
+    assert f"schedule cancel {row['id']} tcp:" in done.stderr
     assert run("schedule", "cancel", "nobody", where).exit_code == 1
     ended = run("schedule", "cancel", row["id"], where)
     assert (ended.exit_code, "cancelled" in ended.stdout) == (0, True)

@@ -30,6 +30,7 @@ from clustertune.cli.running import (
 )
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.doctor import examine
+from clustertune.errors import ConnectionLostError
 from clustertune.model import Finding, Severity
 from clustertune.report import Report
 from clustertune.watcher import Monitor
@@ -189,6 +190,9 @@ async def _print_events(monitor: Monitor, form: str) -> None:
                     datetime.fromtimestamp(event.time).astimezone().strftime("%H:%M:%S")
                 )
                 click.echo(f"{at} {printable(str(event))}")
+    raise ConnectionLostError(
+        "the scheduler is gone, or does not answer any more; nothing is watched"
+    )
 
 
 @click.command(

@@ -122,7 +122,7 @@ def between_runs(
             return made
         if not consent.quiet:
             click.echo(str(made), err=True)
-        return await _stay(client, made, consent)
+        return await _stay(client, made, consent, _cancelling(made, target))
 
     if consent.dry_run or not consent.yes:
         plan = run(target, lambda client: call(client, dry=True))
@@ -133,11 +133,17 @@ def between_runs(
     done = run(target, schedule)
     click.echo(_rendered([done], form))
     if not (done.ended or later.stay or consent.quiet):
-        click.echo(f"to end it: clustertune schedule cancel {done.id}", err=True)
+        click.echo(f"to end it: {_cancelling(done, target)}", err=True)
     sys.exit(0 if done.state in ("done", "waiting", "running") else FAILED)
 
 
-async def _stay(client: Client, made: Schedule, consent: Consent) -> Schedule:
+def _cancelling(made: Schedule, target: Target) -> str:
+    return target.command(f"clustertune schedule cancel {made.id}")
+
+
+async def _stay(
+    client: Client, made: Schedule, consent: Consent, cancelling: str
+) -> Schedule:
     def tell(now: Schedule) -> None:
         if not consent.quiet:
             click.echo(now.standing(), err=True)
@@ -145,8 +151,7 @@ async def _stay(client: Client, made: Schedule, consent: Consent) -> Schedule:
     try:
         return await scheduled.follow(client, made, tell)
     except asyncio.CancelledError:  # ^C
-        text = f"still scheduled; to end it: clustertune schedule cancel {made.id}"
-        click.echo(text, err=True)
+        click.echo(f"still scheduled; to end it: {cancelling}", err=True)
         raise
 
 

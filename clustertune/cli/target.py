@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -54,6 +55,13 @@ class Target:
     def _place(self) -> str | None:
         configured = dask.config.get("scheduler-address", None)
         return self.scheduler_file or self.address or configured
+
+    def command(self, line: str) -> str:
+        """A command line for the same cluster, to be copied."""
+        named = [self.address] if self.address else []
+        if self.scheduler_file:
+            named = ["--scheduler-file", self.scheduler_file]
+        return " ".join([line, *map(shlex.quote, named)])
 
     def otherwise(self, address: str) -> Target:
         """The same, with that address where neither it nor Dask's configuration has."""
