@@ -67,7 +67,7 @@ def looked(client, process, n_pieces, n_foreign):
     from distributed.protocol import dumps
 
     import clustertune
-    from clustertune import monitor
+    from clustertune.cluster import monitor
     from clustertune.remote import keys
 
     figures = {}

@@ -108,23 +108,17 @@ def testing_burden(nbytes):
 
 def stages(case):
     """By name what is timed."""
-    from clustertune import (
-        checks,
-        fingerprint,
-        forecast,
-        guards,
-        handover,
-        monitor,
-        planner,
-        report,
-        verification,
-    )
+    from clustertune import checks, report
     from clustertune.actions import restart
+    from clustertune.cluster import monitor
     from clustertune.dashboard.page import Page
     from clustertune.dashboard.state import make
-    from clustertune.journal import Journal
+    from clustertune.facts import fingerprint, forecast, verification
     from clustertune.model import Outcome, Plan
+    from clustertune.plans import guards, planner
+    from clustertune.plans.journal import Journal
     from clustertune.remote import keys
+    from clustertune.show import handover
 
     view, found = case.view, checks.run(case.view)
     unlimited = replace(
@@ -214,8 +208,8 @@ def answers(case):
 def columns(case):
     """Entries of a page state."""
     from clustertune.dashboard import state
-    from clustertune.handover import facts
-    from clustertune.layouts import shares
+    from clustertune.facts.layouts import shares
+    from clustertune.show.handover import facts
 
     told = facts(case.view, ())["workers"]
     rows = [
@@ -423,7 +417,7 @@ def given(client, n_workers):
 
 def live(n_workers):
     import clustertune
-    from clustertune import monitor
+    from clustertune.cluster import monitor
 
     figures = {}
     with crowd(n_workers) as (client, processes):

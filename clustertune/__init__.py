@@ -10,73 +10,73 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune import training as training
-    from clustertune.diagnosis import check as check
-    from clustertune.histories import History as History
-    from clustertune.histories import history as history
-    from clustertune.holding import hold as hold
-    from clustertune.operations import release as release
-    from clustertune.operations import resize as resize
-    from clustertune.operations import restart as restart
-    from clustertune.operations import scale as scale
-    from clustertune.operations import trim as trim
-    from clustertune.planfile import StoredPlan as StoredPlan
-    from clustertune.planning import apply as apply
-    from clustertune.planning import plan as plan
-    from clustertune.played import Played as Played
-    from clustertune.playing import run as run
-    from clustertune.preparation import last_report as last_report
-    from clustertune.preparation import prepare as prepare
-    from clustertune.prepared import Prepared as Prepared
+    from clustertune.past.histories import History as History
+    from clustertune.past.histories import history as history
+    from clustertune.play.played import Played as Played
+    from clustertune.play.playing import run as run
     from clustertune.report import Report as Report
-    from clustertune.resetting import Recreated as Recreated
-    from clustertune.resetting import reset as reset
-    from clustertune.saving import load as load
-    from clustertune.saving import save as save
-    from clustertune.scheduled import Schedule as Schedule
-    from clustertune.scheduling import schedule_restart as schedule_restart
-    from clustertune.scheduling import schedules as schedules
-    from clustertune.showing import Panel as Panel
-    from clustertune.showing import panel as panel
+    from clustertune.show.showing import Panel as Panel
+    from clustertune.show.showing import panel as panel
     from clustertune.sizing import Sizing as Sizing
     from clustertune.sizing import size as size
-    from clustertune.watcher import Monitor as Monitor
+    from clustertune.storage.resetting import Recreated as Recreated
+    from clustertune.storage.resetting import reset as reset
+    from clustertune.storage.saving import load as load
+    from clustertune.storage.saving import save as save
+    from clustertune.timetable.scheduled import Schedule as Schedule
+    from clustertune.timetable.scheduling import schedule_restart as schedule_restart
+    from clustertune.timetable.scheduling import schedules as schedules
+    from clustertune.tuning.operations import release as release
+    from clustertune.tuning.operations import resize as resize
+    from clustertune.tuning.operations import restart as restart
+    from clustertune.tuning.operations import scale as scale
+    from clustertune.tuning.operations import trim as trim
+    from clustertune.tuning.planfile import StoredPlan as StoredPlan
+    from clustertune.tuning.planning import apply as apply
+    from clustertune.tuning.planning import plan as plan
+    from clustertune.tuning.preparation import last_report as last_report
+    from clustertune.tuning.preparation import prepare as prepare
+    from clustertune.tuning.prepared import Prepared as Prepared
+    from clustertune.watch.diagnosis import check as check
+    from clustertune.watch.holding import hold as hold
+    from clustertune.watch.watcher import Monitor as Monitor
 
 __version__ = "0.1.0"
 
 # By public name, the module that has it; a module that is public has its own name.
 _PUBLIC = {
-    "apply": "planning",
+    "apply": "tuning.planning",
     "errors": "errors",
-    "check": "diagnosis",
-    "history": "histories",
-    "History": "histories",
-    "hold": "holding",
-    "last_report": "preparation",
-    "load": "saving",
-    "Monitor": "watcher",
-    "panel": "showing",
-    "Panel": "showing",
-    "plan": "planning",
-    "Played": "played",
-    "prepare": "preparation",
-    "Prepared": "prepared",
-    "Recreated": "resetting",
-    "release": "operations",
+    "check": "watch.diagnosis",
+    "history": "past.histories",
+    "History": "past.histories",
+    "hold": "watch.holding",
+    "last_report": "tuning.preparation",
+    "load": "storage.saving",
+    "Monitor": "watch.watcher",
+    "panel": "show.showing",
+    "Panel": "show.showing",
+    "plan": "tuning.planning",
+    "Played": "play.played",
+    "prepare": "tuning.preparation",
+    "Prepared": "tuning.prepared",
+    "Recreated": "storage.resetting",
+    "release": "tuning.operations",
     "Report": "report",
-    "reset": "resetting",
-    "resize": "operations",
-    "restart": "operations",
-    "run": "playing",
-    "save": "saving",
-    "scale": "operations",
-    "Schedule": "scheduled",
-    "schedule_restart": "scheduling",
-    "schedules": "scheduling",
+    "reset": "storage.resetting",
+    "resize": "tuning.operations",
+    "restart": "tuning.operations",
+    "run": "play.playing",
+    "save": "storage.saving",
+    "scale": "tuning.operations",
+    "Schedule": "timetable.scheduled",
+    "schedule_restart": "timetable.scheduling",
+    "schedules": "timetable.scheduling",
     "size": "sizing",
-    "StoredPlan": "planfile",
+    "StoredPlan": "tuning.planfile",
     "Sizing": "sizing",
     "training": "training",
-    "trim": "operations",
+    "trim": "tuning.operations",
 }
 
 

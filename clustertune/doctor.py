@@ -16,7 +16,8 @@ from typing import Any
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import adapters, monitor
+from clustertune import adapters
+from clustertune.cluster import monitor
 from clustertune.errors import ClustertuneError
 from clustertune.model import Unknown, WorkerSnapshot
 from clustertune.remote import versions

@@ -541,7 +541,7 @@ class Outcome:
 class Cluster(Protocol):
     """The port: all that actions and the main loop need of a cluster.
 
-    There are two: the live one (:mod:`clustertune.live`) and the in-memory one
+    There are two: the live one (:mod:`clustertune.cluster.live`) and the in-memory one
     (:mod:`clustertune.testing`).
     """
 

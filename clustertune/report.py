@@ -16,8 +16,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from clustertune import layouts, strictly
-from clustertune.layouts import WorkerShare
+from clustertune import strictly
+from clustertune.facts import layouts
+from clustertune.facts.layouts import WorkerShare
 from clustertune.model import Finding, Layout, Outcome, Plan, Severity, Step, View
 from clustertune.wording import (
     bytes_text,
@@ -133,7 +134,7 @@ class Report:
         OSError
             The file cannot be written.
         """
-        from clustertune import picture  # Bokeh takes a third of a second to load
+        from clustertune.show import picture  # Bokeh takes a third of a second to load
 
         Path(path).write_text(picture.draw(self), encoding="utf-8")
 

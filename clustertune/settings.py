@@ -16,7 +16,8 @@ from typing import Any
 import dask
 import yaml
 
-from clustertune import checks, record
+from clustertune import checks
+from clustertune.past import record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

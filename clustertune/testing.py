@@ -24,8 +24,11 @@ from clustertune.builders import snapshot as snapshot
 from clustertune.builders import survey as survey
 from clustertune.builders import view as view
 from clustertune.builders import worker as worker
-from clustertune.contents import of_need
+from clustertune.data.contents import of_need
+from clustertune.data.reordering import NEW, OLD, ORDER
 from clustertune.errors import ScaleError
+from clustertune.facts.sizes import held_bytes, part_bytes
+from clustertune.facts.verification import problems
 from clustertune.model import (
     Bounds,
     Contents,
@@ -50,10 +53,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.reordering import NEW, OLD, ORDER
-from clustertune.replicas import COPIED
-from clustertune.sizes import held_bytes, part_bytes
-from clustertune.verification import problems
+from clustertune.rows.replicas import COPIED
 
 Homes = dict[str, list[set[str]]]
 """By label of member, for every piece the addresses of its holders."""

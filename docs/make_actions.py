@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from clustertune import actions, playbook
-from clustertune.planner import PHASES
+from clustertune import actions
+from clustertune.plans.planner import PHASES
+from clustertune.play import playbook
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from clustertune import checks, recording
+from clustertune import checks
+from clustertune.past import recording
 
 ROOT = Path(__file__).parents[1]
 

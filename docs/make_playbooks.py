@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from clustertune import checks, playbook
-from clustertune.playbook import ACTIONS, ON_DATA
+from clustertune import checks
+from clustertune.play import playbook
+from clustertune.play.playbook import ACTIONS, ON_DATA
 
 ROOT = Path(__file__).parents[1]
 

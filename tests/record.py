@@ -19,8 +19,11 @@ from distributed import Client, LocalCluster, wait
 from distributed.security import Security
 
 import clustertune
-from clustertune import diagnosis, inputs, recording, workloads
+from clustertune import workloads
+from clustertune.data import inputs
 from clustertune.model import Goal, View
+from clustertune.past import recording
+from clustertune.watch import diagnosis
 
 FOLDER = Path(__file__).with_name("recordings")
 

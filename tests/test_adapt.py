@@ -11,8 +11,9 @@ import pytest
 from distributed import wait
 
 import clustertune
-from clustertune import arguments, checks, errors, forecast
+from clustertune import arguments, checks, errors
 from clustertune.actions import adapt, scale
+from clustertune.facts import forecast
 from clustertune.model import Bounds, Profile, Unknown
 from clustertune.testing import layout, snapshot, view, worker
 from tests.processes import until, workers_of

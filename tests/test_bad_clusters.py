@@ -22,8 +22,8 @@ from distributed.security import Security
 from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
-from clustertune import monitor
 from clustertune.cli import main
+from clustertune.cluster import monitor
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.model import Severity
 from tests.processes import soon, until

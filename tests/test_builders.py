@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from clustertune import checks, layouts
+from clustertune import checks
+from clustertune.facts import layouts
 from clustertune.model import Severity, Unknown
 from clustertune.testing import layout, member, snapshot, view, worker
 

@@ -25,7 +25,7 @@ from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import looking, main, running
 from clustertune.model import Severity
-from clustertune.watcher import Monitor
+from clustertune.watch.watcher import Monitor
 from tests.certificates import Authority
 from tests.processes import soon, workers_of
 

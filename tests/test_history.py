@@ -19,12 +19,12 @@ from distributed import LocalCluster
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune import noting
 from clustertune.cli import main
 from clustertune.errors import HistoryError, RefusedError
-from clustertune.histories import KINDS
-from clustertune.journal import Journal
-from clustertune.record import Record, Store, WorkerMemory
+from clustertune.past import noting
+from clustertune.past.histories import KINDS
+from clustertune.past.record import Record, Store, WorkerMemory
+from clustertune.plans.journal import Journal
 from clustertune.report import Done, Report
 from tests.processes import soon
 

@@ -186,7 +186,7 @@ async def test_a_plan_that_is_going_on(
     async with Client(s.address, asynchronous=True) as other:
         resident.acquire(other.id, "a long plan", "t")
         with monkeypatch.context() as patch:
-            patch.setattr("clustertune.holding.PATIENCE", 0.3)
+            patch.setattr("clustertune.watch.holding.PATIENCE", 0.3)
             with pytest.raises(LeaseHeldError, match="a long plan"):
                 async with clustertune.hold(c):
                     raise AssertionError

@@ -13,18 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import layouts, planner, preparation
 from clustertune.errors import (
     AlignmentError,
     CapacityError,
     NoWorkersError,
     ScaleError,
 )
-from clustertune.evenness import attainable
-from clustertune.journal import Journal
+from clustertune.facts import layouts
 from clustertune.model import Conversion, Layout, Moves, Notify, Result, View
-from clustertune.preparation import tune
+from clustertune.plans import planner
+from clustertune.plans.journal import Journal
+from clustertune.rows.evenness import attainable
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
+from clustertune.tuning import preparation
+from clustertune.tuning.preparation import tune
 
 ROWS = [10] * 12
 

@@ -16,16 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import layouts, preparation
 from clustertune.errors import (
     AlignmentError,
     ClassCoverageError,
     GroupOrderError,
 )
-from clustertune.journal import Journal
+from clustertune.facts import layouts
 from clustertune.model import Layout, View
-from clustertune.preparation import tune
+from clustertune.plans.journal import Journal
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
+from clustertune.tuning import preparation
+from clustertune.tuning.preparation import tune
 
 MEMBERS = ("X", "y", "qid")
 

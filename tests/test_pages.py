@@ -22,8 +22,9 @@ from click.testing import CliRunner
 from distributed import Client, LocalCluster, Security, wait
 
 import clustertune
-from clustertune import playbook, testing
+from clustertune import testing
 from clustertune.cli import main
+from clustertune.play import playbook
 from tests.pages import DOCS, PAGES, blocks, commands
 from tests.processes import workers_of
 

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 from distributed import Client, LocalCluster, wait
 
-from clustertune.calls import Call
 from clustertune.cli import main
-from clustertune.planfile import StoredPlan
+from clustertune.tuning.calls import Call
+from clustertune.tuning.planfile import StoredPlan
 from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 

@@ -20,8 +20,8 @@ import pandas as pd
 import pytest
 from distributed import Client, LocalCluster, futures_of, wait
 
-from clustertune import monitor
-from clustertune.publishing import Roles, kept_names, prepare_datasets, replaced
+from clustertune.cluster import monitor
+from clustertune.tuning.publishing import Roles, kept_names, prepare_datasets, replaced
 from tests.processes import blocking, until, workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 

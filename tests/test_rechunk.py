@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import checks, layouts
+from clustertune import checks
 from clustertune.actions import rechunk
 from clustertune.errors import AlignmentError, CapacityError
+from clustertune.facts import layouts
+from clustertune.facts.sizes import list_bytes
 from clustertune.model import Conversion, Layout, Profile, Step, View
-from clustertune.planner import make_plan
-from clustertune.sizes import list_bytes
+from clustertune.plans.planner import make_plan
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 from tests.test_loop import now, run
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune import checks, recording
+from clustertune import checks
 from clustertune.model import (
     ClientFacts,
     Finding,
@@ -28,6 +28,7 @@ from clustertune.model import (
     Unknown,
     View,
 )
+from clustertune.past import recording
 
 FILES = sorted(Path(__file__).with_name("recordings").glob("*.json"))
 GIB = 2**30

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.journal import Journal
-from clustertune.layouts import WorkerShare
+from clustertune.facts.layouts import WorkerShare
 from clustertune.model import Finding, Outcome, Plan, Price, Refusal, Severity, Step
-from clustertune.preparation import tune
+from clustertune.plans.journal import Journal
 from clustertune.report import (
     HEADLINES,
     SCHEMA_VERSION,
@@ -30,6 +29,7 @@ from clustertune.report import (
     to_html,
 )
 from clustertune.testing import MemoryCluster, layout, view, worker
+from clustertune.tuning.preparation import tune
 
 EVIL = "\x1b[2J\x1b]0;x\x07<script>alert('1')</script>\r\nclustertune: \u202eenif\u200f"
 STEP = Step(

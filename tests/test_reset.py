@@ -20,12 +20,12 @@ from dask_saturn import SaturnCluster
 from distributed import Client, LocalCluster, Variable, wait
 
 import clustertune
-from clustertune import resetting
 from clustertune.adapters import Offer, Wanted, saturn, unknown_size
 from clustertune.cli import main
 from clustertune.errors import RecreateError, RefusedError
-from clustertune.losses import Loss, losses, objection
 from clustertune.model import Holding
+from clustertune.storage import resetting
+from clustertune.storage.losses import Loss, losses, objection
 from tests.processes import workers_of
 from tests.saturn import Saturn, running
 

@@ -44,7 +44,7 @@ JUSTIFIED = {
     ),
     ("cli/lazy.py", "importlib.import_module"): "modules of commands, by a table",
     ("workloads/lightgbm.py", "importlib.import_module"): "of a constant",
-    ("conversion.py", "pickle.loads"): "undoes a dumps of the same line",
+    ("data/conversion.py", "pickle.loads"): "undoes a dumps of the same line",
     ("remote/pools.py", "__import__"): "imports modules of a list in that file",
     (
         "training/running.py",

@@ -25,7 +25,8 @@ import xgboost.dask
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from clustertune import estimators, inputs, workloads
+from clustertune import estimators, workloads
+from clustertune.data import inputs
 from clustertune.model import Profile
 from clustertune.workloads import Handed, Rows, choose
 

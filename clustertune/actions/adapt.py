@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.forecast import wanted_workers
+from clustertune.facts.forecast import wanted_workers
 from clustertune.model import (
     Bounds,
     Cluster,

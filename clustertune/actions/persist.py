@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import chunking, layouts
 from clustertune.errors import CapacityError
-from clustertune.memory import room
+from clustertune.facts import layouts
+from clustertune.facts.memory import room
+from clustertune.facts.sizes import held_bytes, layout_bytes, member_bytes, sum_bytes
 from clustertune.model import (
     Cluster,
     Finding,
@@ -31,8 +32,8 @@ from clustertune.model import (
     Unknown,
     View,
 )
-from clustertune.placement import AIM, place
-from clustertune.sizes import held_bytes, layout_bytes, member_bytes, sum_bytes
+from clustertune.rows import chunking
+from clustertune.rows.placement import AIM, place
 from clustertune.wording import bytes_text, names_text, plural
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import coverage, layouts, moving, pricing
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.memory import room
+from clustertune.facts import layouts, pricing
+from clustertune.facts.memory import room
 from clustertune.model import (
     Cluster,
     Finding,
@@ -31,7 +31,8 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.placement import AIM, Placement, place, placed
+from clustertune.rows import coverage, moving
+from clustertune.rows.placement import AIM, Placement, place, placed
 from clustertune.wording import bytes_text, plural
 
 REMEDIES = frozenset(

@@ -18,20 +18,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune import (
-    arranging,
-    boundaries,
-    chunking,
-    coverage,
-    granularity,
-    layouts,
-    moving,
-    pricing,
-    replicas,
-)
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.layouts import Held
-from clustertune.memory import room
+from clustertune.facts import layouts, pricing
+from clustertune.facts.layouts import Held
+from clustertune.facts.memory import room
+from clustertune.facts.sizes import held_bytes, part_bytes
 from clustertune.model import (
     Bools,
     Cluster,
@@ -49,8 +40,16 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.placement import AIM, Placement, place
-from clustertune.sizes import held_bytes, part_bytes
+from clustertune.rows import (
+    arranging,
+    boundaries,
+    chunking,
+    coverage,
+    granularity,
+    moving,
+    replicas,
+)
+from clustertune.rows.placement import AIM, Placement, place
 from clustertune.wording import bytes_text, names_text, plural
 
 ASKED_FOR = frozenset(("other_number", "other_type"))  # checks

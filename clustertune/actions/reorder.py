@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import boundaries, chunking, grouping, layouts
 from clustertune.errors import CapacityError
-from clustertune.memory import room
+from clustertune.facts import layouts
+from clustertune.facts.memory import room
+from clustertune.facts.sizes import held_bytes
 from clustertune.model import (
     Cluster,
     Finding,
@@ -32,8 +33,8 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.placement import place
-from clustertune.sizes import held_bytes
+from clustertune.rows import boundaries, chunking, grouping
+from clustertune.rows.placement import place
 from clustertune.wording import bytes_text, plural
 
 OVERHEAD = 0.2  # seconds that two graphs take

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import layouts, pricing, replicas
 from clustertune.errors import CapacityError
-from clustertune.memory import room
+from clustertune.facts import layouts, pricing
+from clustertune.facts.memory import room
+from clustertune.facts.sizes import held_bytes
 from clustertune.model import (
     Cluster,
     Cut,
@@ -31,7 +32,7 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.sizes import held_bytes
+from clustertune.rows import replicas
 from clustertune.wording import bytes_text, plural
 
 

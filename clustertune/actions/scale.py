@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.forecast import wanted_workers
+from clustertune.facts.forecast import wanted_workers
 from clustertune.model import Cluster, Finding, Notify, Price, Result, Step, View
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.boundaries import wanted_pieces
 from clustertune.model import Finding, Severity, View
+from clustertune.rows.boundaries import wanted_pieces
 from clustertune.wording import plural
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.layouts import shares
+from clustertune.facts.layouts import shares
 from clustertune.model import Finding, Severity, View
 from clustertune.wording import plural, workers_text
 

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune import forecast
 from clustertune.errors import CapacityError
-from clustertune.forecast import Need
-from clustertune.machines import unknown_findings
-from clustertune.memory import limit
+from clustertune.facts import forecast
+from clustertune.facts.forecast import Need
+from clustertune.facts.machines import unknown_findings
+from clustertune.facts.memory import limit
 from clustertune.model import Finding, Scalar, Severity, Unknown, View
 from clustertune.wording import bytes_text, plural, workers_text
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune import grouping
 from clustertune.errors import GroupOrderError
 from clustertune.model import Finding, Severity, View
+from clustertune.rows import grouping
 
 ERROR = GroupOrderError
 

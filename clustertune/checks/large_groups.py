@@ -14,10 +14,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import grouping, layouts
 from clustertune.errors import GroupSplitError
-from clustertune.memory import room
+from clustertune.facts import layouts
+from clustertune.facts.memory import room
 from clustertune.model import Finding, Severity, View
+from clustertune.rows import grouping
 from clustertune.wording import bytes_text, printable
 
 ERROR = GroupSplitError

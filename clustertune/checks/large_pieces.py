@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.facts.sizes import largest_piece
 from clustertune.model import Finding, Layout, Severity, Unknown, View, WorkerSnapshot
-from clustertune.sizes import largest_piece
 from clustertune.wording import bytes_text, workers_text
 
 

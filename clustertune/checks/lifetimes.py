@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.machines import details_of
+from clustertune.facts.machines import details_of
 from clustertune.model import Finding, Severity, View
 from clustertune.wording import seconds_text, workers_text
 

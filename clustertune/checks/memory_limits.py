@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.machines import by_host, host_memory
+from clustertune.facts.machines import by_host, host_memory
 from clustertune.model import Finding, Severity, Unknown, View
 from clustertune.wording import bytes_text, names_text, plural
 

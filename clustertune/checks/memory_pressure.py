@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clustertune.machines import unknown_findings
+from clustertune.facts.machines import unknown_findings
+from clustertune.facts.thresholds import Level, levels
 from clustertune.model import Finding, Severity, View, WorkerFacts, WorkerSnapshot
-from clustertune.thresholds import Level, levels
 from clustertune.wording import are, bytes_text, workers_text
 
 _CRITICAL = frozenset(("terminate", "pause"))

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import coverage
-from clustertune.coverage import Classes
 from clustertune.errors import ClassCoverageError
-from clustertune.layouts import homes, weights
+from clustertune.facts.layouts import homes, weights
 from clustertune.model import Bools, Finding, Layout, Severity, View
+from clustertune.rows import coverage
+from clustertune.rows.coverage import Classes
 from clustertune.wording import plural, printable, workers_text
 
 ERROR = ClassCoverageError

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune import layouts
+from clustertune.facts import layouts
 from clustertune.model import Finding, Layout, Severity, View
 from clustertune.wording import workers_text
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from clustertune.forecast import wanted_workers
+from clustertune.facts.forecast import wanted_workers
 from clustertune.model import Finding, Severity, View
 from clustertune.wording import plural, printable
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from clustertune.forecast import demand
-from clustertune.machines import by_host, host_cpus, host_memory
+from clustertune.facts.forecast import demand
+from clustertune.facts.machines import by_host, host_cpus, host_memory
 from clustertune.model import Finding, Severity, Unknown, View
 from clustertune.wording import bytes_text, names_text
 

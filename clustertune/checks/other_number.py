@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.chunking import even
 from clustertune.model import Finding, Severity, View
+from clustertune.rows.chunking import even
 from clustertune.wording import plural
 
 

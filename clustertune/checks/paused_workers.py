@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from clustertune.facts.thresholds import levels
 from clustertune.model import (
     Details,
     Finding,
@@ -27,7 +28,6 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.thresholds import levels
 from clustertune.wording import are, bytes_text, seconds_text, workers_text
 
 

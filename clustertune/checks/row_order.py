@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.layouts import homes
+from clustertune.facts.layouts import homes
 from clustertune.model import Finding, Float64s, Int64s, Layout, Member, Severity, View
 from clustertune.wording import workers_text
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.layouts import apart, held, piece_bytes
+from clustertune.facts.layouts import apart, held, piece_bytes
 from clustertune.model import Finding, Int64s, Layout, Severity, View
 from clustertune.wording import bytes_text
 

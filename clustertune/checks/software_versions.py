@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from clustertune.machines import details_of
+from clustertune.facts.machines import details_of
 from clustertune.model import Finding, Severity, View
 from clustertune.wording import plural, printable
 

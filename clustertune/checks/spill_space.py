@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.machines import details_of
+from clustertune.facts.machines import details_of
 from clustertune.model import Details, Finding, Severity, View, WorkerSnapshot
 from clustertune.wording import bytes_text, printable, workers_text
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from clustertune import grouping
 from clustertune.errors import GroupSplitError
 from clustertune.model import Finding, Layout, Member, Severity, View
+from clustertune.rows import grouping
 from clustertune.wording import plural
 
 ERROR = GroupSplitError

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.layouts import copied
+from clustertune.facts.layouts import copied
 from clustertune.model import Finding, Severity, View
 
 

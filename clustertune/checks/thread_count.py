@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from clustertune.machines import (
+from clustertune.facts.machines import (
     HostCpus,
     by_host,
     host_cpus,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.machines import by_host, details_of, host_cpus
+from clustertune.facts.machines import by_host, details_of, host_cpus
 from clustertune.model import Details, Finding, Severity, Unknown, View
 from clustertune.wording import names_text, plural, printable, workers_text
 

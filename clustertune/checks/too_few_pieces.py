@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from clustertune import granularity
 from clustertune.errors import AlignmentError
-from clustertune.evenness import attainable
-from clustertune.forecast import expected_workers
+from clustertune.facts.forecast import expected_workers
+from clustertune.facts.sizes import layout_bytes
 from clustertune.model import Finding, Layout, Member, Severity, Unknown, View
-from clustertune.sizes import layout_bytes
+from clustertune.rows import granularity
+from clustertune.rows.evenness import attainable
 from clustertune.wording import plural, times_text, variable
 
 ERROR = AlignmentError

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clustertune.errors import AlignmentError
+from clustertune.facts.sizes import layout_bytes
 from clustertune.model import Finding, Layout, Severity, Unknown, View
-from clustertune.sizes import layout_bytes
 from clustertune.wording import bytes_text, plural
 
 ERROR = AlignmentError

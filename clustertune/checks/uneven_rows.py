@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.evenness import attainable
-from clustertune.layouts import shares
+from clustertune.facts.layouts import shares
 from clustertune.model import Finding, Layout, Severity, View
+from clustertune.rows.evenness import attainable
 from clustertune.wording import are, plural, times_text, workers_text
 
 _ROUNDING = 1e-9

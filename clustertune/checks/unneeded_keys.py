@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.facts.sizes import held_bytes
 from clustertune.model import Finding, Severity, View
-from clustertune.sizes import held_bytes
 from clustertune.wording import bytes_text, names_text
 
 

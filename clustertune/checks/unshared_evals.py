@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune import replicas
 from clustertune.model import Finding, Severity, View
+from clustertune.rows import replicas
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.facts.sizes import member_bytes
 from clustertune.model import Finding, Severity, Unknown, View
-from clustertune.sizes import member_bytes
 from clustertune.wording import bytes_text
 
 

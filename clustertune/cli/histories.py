@@ -12,12 +12,12 @@ from dataclasses import asdict
 import click
 from click.core import ParameterSource
 
-from clustertune import histories, noting
 from clustertune.cli.examples import examples
 from clustertune.cli.running import run, told, typed
 from clustertune.cli.target import Target, on_a_cluster
+from clustertune.past import histories, noting
+from clustertune.past.trends import WhatIf
 from clustertune.snapshots import Unknown
-from clustertune.trends import WhatIf
 from clustertune.wording import plural, printable
 
 COMMANDLINE = ParameterSource.COMMANDLINE

@@ -14,12 +14,7 @@ import click
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import (
-    checks,
-    diagnosis,
-    monitor,
-    workloads,
-)
+from clustertune import checks, workloads
 from clustertune.cli.examples import examples
 from clustertune.cli.running import (
     format_option,
@@ -29,11 +24,13 @@ from clustertune.cli.running import (
     told,
 )
 from clustertune.cli.target import Target, on_a_cluster
+from clustertune.cluster import monitor
 from clustertune.doctor import examine
 from clustertune.errors import ConnectionLostError
 from clustertune.model import Finding, Severity
 from clustertune.report import Report
-from clustertune.watcher import Monitor
+from clustertune.watch import diagnosis
+from clustertune.watch.watcher import Monitor
 from clustertune.wording import plural, printable
 
 

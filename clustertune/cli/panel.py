@@ -12,8 +12,8 @@ from distributed import Client
 from clustertune.cli.examples import examples
 from clustertune.cli.running import run
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.serving import Source, connected, serving
-from clustertune.showing import add_panel
+from clustertune.show.serving import Source, connected, serving
+from clustertune.show.showing import add_panel
 from clustertune.wording import printable
 
 PORT = 8790

@@ -12,7 +12,6 @@ from typing import Any
 import click
 from distributed import Client
 
-from clustertune import calls, planning
 from clustertune.cli import COMMANDS
 from clustertune.cli.changing import Instead, carry_out
 from clustertune.cli.consent import Consent, with_consent
@@ -31,8 +30,9 @@ from clustertune.cli.running import (
 from clustertune.cli.scheduling import LATER
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import ChangedError
-from clustertune.planfile import LONGEST, StoredPlan
 from clustertune.report import Report, acted
+from clustertune.tuning import calls, planning
+from clustertune.tuning.planfile import LONGEST, StoredPlan
 
 DEFAULT = "prepare"
 # a plan changes nothing, and what is to be between runs is planned when that is so

@@ -14,8 +14,7 @@ from click.shell_completion import CompletionItem
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import playbook as playbooks_of
-from clustertune import playing, workloads
+from clustertune import workloads
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import format_option, rendered, told_usage
@@ -23,7 +22,9 @@ from clustertune.cli.running import run as run_on
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import PlaybookError
 from clustertune.model import Severity
-from clustertune.played import Played
+from clustertune.play import playbook as playbooks_of
+from clustertune.play import playing
+from clustertune.play.played import Played
 from clustertune.wording import printable
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from clustertune import arguments, workloads
-from clustertune.calls import Call
 from clustertune.cli.changing import change, worker_option
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import format_option
 from clustertune.cli.target import Target, on_a_cluster
+from clustertune.tuning.calls import Call
 
 Check = Callable[[str, Any], Any]
 

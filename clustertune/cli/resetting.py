@@ -8,7 +8,6 @@ from typing import Any
 import click
 from distributed import Client
 
-from clustertune import resetting
 from clustertune.adapters import saturn
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
@@ -22,6 +21,7 @@ from clustertune.cli.running import (
     typed,
 )
 from clustertune.report import Report
+from clustertune.storage import resetting
 
 
 @click.command(

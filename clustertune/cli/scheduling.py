@@ -15,12 +15,12 @@ import click
 from click.core import ParameterSource
 from distributed import Client
 
-from clustertune import scheduled, scheduling
 from clustertune.cli.consent import Consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import FAILED, format_option, run, told_usage, typed
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.scheduled import Schedule
+from clustertune.timetable import scheduled, scheduling
+from clustertune.timetable.scheduled import Schedule
 
 SCHEMA_VERSION = 1
 NOT_FOUND = 1

@@ -33,7 +33,7 @@ def met(
     Parameters
     ----------
     condition
-        ``kind``, and what belongs to it, as ``clustertune.conditions`` ships it.
+        ``kind``, and what belongs to it, as ``timetable.conditions`` ships it.
     scheduler
         Whose workers are looked at.
     runs

@@ -35,7 +35,7 @@ class Schedule:
     name
         A short name that is typed to cancel it.
     terms
-        As ``clustertune.scheduling`` ships them: ``owner``, ``reason``, ``idle_for``
+        As ``timetable.scheduling`` ships them: ``owner``, ``reason``, ``idle_for``
         (seconds), ``instants`` (epoch seconds, in order; empty: as soon as may be),
         ``expires`` (epoch seconds), ``condition`` or None, ``workers`` (ids; None: all
         that are there then), ``collections`` (packed keys of row-aligned ones),

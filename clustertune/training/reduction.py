@@ -24,7 +24,8 @@ from dask._task_spec import List, Task, TaskRef
 from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
 
-from clustertune import graphs, inputs, monitor
+from clustertune.cluster import monitor
+from clustertune.data import graphs, inputs
 from clustertune.errors import (
     AlignmentError,
     IncompleteError,

@@ -18,7 +18,9 @@ import cloudpickle
 from distributed import Client
 
 import clustertune
-from clustertune import arguments, graphs, inputs, monitor
+from clustertune import arguments
+from clustertune.cluster import monitor
+from clustertune.data import graphs, inputs
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.model import Key
 from clustertune.remote import roles as remote

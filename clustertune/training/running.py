@@ -17,8 +17,8 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import arguments, monitor
-from clustertune.blocks import Block
+from clustertune import arguments
+from clustertune.cluster import monitor
 from clustertune.errors import ConnectionLostError, TimedOutError
 from clustertune.remote import roles as remote
 from clustertune.training.actors import (
@@ -31,6 +31,7 @@ from clustertune.training.actors import (
     is_lost,
 )
 from clustertune.training.scores import Line, Score, Scores
+from clustertune.watch.blocks import Block
 from clustertune.wording import printable, seconds_text
 
 LISTEN = 10.0  # seconds after which a role that says nothing is asked again

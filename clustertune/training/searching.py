@@ -24,7 +24,9 @@ from dask.base import is_dask_collection
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
-from clustertune import arguments, inputs, monitor
+from clustertune import arguments
+from clustertune.cluster import monitor
+from clustertune.data import inputs
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.remote import copies, fits, pools, probe, ship
 from clustertune.training import room, worth

@@ -19,7 +19,7 @@ from dask.delayed import Delayed
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
-from clustertune import inputs
+from clustertune.data import inputs
 from clustertune.errors import AlignmentError
 from clustertune.wording import bytes_text, plural
 

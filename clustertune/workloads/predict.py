@@ -12,7 +12,7 @@ from typing import Any
 import dask.dataframe as dd
 from dask.dataframe.dispatch import meta_nonempty
 
-from clustertune import conversion
+from clustertune.data import conversion
 from clustertune.estimators import is_fitted, isa
 from clustertune.profiles import Profile
 from clustertune.sharing import share

@@ -9,16 +9,17 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from clustertune import layouts, procedure, verification
 from clustertune.actions import adapt as adapting
 from clustertune.actions import release, restart, retire, scale, trim
 from clustertune.errors import ClustertuneError
-from clustertune.evenness import attainable
-from clustertune.journal import Journal
+from clustertune.facts import layouts, verification
 from clustertune.model import Severity, Size, View
-from clustertune.preparation import tune
-from clustertune.procedure import Procedure
-from clustertune.replicas import is_copied
+from clustertune.plans.journal import Journal
+from clustertune.rows.evenness import attainable
+from clustertune.rows.replicas import is_copied
+from clustertune.tuning import procedure
+from clustertune.tuning.preparation import tune
+from clustertune.tuning.procedure import Procedure
 from tests.chaos.imagined import MIB, Case, Interrupted, Struck, draw
 from tests.chaos.rounds import Round
 

@@ -25,25 +25,18 @@ import dask
 import yaml
 from click.testing import CliRunner
 
-from clustertune import (
-    arguments,
-    checks,
-    conditions,
-    histories,
-    instants,
-    manifests,
-    planfile,
-    playbook,
-    record,
-    settings,
-    workloads,
-)
-from clustertune.calls import VERBS, Call
+from clustertune import arguments, checks, settings, workloads
 from clustertune.cli import main, running
 from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
-from clustertune.fingerprint import Fingerprint
-from clustertune.planfile import StoredPlan
+from clustertune.facts.fingerprint import Fingerprint
+from clustertune.past import histories, record
+from clustertune.play import playbook
 from clustertune.report import Report
+from clustertune.storage import manifests
+from clustertune.timetable import conditions, instants
+from clustertune.tuning import planfile
+from clustertune.tuning.calls import VERBS, Call
+from clustertune.tuning.planfile import StoredPlan
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree
 
@@ -162,7 +155,7 @@ def _read_plan(data: bytes) -> None:
 
 def _plans() -> list[bytes]:
     """One for each verb, of what a dry run on a small cluster has said."""
-    from tests.test_planfile import stored
+    from tests.tuning.test_planfile import stored
 
     calls = [
         Call(verb="prepare", names=("X", "y"), options={"workload": "xgboost"}),
@@ -199,7 +192,7 @@ def _read_report(data: bytes) -> None:
 
 
 def _reports() -> list[bytes]:
-    from tests.test_planfile import stored
+    from tests.tuning.test_planfile import stored
 
     return [stored().report.to_json().encode()]
 

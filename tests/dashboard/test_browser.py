@@ -14,7 +14,7 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
-from clustertune import serving
+from clustertune.show import serving
 from tests.browser import chromium, needs_browser
 from tests.processes import soon
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune import conditions
 from clustertune.checks.memory_growth import find
 from clustertune.remote.conditions import grows, met
 from clustertune.testing import runs, view, worker
+from clustertune.timetable import conditions
 
 GIB = 2**30
 LINES = {"a": {"spill": 0.7, "pause": 0.8}}

@@ -10,7 +10,7 @@ import pytest
 from distributed import LocalCluster
 from distributed.utils_test import gen_cluster
 
-from clustertune import inquiry, monitor
+from clustertune.cluster import inquiry, monitor
 from clustertune.model import Details, Unknown
 from clustertune.remote import details
 

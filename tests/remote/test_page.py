@@ -9,7 +9,7 @@ import numpy as np
 from distributed import wait
 from distributed.utils_test import gen_cluster
 
-from clustertune import monitor
+from clustertune.cluster import monitor
 from clustertune.dashboard import state as states
 from clustertune.remote import page
 from clustertune.remote.keys import pack

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, wait
 from distributed.utils_test import gen_cluster
 
-from clustertune import monitor
+from clustertune.cluster import monitor
 from clustertune.errors import (
     ConnectionLostError,
     LeaseHeldError,

@@ -6,7 +6,7 @@ import asyncio
 
 from distributed.utils_test import captured_logger, gen_cluster
 
-from clustertune import inquiry, monitor
+from clustertune.cluster import inquiry, monitor
 from clustertune.remote import runs as module
 from clustertune.remote.runs import GAP, MOST, Runs, worker_id
 from tests.processes import soon

@@ -1,0 +1,1 @@
+"""A live cluster: read by ``monitor``, and acted upon through ``live``, the port."""

@@ -1,0 +1,139 @@
+"""Tasks of ours on their way to pieces: bound to workers, sent, and waited for.
+
+What goes wrong with a piece is raised. A binding outlives its task: computed again
+after its worker was lost, the task would wait for that worker for ever. So the resident
+knows what is bound, and lets it go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+from typing import Any
+
+from distributed import CancelledError, Future, wait
+
+from clustertune.cluster import monitor
+from clustertune.cluster.lease import Lease
+from clustertune.data import graphs
+from clustertune.errors import IncompleteError
+from clustertune.model import Key, Notify
+from clustertune.remote import keys
+from clustertune.wording import printable
+
+POLL = 0.05  # seconds between two questions how far something is
+STUCK = 0.5  # seconds between two questions whether a task waits for a worker
+RELEASE = 0.01  # seconds between two looks which old pieces can go
+
+
+class Computing:
+    """What a call has the workers compute, under its lease."""
+
+    def __init__(self, lease: Lease):
+        self.client = lease.client
+        self._lease = lease
+
+    async def pieces(
+        self, graph: graphs.Graph, notify: Notify, doing: str
+    ) -> dict[Key, Any]:
+        """Have a graph computed, each task on its worker; the futures of all pieces.
+
+        Raises
+        ------
+        IncompleteError, ConnectionLostError
+            As :meth:`settle`; the pieces are let go then.
+        """
+        async with self.pinned(graph) as pin:
+            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+            try:
+                await self.settle(list(futures.values()), notify, doing, pin)
+            except BaseException:
+                for future in futures.values():
+                    future.release()  # a traceback would keep them
+                raise
+        return futures
+
+    @asynccontextmanager
+    async def pinned(self, graph: graphs.Graph) -> AsyncIterator[str]:
+        """Tasks that are bound to workers for the time of a block, by a name."""
+        # sorted by name, so that ranges are ranges
+        ours = sorted(graph.where, key=_name_of)
+        names = await asyncio.to_thread(keys.pack, ours)
+        pin = await self._lease.ask("pin", keys=names)
+        try:
+            yield pin
+        finally:
+            unpin = self._lease.quietly("unpin", token=self._lease.token, name=pin)
+            await asyncio.shield(unpin)
+
+    async def settle(
+        self,
+        futures: list[Any],
+        notify: Notify,
+        doing: str,
+        pin: str = "",
+        release: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Wait until every piece is in memory.
+
+        ``pin`` names tasks that are bound to workers: those of a worker that is gone
+        or paused are let go. ``release`` is called now and then, and at the end.
+
+        Raises
+        ------
+        IncompleteError
+            A piece could not be computed, or was lost.
+        ConnectionLostError
+            The client was closed.
+        """
+        pending = futures
+        asked = monotonic()
+        pause = POLL if release is None else RELEASE
+        # "lost" is what a client calls a key whose worker died until it is there again
+        while pending := [f for f in pending if f.status in ("pending", "lost")]:
+            await self._refuse_failed(futures)
+            monitor.refuse_closed(self.client)
+            self._lease.refuse_late()
+            done = 1 - len(pending) / len(futures)
+            notify(f"{doing} {len(futures)} pieces", done)
+            if pin and monotonic() - asked > STUCK:
+                asked = monotonic()
+                await self._lease.ask("free_stuck", name=pin)
+            if release is not None:
+                await release()
+            # looking at 100,000 states takes as long as the pause should
+            await asyncio.sleep(len(futures) * 1e-6)
+            await self._done_soon(pending[-1], pause)
+        await self._refuse_failed(futures)
+        if release is not None:
+            await release()
+
+    async def _done_soon(self, future: Future[Any], seconds: float) -> None:
+        """Wait for one of many, which are then looked at again, or so long."""
+        with self.client.as_current():
+            done: Any = wait(future, timeout=seconds)
+        # one that is cancelled is no surprise to whoever looks at it next
+        with suppress(asyncio.TimeoutError, CancelledError):
+            await done
+
+    async def _refuse_failed(self, futures: list[Any]) -> None:
+        for future in futures:
+            if future.status in ("pending", "lost", "finished"):
+                continue
+            if future.status == "error":
+                error = await future.exception()
+                raise IncompleteError(
+                    f"the piece {printable(str(future.key))} could not be computed: "
+                    f"{printable(repr(error))}"
+                ) from error
+            raise IncompleteError(
+                f"the piece {printable(str(future.key))} is {future.status}: its data "
+                "was lost with a worker and cannot be recomputed, or it was cancelled; "
+                "load the data again"
+            )
+
+
+def _name_of(key: Key) -> str:
+    return str(key[0]) if isinstance(key, tuple) else str(key)

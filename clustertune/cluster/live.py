@@ -1,0 +1,515 @@
+"""The live cluster: the port through which the main loop sees and changes it.
+
+It translates between Dask's collections and the plain members of the model, holds the
+lease, and cleans up after itself whichever way a call ends: a move that is cancelled
+lands what is in flight and stops, and the lease is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+from distributed import Client, Future
+
+from clustertune.cluster import inquiry, monitor, releasing
+from clustertune.cluster.computing import POLL, Computing
+from clustertune.cluster.lease import Lease
+from clustertune.cluster.staff import Staff
+from clustertune.data import contents, cutting, graphs, inputs, loading, reordering
+from clustertune.errors import NoWorkersError
+from clustertune.facts.layouts import homes
+from clustertune.model import (
+    Bounds,
+    Drop,
+    Flow,
+    Goal,
+    Key,
+    Layout,
+    Load,
+    Member,
+    Moves,
+    Notify,
+    Recut,
+    Release,
+    Reorder,
+    Restart,
+    Result,
+    Trim,
+    View,
+)
+from clustertune.remote import keys
+from clustertune.rows import grouping
+from clustertune.wording import bytes_text, names_text, plural, printable
+
+
+class _Found(NamedTuple):
+    """What is found out once about a collection: some of it takes a while."""
+
+    keys: list[Key]
+    futures: list[Any] | None  # None: it is not loaded
+    rows: Any  # of every piece, before it is loaded, if known
+    derived: bool = False  # is lazy, but made of data that is in memory
+    embedded: int | None = None  # bytes of data in the graph of what is lazy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What looks are to tell besides; the time that it takes grows with all keys."""
+
+    burdens: bool = False  # what each worker alone holds, and past runs
+    holdings: bool = False  # which keys are in memory, and who wants them
+    kept: tuple[Key, ...] = ()  # that are no holdings
+    values: bool = False  # what the workload must know of the values of the data
+
+
+class LiveCluster:
+    """One client's cluster and the data that ``prepare`` was given.
+
+    Parameters
+    ----------
+    client
+        A connected client.
+    given
+        What the user gave, checked; :attr:`given` is replaced as data is loaded.
+    goal
+        What the user asked for.
+    remaining
+        Seconds that are left for everything.
+    asked
+        What looks are to tell besides.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        given: inputs.Inputs,
+        goal: Goal,
+        remaining: Callable[[], float],
+        *,
+        asked: Asked = Asked(),
+    ):
+        self.client = client
+        self.given = given
+        self.goal = goal
+        self.remaining = remaining
+        self.asked = asked
+        self._lease = Lease(client, remaining)
+        self.staff = Staff(self._lease)
+        self._computing = Computing(self._lease)
+        self._found: dict[str, _Found] = {}
+        self._ours: set[str] = set()  # labels of what this call has made
+        self._lent: set[str] = set()  # labels of the caller's that were released
+        self._left: list[releasing.Release] = []  # of the cut that is going on
+        self._values = contents.Values()
+        self.aside: dict[str, Any] = {}  # rows that are no part of the data, by label
+        self._rows_aside = 0
+        self.group_sizes: dict[str, Any] = {}  # by label of what names the groups
+
+    # --- begin ------------------------------------------------------------------------
+
+    async def open(
+        self, workers: Sequence[str | int] | None, *, may_be_empty: bool = False
+    ) -> None:
+        """See that code may be sent, and that what was asked for is possible.
+
+        Raises
+        ------
+        NoWorkersError, VersionMismatchError, ScaleError, ValueError
+            As the case may be; nothing was changed.
+        """
+        identity = await monitor.identify(self.client)
+        if not may_be_empty:
+            self._refuse_empty(identity)
+        entries = identity["workers"].items()
+        known = {a: monitor.worker_id(a, entry) for a, entry in entries}
+        wanted = None if workers is None else _named(workers, known)
+        if isinstance(self.goal.n_workers, int):
+            self.staff.refuse_scale(self.goal.n_workers, identity["workers"])
+        self.goal = replace(self.goal, workers=wanted)
+        await monitor.open_door(self.client, identity)
+        self._lease.opened = True
+
+    def _refuse_empty(self, identity: Mapping[str, Any]) -> None:
+        states = sorted({w["status"] for w in identity["workers"].values()})
+        if "running" not in states:
+            shown = printable(", ".join(states)) or "none"
+            raise NoWorkersError(
+                f"the cluster {printable(identity['address'])} has no running worker "
+                f"(workers: {shown}); start one, or wait: client.wait_for_workers(1)"
+            )
+
+    def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
+        """Hold the cluster's lease; waits while another plan holds it."""
+        return self._lease.held(label, notify)
+
+    # --- look -------------------------------------------------------------------------
+
+    async def look(self, notify: Notify) -> View:
+        """See cluster and data; waits until what was submitted has been computed."""
+        members: list[Member] = []
+        futures: list[Any] = []
+        for x in self.given:
+            found = await self._pieces(x)
+            members.append(self._member(x, found))
+            futures += found.futures or ()
+        await self._computing.settle(futures, notify, "loading")
+        snapshot, seen = await monitor.look(self.client, members)
+        while any(_is_missing_pieces(m) for m in seen):
+            # a worker died between the two: what it held is being computed again
+            await asyncio.sleep(POLL)
+            await self._computing.settle(futures, notify, "loading")
+            snapshot, seen = await monitor.look(self.client, members)
+        layouts = self._layouts(seen)
+        if self.asked.values:
+            layouts = await self._values.look(
+                self.client,
+                self.given,
+                await self.futures(),
+                View(snapshots=(snapshot,), goal=self.goal, layouts=layouts),
+            )
+        runs = None
+        if self.asked.burdens:
+            snapshot = await monitor.with_burdens(self.client, snapshot)
+            runs = await inquiry.past_runs(self.client)
+        if self.asked.holdings:
+            holdings = await monitor.holdings(self.client, self.asked.kept)
+            snapshot = replace(snapshot, holdings=holdings)
+        return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
+
+    async def overhead(self, view: View) -> float | None:
+        """Seconds that a task takes beside its work; measured once for all looks."""
+        return await monitor.overhead(self.client, view.now)
+
+    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
+        """Ask workers how fast they are; the first time bytes are sent for it."""
+        now = await monitor.speeds(self.client, view.now, flows)
+        return replace(view, snapshots=(*view.snapshots[:-1], now))
+
+    async def _pieces(self, given: inputs.Given) -> _Found:
+        if given.label not in self._found:
+            find = partial(_find, given.collection, self.client)
+            self._found[given.label] = await asyncio.to_thread(find)
+        return self._found[given.label]
+
+    def _member(self, x: inputs.Given, found: _Found) -> Member:
+        member = inputs.member(
+            x,
+            found.keys,
+            found.futures is not None,
+            found.rows,
+            self._values.conversion(x, self.goal),
+        )
+        return replace(
+            member,
+            ours=x.label in self._ours,
+            aside=self._rows_aside if x.label in self.aside else 0,
+            derived=found.derived,
+            embedded=found.embedded,
+        )
+
+    def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
+        rest = iter(members)
+        return tuple(
+            Layout(label=g.label, members=tuple(next(rest) for _ in g.given))
+            for g in self.given.groups
+        )
+
+    async def futures(self) -> dict[str, list[Any]]:
+        """Of what is loaded, by label, in the order of pieces."""
+        found = {x.label: (await self._pieces(x)).futures for x in self.given}
+        return {label: own for label, own in found.items() if own is not None}
+
+    # --- act --------------------------------------------------------------------------
+
+    async def persist(self, load: Load, notify: Notify) -> None:
+        """Load what is not, in one graph, each piece where it is to be."""
+        lazy = [
+            loading.Lazy(
+                x.label,
+                x.collection,
+                _targets(load, x.label),
+                self._values.conversion(x, self.goal),
+                found.rows,
+            )
+            for x in self.given
+            if (found := await self._pieces(x)).futures is None
+        ]
+        # making the graph takes a while, in which the event loop must go on
+        graph = await asyncio.to_thread(loading.build, lazy)
+        futures = await self._computing.pieces(graph, notify, "loading")
+        make = partial(loading.collections, lazy, graph, futures)
+        self._replace(await asyncio.to_thread(make))
+
+    def _replace(self, now: Mapping[str, Any]) -> None:
+        """Collections, by label, that this call has made in place of those given."""
+        collections = [now.get(x.label, x.collection) for x in self.given]
+        self.given = self.given.with_collections(collections)
+        self._found = {k: v for k, v in self._found.items() if k not in now}
+        self._ours.update(now)
+
+    async def recut(self, recut: Recut, notify: Notify) -> Result:
+        """Make new pieces where they are to be; old ones are freed if that was asked.
+
+        The tasks are bound to their workers until all is done; one whose worker is
+        lost or paused meanwhile runs anywhere. An old piece is let go when everything
+        that is made of it is there.
+        """
+        given = {x.label: x.collection for x in self.given}
+        old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
+        lent = {x for x in recut.freed if x not in self._ours}
+        others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
+        mine = [f for label in lent for f in old[label]]
+        await releasing.refuse_shared(self.client, mine, others)
+        graph = await asyncio.to_thread(cutting.build, recut, given)
+        async with self._computing.pinned(graph) as pin:
+            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+            now = await asyncio.to_thread(
+                cutting.collections, recut, given, graph, futures
+            )
+            releases = [
+                releasing.Release(
+                    cut, old[cut.label], [futures[k] for k in graph.pieces[cut.label]]
+                )
+                for cut in recut.cuts
+                if cut.label in recut.freed
+            ]
+
+            async def release() -> None:
+                gone = [key for r in releases for key in r.go_on()]
+                if gone:
+                    self._lent |= lent
+                    owner, packed = self.client.id, keys.pack(gone)
+                    await self._lease.ask("let_go", owner=owner, keys=packed)
+
+            self._left = [r for r in releases if r.label in lent]
+            self._replace(now)
+            if recut.aside:
+                more = cutting.set_aside(recut, given, graph, futures)
+                self.aside = {k: _joined(x, self.aside.get(k)) for k, x in more.items()}
+                self._rows_aside += recut.aside
+            try:
+                await self._computing.settle(
+                    list(futures.values()),
+                    notify,
+                    "cutting",
+                    pin,
+                    release if releases else None,
+                )
+            finally:
+                for r in releases:
+                    r.end()
+            self._left = []
+        sent = cutting.sent(graph)
+        return Result(nbytes=await monitor.received(self.client, sent))
+
+    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
+        """Put rows in another order; old pieces stay as long as somebody has them."""
+        given = {x.label: x.collection for x in self.given}
+        old = {s.label: self._found[s.label].futures or [] for s in reorder.sources}
+        graph = await asyncio.to_thread(reordering.build, reorder, given)
+        futures = await self._computing.pieces(graph, notify, "ordering")
+        make = partial(reordering.collections, reorder, given, old, graph, futures)
+        made = await asyncio.to_thread(make)
+        numbers = made.pop(reordering.ORDER, None)
+        if reorder.layout == self.given.groups[0].label:
+            if numbers is not None and reordering.ORDER not in given:
+                self.given = self.given.with_companion(reordering.ORDER, numbers)
+            if not reorder.by:
+                self.goal = replace(self.goal, order="")
+        self._replace(made)
+        sent = reordering.sent(graph)
+        return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
+
+    async def rescue(self) -> str:
+        """Publish what is made of released pieces; says where, or nothing."""
+        if not self._lent:
+            return ""
+        made = [x.collection for x in self.given if x.label in self._lent]
+        left = [f for r in self._left for f in r.held()]
+        return await releasing.rescue(self.client, self._lease.token, made, left)
+
+    async def move(self, moves: Moves, notify: Notify) -> Result:
+        """Have the resident move keys; cancelled, it lands what is in flight."""
+
+        def tell(state: Mapping[str, Any]) -> None:
+            done = state["done"] / max(1, state["total"])
+            notify(f"moving {state['total']} keys", done)
+
+        state = await self._lease.job(
+            "move",
+            tell,
+            workers=list(moves.workers),
+            ceilings=list(moves.ceilings),
+            moves=[
+                (keys.pack(m.keys), np.asarray(m.targets, dtype=np.int64).tobytes())
+                for m in moves.moves
+            ],
+            deadline=max(1.0, self.remaining()),
+        )
+        reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
+        if state["waiting"]:
+            reasons.append(f"{state['waiting']} keys: the move was stopped before them")
+        reasons += [state["error"]] if state["error"] else []
+        return Result(nbytes=state["nbytes"], undone="; ".join(reasons))
+
+    async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
+        """Have clients want keys no more; their futures are cancelled."""
+        count, nbytes = await self._lease.ask(
+            "release_keys",
+            owner=self.client.id,
+            prefix=release.prefix,
+            kept=keys.pack(release.kept),
+            others=release.include_other_clients,
+        )
+        said = f"{plural(count, 'key')} ({bytes_text(nbytes)}) let go"
+        return Result(nbytes=0, said=said)
+
+    async def scale(self, n_workers: int, notify: Notify) -> None:
+        """Ask the cluster object for workers and wait until they are there."""
+        await self.staff.scale(n_workers, notify)
+
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
+        """Have adaptive scaling keep to other bounds; what they were is remembered."""
+        return await self.staff.adapt(bounds)
+
+    async def restart(self, restart: Restart, notify: Notify) -> Result:
+        """Have the resident restart a worker; cancelled, it undoes what it began."""
+        tried = self.goal.restarted | {restart.id}
+        self.goal = replace(self.goal, restarted=tried)
+        return await self.staff.restart(restart, notify)
+
+    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
+        """Have workers collect garbage and return free memory."""
+        return await self.staff.trim(trim)
+
+    async def drop(self, drop: Drop, notify: Notify) -> Result:
+        """Restart all workers at once; cancelled while it waits, nothing is lost."""
+        return await self.staff.drop(drop, notify)
+
+    # --- what prepare hands over ------------------------------------------------------
+
+    async def recall_pieces(self) -> None:
+        """Learn of how many pieces the fit before was made, where that counts."""
+        if not self.goal.workload.keeps_pieces:
+            return
+        report = await monitor.last_report(self.client)
+        if report is None or report.workload != self.goal.workload.name:
+            return
+        before = next(iter(report.after), None)
+        if before is not None and before.rows is not None:
+            self.goal = replace(self.goal, kept=(before.rows, before.pieces))
+
+    async def size_groups(self, view: View) -> None:
+        """Make the sizes of groups, pieced like what names them and beside it."""
+        for layout in view.layouts:
+            member = grouping.member_of(layout)
+            if member is None:
+                continue
+            assert member.contents is not None
+            sizes = [piece["counts"] for piece in member.contents.pieces]
+            home = homes(layout, len(view.now.workers)).tolist()
+            workers = [view.now.workers[i].address for i in home]
+            graph = graphs.constants(member.label, sizes, workers)
+            futures = await self._computing.pieces(graph, lambda *_: None, "counting")
+            first: Any = graph.pieces[member.label][0]
+            chunks = (tuple(map(len, sizes)),)
+            made = da.Array(futures, first[0], chunks, dtype=np.int64)
+            self.group_sizes[member.label] = made
+
+    def tell_rows(self, view: View) -> None:
+        """Have arrays know the rows that were counted, whatever was said before."""
+        rows = {m.label: m.rows for x in view.layouts for m in x.members if m.loaded}
+        told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
+        self.given = self.given.with_collections(told)
+
+    def forget(self) -> None:
+        """Ask nothing more: the scheduler is gone, and the lease with it."""
+        self._lease.opened = False
+
+    async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Leave the report, and what the panel shows, for whoever asks later."""
+        await self._lease.quietly("keep", report=report)
+        if facts is not None:
+            await self._lease.quietly("keep_facts", facts=facts)
+
+
+def _joined(first: Any, then: Any) -> Any:
+    """Two collections of the same kind, one after the other; the second may be None."""
+    if then is None:
+        return first
+    array = isinstance(first, da.Array)
+    return da.concatenate([first, then]) if array else dd.concat([first, then])
+
+
+def _find(collection: Any, client: Client) -> _Found:
+    """What there is to know of a collection itself, in a thread of its own."""
+    names, futures = inputs.pieces(collection)
+    if futures is None:
+        rows = loading.lengths(collection, asynchronous=client.asynchronous)
+        return _Found(names, None, rows, *inputs.origin(collection))
+    # one of another client would be waited for in that client's event loop
+    own = [f if f.client is client else Future(f.key, client=client) for f in futures]
+    new = [f.key for f in futures if f.client is not client]
+    if new:  # a future alone does not ask the scheduler for news of its key
+        message = {"op": "client-desires-keys", "keys": new, "client": client.id}
+        client._send_to_scheduler(message)  # noqa: SLF001
+    return _Found(names, own, None)
+
+
+def _targets(load: Load, label: str) -> list[str] | None:
+    """Addresses of the workers for the pieces of one collection."""
+    targets = load.targets.get(label)
+    return None if targets is None else [load.workers[i] for i in targets.tolist()]
+
+
+def _is_missing_pieces(member: Member) -> bool:
+    """Whether a loaded member has a piece that nobody holds."""
+    if not member.loaded or member.holders is None:
+        return False
+    return not np.bincount(member.holders[0], minlength=len(member.keys)).all()
+
+
+def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int]:
+    """The ids of workers that were named, by name or by address; None: of all.
+
+    Raises
+    ------
+    ValueError
+        There is no such worker.
+    """
+    known = {w.address: w.id for w in view.now.workers}
+    return frozenset(known.values()) if names is None else _named(names, known)
+
+
+def _named(
+    names: Sequence[str | int], known: Mapping[str, str | int]
+) -> frozenset[str | int]:
+    """The ids of workers that were named, among those known by address.
+
+    Raises
+    ------
+    ValueError
+        There is no such worker; the text names those that there are.
+    """
+    by_any: dict[str | int, str | int] = {i: i for i in known.values()}
+    by_any |= {str(i): i for i in known.values() if str(i) not in by_any}  # of a shell
+    by_any.update(known)
+    unknown = [w for w in names if w not in by_any]
+    if unknown:
+        raise ValueError(
+            f"workers: there is no {names_text(unknown)} in this cluster; its workers "
+            f"are {names_text(sorted(set(known.values()), key=str), most=8)}"
+        )
+    return frozenset(by_any[w] for w in names)

@@ -1,0 +1,595 @@
+"""Reads a live cluster and where given data lies. The only reader; it changes nothing.
+
+Whoever wants anything of the resident goes through here, too: :func:`open_door` sees
+that code may be sent and puts it in place, :func:`ask` makes a request.
+
+A look is one call of the scheduler's own (``identity``, all workers) and one of the
+resident (memory, holders of the given keys). What a worker knows of itself and does
+not change is asked once per process; row counts are taken at each look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic, time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from distributed import Client
+
+from clustertune import adapters
+from clustertune.cluster import counting, links
+from clustertune.cluster import overhead as measuring
+from clustertune.errors import (
+    ConnectionLostError,
+    LeaseHeldError,
+    VersionMismatchError,
+)
+from clustertune.model import (
+    Burden,
+    Flow,
+    Holding,
+    Int64s,
+    Key,
+    Member,
+    Room,
+    Snapshot,
+    Thresholds,
+    Unknown,
+    WorkerFacts,
+    WorkerSnapshot,
+)
+from clustertune.remote import keys, park, probe, resident, runs, ship, versions
+from clustertune.report import Report
+from clustertune.wording import printable
+
+Process = tuple[str, str]
+
+SILENCE = 60.0  # seconds for which a worker that did not answer is not asked again
+PATIENCE = 10.0  # seconds in which a worker answers what it knows of itself
+
+
+@dataclass
+class Known:
+    """What was learned over one client and holds for as long as a worker's process.
+
+    A process is told by its address and its local directory, which is new with each.
+    """
+
+    approved: set[Process] = field(default_factory=set)  # code may be sent there
+    silent: dict[Process, float] = field(default_factory=dict)  # since, monotonic
+    facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
+    asked: dict[Process, float] = field(default_factory=dict)  # for facts, monotonic
+    #: seconds that a task takes beside its work, and the workers with which it did
+    overhead: tuple[float, frozenset[str]] | None = None
+
+    @property
+    def addresses(self) -> set[str]:
+        """Of the workers to which code may be sent."""
+        return {address for address, _ in self.approved}
+
+    def forget_all_but(self, present: Iterable[Process]) -> None:
+        """Let go what was learned of processes that are gone."""
+        there = set(present)
+        self.approved &= there
+        self.silent = {p: t for p, t in self.silent.items() if p in there}
+        self.facts = {p: f for p, f in self.facts.items() if p in there}
+        self.asked = {p: t for p, t in self.asked.items() if p in there}
+
+
+_known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
+
+
+def known(client: Client) -> Known:
+    """What was learned over this client so far."""
+    return _known.setdefault(client, Known())
+
+
+def _process(address: str, entry: Mapping[str, Any]) -> Process:
+    return address, str(entry["local_directory"])
+
+
+async def identify(client: Client) -> Mapping[str, Any]:
+    """The scheduler's own description of itself and of all its workers.
+
+    Raises
+    ------
+    ConnectionLostError
+        The client is closed, or its scheduler does not answer.
+    """
+    scheduler = _scheduler(client)
+    try:
+        identity: Mapping[str, Any] = await scheduler.identity(n_workers=-1)
+    except OSError as error:
+        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    return identity
+
+
+def refuse_closed(client: Client) -> None:
+    """Refuse a client that was closed, or has lost its scheduler.
+
+    Raises
+    ------
+    ConnectionLostError
+        It was.
+    """
+    if client.status != "running" or client.scheduler is None:
+        raise ConnectionLostError(
+            f"the client is {client.status}, not connected; make a new one: "
+            "Client(address)"
+        )
+
+
+def _scheduler(client: Client) -> Any:
+    """What calls to the scheduler are made of; of a closed client there is none."""
+    refuse_closed(client)
+    return client.scheduler
+
+
+async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
+    """See that code may be sent to all sides, and put the resident in place.
+
+    Raises
+    ------
+    VersionMismatchError
+        A side runs software to which code must not go; nothing was sent.
+    LeaseHeldError
+        An older resident is at work and could not be replaced.
+    """
+    await approve(client, identity["workers"])
+    try:
+        if await ship.on_scheduler(client, resident.present) == resident.PROTOCOL:
+            return
+        answer = await ship.on_scheduler(client, resident.install)
+    except OSError as error:
+        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    # of any kind: it is that of another process
+    except Exception as error:
+        raise VersionMismatchError(_failed(error)) from error
+    if answer["protocol"] > resident.PROTOCOL:
+        raise VersionMismatchError(
+            "a newer clustertune is at work on this scheduler (protocol "
+            f"{answer['protocol']}, this one speaks {resident.PROTOCOL}); "
+            "upgrade clustertune here"
+        )
+    if answer["busy"] is not None:
+        raise LeaseHeldError(
+            "an older clustertune is carrying out a plan on this cluster "
+            f"({printable(answer['busy']['label'])}); try again when it has ended"
+        )
+
+
+def _failed(error: BaseException) -> str:
+    text = printable(repr(error), longest=300)
+    return (
+        f"clustertune's code failed on the scheduler: {text}; see its log, and compare "
+        "versions with `clustertune doctor`"
+    )
+
+
+async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Ask the sides that were not asked yet for their versions.
+
+    One that does not answer is not asked again for a while, and is sent no code.
+
+    Returns
+    -------
+    set
+        Addresses of the workers to which code may be sent.
+
+    Raises
+    ------
+    VersionMismatchError
+        A side runs software to which code must not go; nothing was sent.
+    """
+    memory, now = known(client), monotonic()
+    processes = {a: _process(a, entry) for a, entry in workers.items()}
+    memory.forget_all_but(processes.values())
+    new = [
+        a
+        for a, p in processes.items()
+        if p not in memory.approved and now - memory.silent.get(p, -SILENCE) >= SILENCE
+    ]
+    if not new and (memory.approved or memory.silent):
+        return _approved(memory, processes)
+    sides = await versions.read(client, new)
+    objections = sides.objections()
+    if objections:
+        shown = "; ".join(objections[:3])
+        more = len(objections) - 3
+        raise VersionMismatchError(shown + (f"; and {more} more" if more > 0 else ""))
+    memory.approved.update(processes[a] for a in sides.workers)
+    memory.silent |= {processes[a]: now for a in sides.silent}
+    return _approved(memory, processes)
+
+
+def _approved(memory: Known, processes: Mapping[str, Process]) -> set[str]:
+    return {a for a, process in processes.items() if process in memory.approved}
+
+
+async def ask(client: Client, method: str, **arguments: Any) -> Any:
+    """One request to the resident; plain types both ways, no code.
+
+    Raises
+    ------
+    ConnectionLostError
+        The scheduler does not answer, or was started again and has no resident.
+    LeaseHeldError
+        The lease of this plan has ended: somebody else may hold the cluster now.
+    VersionMismatchError
+        The resident fails at it.
+    """
+    scheduler = _scheduler(client)
+    try:
+        answer = await scheduler.clustertune(method=method, **arguments)
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise LeaseHeldError(str(error)) from error
+        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    # of any kind: it is that of another process
+    except Exception as error:
+        raise VersionMismatchError(_failed(error)) from error
+    if answer is None:  # what distributed answers where there is no such handler
+        raise ConnectionLostError(
+            "clustertune's resident is gone: the scheduler was started again"
+        )
+    return answer["result"]
+
+
+async def last_report(client: Client) -> Report | None:
+    """The report that the resident keeps.
+
+    Raises
+    ------
+    VersionMismatchError
+        Another release wrote it, and it cannot be read here.
+    """
+    await open_door(client, await identify(client))
+    text = await ask(client, "recall")
+    try:
+        return Report.from_json(text) if text else None
+    except ValueError as error:
+        raise VersionMismatchError(
+            f"the last report on this scheduler cannot be read here: {error}; use the "
+            "release of clustertune that wrote it"
+        ) from error
+
+
+async def received(client: Client, names: Sequence[str]) -> int | None:
+    """Bytes of keys with these names that workers have received; None: unknown."""
+    identity = await identify(client)
+    approved = known(client).approved
+    asked = [a for a, e in identity["workers"].items() if _process(a, e) in approved]
+    answers = await ship.on_workers(
+        client, probe.received_bytes, asked, timeout=PATIENCE, names=list(names)
+    )
+    if len(asked) < len(identity["workers"]):
+        return None
+    found = list(answers.values())
+    return sum(found) if all(isinstance(n, int) for n in found) else None
+
+
+async def look(
+    client: Client, members: Sequence[Member]
+) -> tuple[Snapshot, tuple[Member, ...]]:
+    """The cluster as it is now, and the members with their holders, bytes and rows.
+
+    Members that are not loaded come back as they are.
+
+    Raises
+    ------
+    ConnectionLostError, VersionMismatchError
+        The scheduler is gone; a worker has come to which code must not be sent.
+    """
+    identity = await identify(client)
+    workers = identity["workers"]
+    await approve(client, workers)
+    loaded = [m for m in members if m.loaded]
+    packed = [keys.pack(m.keys) for m in loaded]
+    found = await ask(client, "look", collections=packed)
+    snapshot = await _snapshot(client, identity, found)
+    position = {w.address: i for i, w in enumerate(snapshot.workers)}
+    renumber = np.array([position.get(a, -1) for a in found["workers"]], dtype=np.int64)
+    placed = [
+        _placed(m, raw, renumber)
+        for m, raw in zip(loaded, found["collections"], strict=True)
+    ]
+    approved = known(client).approved
+    addresses = [
+        (w.address, _process(w.address, workers[w.address]) in approved)
+        for w in snapshot.workers
+    ]
+    counted = await counting.count_rows(client, placed, addresses)
+    by_label = {m.label: m for m in counted}
+    return snapshot, tuple(by_label.get(m.label, m) for m in members)
+
+
+async def overhead(client: Client, snapshot: Snapshot) -> float | None:
+    """Seconds that a task takes beside its work; None: it cannot be told now.
+
+    Measured once, and again where other workers run.
+    """
+    memory = known(client)
+    workers = frozenset(w.address for w in snapshot.workers if w.running)
+    if memory.overhead is None or memory.overhead[1] != workers:
+        seconds = await measuring.measure(client, snapshot)
+        memory.overhead = None if seconds is None else (seconds, workers)
+    return None if memory.overhead is None else memory.overhead[0]
+
+
+async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> Snapshot:
+    """The snapshot whose workers know how fast they receive and copy.
+
+    As it was where workers have work to do, and would be timed with it.
+    """
+    into, out, made = (
+        np.sum([getattr(f, name) for f in flows], axis=0)
+        for name in ("into", "out", "made")
+    )
+    approved = known(client).addresses
+    taking_part = [
+        w.address
+        for w, nbytes in zip(snapshot.workers, into + out + made, strict=True)
+        if nbytes and w.running and w.address in approved
+    ]
+    sender = int(out.argmax())
+    others = np.arange(len(into)) != sender
+    receiver = int(np.where(others, into, -1).argmax())
+    pair = snapshot.workers[sender].address, snapshot.workers[receiver].address
+    if any(w.processing for w in snapshot.workers) or not {*pair} <= {*taking_part}:
+        return snapshot
+    copying = bool(made.any())
+    found = await links.measure(client, taking_part, pair, copying=copying)
+    workers = tuple(
+        _at_speed(w, *found.get(w.address, (0, 0))) for w in snapshot.workers
+    )
+    return replace(snapshot, workers=workers)
+
+
+def _at_speed(worker: WorkerSnapshot, received: float, copied: float) -> WorkerSnapshot:
+    """With what was measured, and what was known before of the rest."""
+    return replace(
+        worker,
+        bandwidth=received or worker.bandwidth,
+        copying=copied or worker.copying,
+    )
+
+
+async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:
+    """The snapshot whose workers know what a restart of them would have to save.
+
+    And where: for those that alone run it is asked whether there is room beside them.
+    """
+    addresses = [w.address for w in snapshot.workers]
+    found = await ask(client, "burdens", workers=addresses)
+    workers = tuple(
+        replace(w, burden=_burden(found[w.address]) if w.address in found else None)
+        for w in snapshot.workers
+    )
+    rooms = await _rooms(client, workers)
+    return replace(
+        snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
+    )
+
+
+async def _rooms(
+    client: Client, workers: Sequence[WorkerSnapshot]
+) -> dict[str, Room | Unknown]:
+    """By address, of workers beside which no other runs that could take their keys."""
+    running = {w.address for w in workers if w.running}
+    alone = [
+        w.address
+        for w in workers
+        if w.nanny is not None
+        and w.burden is not None
+        and w.burden.nbytes
+        and running <= {w.address}
+    ]
+    approved = known(client).addresses
+    answers = await ship.on_workers(
+        client,
+        park.room,
+        [a for a in alone if a in approved],
+        timeout=PATIENCE,
+        nanny=True,
+    )
+    silent = Unknown("the worker did not say its versions")
+    return {a: _room(answers[a]) if a in answers else silent for a in alone}
+
+
+def _room(answer: Any) -> Room | Unknown:
+    if isinstance(answer, BaseException):
+        return Unknown(f"its nanny did not answer: {answer!r}")
+    return Room(memory=answer["memory"], disk=answer["disk"])
+
+
+async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
+    """Which keys are in memory, and who wants them; but for those to be ``kept``."""
+    asked = {"owner": client.id, "kept": keys.pack(kept)}
+    return tuple(
+        Holding(
+            prefix=prefix,
+            keys=count,
+            nbytes=nbytes,
+            scattered=scattered,
+            coming=coming,
+            mine=mine,
+            others=tuple(others),
+            shared=tuple((kind, name) for kind, name in shared),
+        )
+        for (
+            prefix,
+            count,
+            nbytes,
+            scattered,
+            coming,
+            mine,
+            others,
+            shared,
+        ) in await ask(client, "holdings", **asked)
+    )
+
+
+def _burden(numbers: Sequence[int]) -> Burden:
+    keys_, unique, nbytes, scattered, actors = numbers
+    return Burden(
+        keys=keys_, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
+    )
+
+
+# --- the cluster --------------------------------------------------------------------
+
+
+async def _snapshot(
+    client: Client, identity: Mapping[str, Any], found: Mapping[str, Any]
+) -> Snapshot:
+    workers = read(identity, found, await _facts(client, identity["workers"]))
+    return Snapshot(
+        time=time(),
+        scheduler=identity["address"],
+        workers=workers,
+        memory_manager=found["manager"],
+        can_scale=adapters.obstacle(client.cluster, len(workers) + 1),
+        can_restart=adapters.restart_obstacle(client.cluster),
+        adaptive=await adapters.bounds(client.cluster),
+    )
+
+
+def read(
+    identity: Mapping[str, Any],
+    found: Mapping[str, Any],
+    facts: Mapping[str, WorkerFacts | Unknown],
+) -> tuple[WorkerSnapshot, ...]:
+    """Workers, from what scheduler and resident say, and what they know of themselves.
+
+    Parameters
+    ----------
+    identity
+        The scheduler's ``identity(n_workers=-1)``.
+    found
+        The resident's ``look``.
+    facts
+        By address.
+    """
+    numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
+    memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
+    return tuple(
+        _worker(address, entry, memory[address], facts[address], found["time"])
+        for address, entry in identity["workers"].items()
+        if address in memory  # one that left between the two calls is gone
+    )
+
+
+def worker_id(address: str, entry: Mapping[str, Any]) -> str | int:
+    """What survives a restart: the name that was given, else the nanny's address."""
+    return runs.worker_id(address, entry["name"], entry["nanny"])
+
+
+def _worker(
+    address: str,
+    entry: Mapping[str, Any],
+    memory: Sequence[int],
+    facts: WorkerFacts | Unknown,
+    now: float,
+) -> WorkerSnapshot:
+    process, managed, spilled, counted, processing = memory
+    metrics = entry["metrics"]
+    counts = metrics.get("task_counts", {})
+    return WorkerSnapshot(
+        id=worker_id(address, entry),
+        address=address,
+        host=entry["host"],
+        nanny=entry["nanny"],
+        nthreads=entry["nthreads"],
+        status=entry["status"],
+        memory_limit=entry["memory_limit"] or 0,
+        process=process,
+        managed=managed,
+        spilled=spilled,
+        counted=counted,
+        bandwidth=float(metrics.get("bandwidth", {}).get("total", 0.0)),
+        facts=facts,
+        # both by the scheduler's clock
+        silent=max(0.0, now - entry["last_seen"]),
+        loop_delay=float(metrics.get("event_loop_interval", 0.0)),
+        cpu=float(metrics.get("cpu", 0.0)) / 100,
+        processing=processing,
+        executing=int(counts.get("executing", 0)),
+        cancelled=int(counts.get("cancelled", 0)),
+        parking=park.is_parking(entry["name"]),
+    )
+
+
+async def _facts(
+    client: Client, workers: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, WorkerFacts | Unknown]:
+    """What workers and nannies know of themselves; asked once, unless unanswered.
+
+    One that did not answer is not asked again for a while.
+    """
+    memory, now = known(client), monotonic()
+    processes = {a: _process(a, entry) for a, entry in workers.items()}
+    new = [
+        a
+        for a, p in processes.items()
+        if p in memory.approved
+        and isinstance(memory.facts.get(p), Unknown | None)
+        and now - memory.asked.get(p, -SILENCE) >= SILENCE
+    ]
+    memory.asked.update({processes[a]: now for a in new})
+    nannies = [a for a in new if workers[a]["nanny"] is not None]
+    answers, limits = await asyncio.gather(
+        ship.on_workers(client, probe.worker_facts, new, timeout=PATIENCE),
+        ship.on_workers(
+            client, probe.nanny_facts, nannies, nanny=True, timeout=PATIENCE
+        ),
+    )
+    learned = {a: _read_facts(answers[a], limits.get(a)) for a in answers}
+    memory.facts.update({processes[a]: fact for a, fact in learned.items()})
+    nothing = Unknown("the worker did not say its versions")
+    return {a: memory.facts.get(p, nothing) for a, p in processes.items()}
+
+
+def _read_facts(answer: Any, terminate: Any) -> WorkerFacts | Unknown:
+    if isinstance(answer, BaseException):
+        return Unknown(f"the worker did not answer: {answer!r}")
+    try:
+        return _worker_facts(answer, terminate)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return Unknown(f"what the worker answered cannot be read: {error!r}")
+
+
+def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:
+    unknown = isinstance(terminate, BaseException)
+    return WorkerFacts(
+        thresholds=Thresholds(
+            target=answer["target"],
+            spill=answer["spill"],
+            pause=answer["pause"],
+            terminate=Unknown(f"nanny: {terminate!r}") if unknown else terminate,
+        ),
+        affinity=frozenset(answer["affinity"]),
+        quotas=tuple((name, float(cpus)) for name, cpus in answer["quotas"]),
+        host_memory=answer["host_memory"],
+    )
+
+
+# --- the data -----------------------------------------------------------------------
+
+
+def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
+    nbytes, piece, holder = (
+        np.frombuffer(raw[name], dtype=np.int64)
+        for name in ("nbytes", "pieces", "holders")
+    )
+    holder = renumber[holder] if len(holder) else holder
+    there = holder >= 0
+    return replace(
+        member,
+        nbytes=nbytes,
+        holders=(piece[there], holder[there]),
+        scattered=raw["scattered"],
+    )

@@ -1,0 +1,1 @@
+"""Dask collections: what was given; graphs that load, cut, convert and reorder."""

@@ -1,0 +1,509 @@
+"""What the user gave: checked, named, and grouped by the rows that belong together.
+
+Everything that can be wrong with an argument is said here, before anything on the
+cluster changes. Dask's collections stop here: the rest of the package sees members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from dask._task_spec import Alias, DataNode
+from dask.array.utils import meta_from_array
+from dask.core import flatten
+from dask.sizeof import sizeof
+from distributed import Client, Future
+
+from clustertune.cluster.monitor import refuse_closed
+from clustertune.data.conversion import fixed_bytes
+from clustertune.errors import AlignmentError
+from clustertune.model import Conversion, Goal, Int64s, Key, Member, Profile
+from clustertune.wording import names_text
+
+COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One collection that the user gave, under the name of its argument."""
+
+    label: str
+    collection: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Collections whose rows belong together."""
+
+    label: str
+    given: tuple[Given, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that was given to ``prepare``, each collection once, by what is row-aligned.
+
+    A collection that is given twice (as y and as weights, or in an eval set too) is one
+    member; ``same`` leads from every label to the label of that member.
+    """
+
+    groups: tuple[Group, ...]  # the training data first
+    training: tuple[str, ...]  # labels in the order in which they are handed back
+    eval_sets: tuple[tuple[str, ...], ...]  # labels of each: X, y, companions
+    same: Mapping[str, str]
+
+    def __iter__(self) -> Iterator[Given]:
+        for group in self.groups:
+            yield from group.given
+
+    def collection(self, label: str) -> Any:
+        """The collection of that label; None if none was given."""
+        wanted = self.same.get(label)
+        return next((x.collection for x in self if x.label == wanted), None)
+
+    def with_collections(self, collections: Sequence[Any]) -> Inputs:
+        """The same with other collections, in the order of iteration."""
+        rest = iter(collections)
+        groups = tuple(
+            replace(g, given=tuple(replace(x, collection=next(rest)) for x in g.given))
+            for g in self.groups
+        )
+        return replace(self, groups=groups)
+
+    def with_companion(self, label: str, collection: Any) -> Inputs:
+        """The same with one more collection beside the training data."""
+        first, *rest = self.groups
+        first = replace(first, given=(*first.given, Given(label, collection)))
+        same = {**self.same, label: label}
+        return replace(self, groups=(first, *rest), same=same)
+
+
+NOTHING = Inputs(groups=(), training=(), eval_sets=(), same={})
+
+
+def gather(
+    X: Any,
+    y: Any,
+    others: Sequence[Any],
+    companions: dict[str, Any],
+    eval_set: Any,
+) -> Inputs:
+    """Check and group the arguments of ``prepare``.
+
+    Raises
+    ------
+    TypeError
+        Something is not a Dask Array, DataFrame or Series.
+    ValueError
+        A collection has no rows or columns, or ``eval_set`` is not a list of sets.
+    """
+    if y is None and others:
+        raise TypeError("y is None but collections follow it; give y, or name them")
+    named = [("X", X), ("y", y)]
+    named += [(f"others[{i}]", other) for i, other in enumerate(others)]
+    named += [(name, companions.get(name)) for name in COMPANIONS]
+    training = [_given(n, c) for n, c in named if c is not None or n == "X"]
+    evals = [
+        [_given(f"eval_set[{i}].{n}", c) for n, c in named.items()]
+        for i, named in enumerate(_eval_sets(eval_set))
+    ]
+    same: dict[str, str] = {}
+    groups: list[Group] = []
+    _add("training data", training, groups, same)
+    for i, one in enumerate(evals):
+        _add(f"eval_set[{i}]", one, groups, same)
+    return Inputs(
+        groups=tuple(groups),
+        training=tuple(x.label for x in training),
+        eval_sets=tuple(tuple(x.label for x in one) for one in evals),
+        same=same,
+    )
+
+
+def of_rows(collections: Sequence[Any]) -> Inputs:
+    """Row-aligned collections of which none is known to be the labels; maybe none."""
+    if not collections:
+        return NOTHING
+    X, y, *others = (*collections, None) if len(collections) == 1 else collections
+    return gather(X, y, others, {}, None)
+
+
+def _add(
+    label: str, given: Sequence[Given], groups: list[Group], same: dict[str, str]
+) -> None:
+    """Add collections whose rows belong together to the group that has one of them.
+
+    Two groups with the same pieces would send them to two places.
+    """
+    names = {_name(x.collection): x.label for g in groups for x in g.given}
+    ours = {_name(x.collection) for x in given}
+    position = next(
+        (
+            i
+            for i, g in enumerate(groups)
+            if not ours.isdisjoint(_name(x.collection) for x in g.given)
+        ),
+        len(groups),
+    )
+    fresh = []
+    for x in given:
+        name = _name(x.collection)
+        if name not in names:
+            names[name] = x.label
+            fresh.append(x)
+        same[x.label] = names[name]
+    if position == len(groups):
+        groups.append(Group(label, tuple(fresh)))
+    else:
+        group = groups[position]
+        groups[position] = replace(group, given=(*group.given, *fresh))
+
+
+def _eval_sets(eval_set: Any) -> list[dict[str, Any]]:
+    """By role the collections of each: of a pair, or of one with companions."""
+    if eval_set is None:
+        return []
+    if not isinstance(eval_set, list | tuple) or not all(map(_is_set, eval_set)):
+        raise ValueError(
+            "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)], or "
+            'with companions by name, (X_valid, y_valid, {"qid": qid_valid}); it was '
+            f"{_kinds(eval_set)}"
+        )
+    found = []
+    for X, y, *rest in eval_set:
+        more = rest[0] if rest else {}
+        if unknown := [name for name in more if name not in COMPANIONS]:
+            raise ValueError(
+                f"eval_set: companions are {', '.join(COMPANIONS)}; "
+                f"{names_text(unknown)} is none of them"
+            )
+        named = {n: c for n, c in more.items() if c is not None}
+        found.append({"X": X, "y": y, **named})
+    return found
+
+
+def _is_set(one: Any) -> bool:
+    pair = isinstance(one, list | tuple) and len(one) in (2, 3)
+    return pair and (len(one) == 2 or isinstance(one[2], dict))
+
+
+def _kinds(given: Any) -> str:
+    """What was given, in types: ``list of (Array, Array, Array)``."""
+    if not isinstance(given, list | tuple):
+        return type(given).__name__
+    inner = {
+        f"({', '.join(type(x).__name__ for x in i)})"
+        if isinstance(i, list | tuple)
+        else type(i).__name__
+        for i in given
+    }
+    return f"{type(given).__name__} of {' and '.join(sorted(inner))}"
+
+
+def _name(collection: Any) -> str:
+    """What two collections of the same data share."""
+    return str(collection.__dask_keys__()[0])
+
+
+def _given(label: str, collection: Any) -> Given:
+    if isinstance(collection, da.Array):
+        _refuse_empty_array(label, collection)
+    elif isinstance(collection, dd.DataFrame):
+        if len(collection.columns) == 0:
+            raise ValueError(f"{label} is a DataFrame without columns")
+    elif not isinstance(collection, dd.Series) or isinstance(collection, dd.Index):
+        raise TypeError(
+            f"{label} must be a Dask Array, DataFrame or Series; it was "
+            # pandas 2 calls it pandas.core.frame.DataFrame
+            f"{type(collection).__module__.split('.')[0]}."
+            f"{type(collection).__name__}. " + _how_to_convert(label, collection)
+        )
+    return Given(label, collection)
+
+
+def _refuse_empty_array(label: str, array: da.Array) -> None:
+    if array.ndim == 0:
+        raise ValueError(f"{label} has no rows: it is a Dask Array without dimensions")
+    if 0 in array.shape:
+        raise ValueError(f"{label} is empty: its shape is {array.shape}")
+
+
+def _how_to_convert(label: str, value: Any) -> str:
+    name = label.rpartition(".")[2]
+    module = type(value).__module__.split(".")[0]
+    if isinstance(value, np.ndarray):
+        chunks = "(rows, -1)" if value.ndim > 1 else "rows"
+        return f"Make it one: {name} = dask.array.from_array({name}, chunks={chunks})"
+    if module == "pandas":
+        convert = f"dask.dataframe.from_pandas({name}, npartitions=n)"
+        return f"Make it one: {name} = {convert}"
+    if type(value).__name__ == "Bag":
+        return f"Make it one: {name} = {name}.to_dataframe()"
+    if type(value).__name__.startswith("Delayed"):
+        return (
+            f"Make it one: {name} = dask.dataframe.from_delayed(parts), or "
+            "dask.array.from_delayed(part, shape=..., dtype=...)"
+        )
+    return (
+        "Make it one with Dask, as dask.dataframe.read_parquet and "
+        "dask.array.from_array do; data that fits one process is trained faster there, "
+        "without Dask"
+    )
+
+
+def companions(inputs: Inputs) -> tuple[str, ...]:
+    """Names of what was given beside X and y."""
+    named = [x for x in inputs.training if x in COMPANIONS]
+    return (*named, *["eval_set"] * bool(inputs.eval_sets))
+
+
+def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
+    """Refuse what the workload, or what was asked for, cannot have of this data.
+
+    Raises
+    ------
+    ValueError
+        The text says what is lacking, or cannot be.
+    """
+    if "qid" not in inputs.training and goal.order == "sort":
+        raise ValueError(
+            "sort=True needs the query group of each row: give qid=, a Dask Array or "
+            "Series of whole numbers with as many rows as X"
+        )
+    if goal.workload.groups and goal.order in ("rows", "pieces"):
+        raise ValueError(
+            f'shuffle="{goal.order}" would tear groups (qid) apart, and '
+            f"{goal.workload.title} needs them whole; leave it out"
+        )
+    for i, labels in enumerate(inputs.eval_sets):
+        _refuse_unfit_eval_set(inputs, goal.workload, i, labels)
+    frame = isinstance(inputs.collection("X"), dd.DataFrame)
+    if frame and "dataframe" not in goal.workload.kinds and goal.to != "array":
+        raise ValueError(
+            f'{goal.workload.title} takes Arrays, and X is a DataFrame; to="array" '
+            "makes it one in the same pass"
+        )
+    if goal.persist is False and goal.changes:
+        raise ValueError(
+            "persist=False leaves data that is not in memory as it is, but to=, "
+            "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
+            "it; leave one of them out"
+        )
+
+
+def _refuse_unfit_eval_set(
+    inputs: Inputs, profile: Profile, number: int, labels: tuple[str, ...]
+) -> None:
+    name = f"eval_set[{number}]"
+    if profile.groups and f"{name}.qid" not in labels:
+        raise ValueError(
+            f"{profile.title} scores groups of rows: {name} needs them too, "
+            'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
+        )
+    if profile.eval_copies and inputs.same[f"{name}.X"] == "X":
+        raise ValueError(
+            f"{name} is the training data, of which {profile.title} scores on every "
+            "worker the part that lies there: with early stopping the fit would wait "
+            "for ever; leave it out here, and hand it to fit itself if nothing stops it"
+        )
+
+
+# --- what a collection says of itself -----------------------------------------------
+
+
+def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
+    """Keys and futures of the pieces, in the collection's own order.
+
+    The futures are None for a collection that is not persisted. A persisted DataFrame's
+    own keys are not those of its futures, but aliases of them.
+    """
+    keys = list(flatten(collection.__dask_keys__()))
+    if isinstance(collection, da.Array):
+        # a lazy array of 100,000 tasks is told by its first key
+        graph = collection.__dask_graph__()
+    else:
+        graph = dict(collection.__dask_graph__())
+    futures = []
+    for key in keys:
+        node = graph.get(key)
+        while isinstance(node, Alias):
+            node = graph.get(node.target)
+        if not isinstance(node, Future):
+            return keys, None
+        futures.append(node)
+    return [f.key for f in futures], futures
+
+
+def missing(collection: Any) -> int:
+    """How many of its pieces a collection lacks, since Dask has joined them.
+
+    The readers of Parquet join small pieces when a frame is persisted, and the frame
+    then says that it has more than there are; whatever uses it fails (dask 2026.8).
+    """
+    if isinstance(collection, da.Array):
+        return 0
+    return len(set(collection.__dask_keys__()) - set(collection.__dask_graph__()))
+
+
+def member(
+    given: Given,
+    keys: Sequence[Key],
+    loaded: bool,
+    rows: Int64s | None = None,
+    conversion: Conversion | None = None,
+) -> Member:
+    """A member with what the collection knows of itself, nothing from the cluster."""
+    x = given.collection
+    frame = isinstance(x, dd.DataFrame)
+    if isinstance(x, da.Array):
+        kind, columns, types = "array", _columns(x), [x.dtype]
+        blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
+    else:
+        kind, columns = (
+            "dataframe" if frame else "series",
+            len(x.columns) if frame else 1,
+        )
+        types, blocks = list(x.dtypes) if frame else [x.dtype], 1
+        size = _frame_bytes(types, rows)
+    numbers = [t for t in types if getattr(t, "kind", "O") in "biufc"]
+    if conversion is not None and not loaded:  # it will be that from the beginning
+        numbers = [np.dtype(conversion.dtype)]
+        size = None
+        if rows is not None and conversion.row_bytes is not None:
+            size = int(rows.sum()) * conversion.row_bytes
+    return Member(
+        label=given.label,
+        kind=kind,
+        keys=tuple(keys),
+        loaded=loaded,
+        rows=rows,
+        nbytes=None,
+        holders=None,
+        columns=columns,
+        column_blocks=blocks,
+        itemsize=max((t.itemsize for t in numbers), default=None),
+        fixed=fixed_bytes(x, None),
+        total_bytes=size,
+        conversion=conversion,
+        types=_column_types(x) if frame else {},
+    )
+
+
+def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
+    """By type of column, how many there are and the name of the first."""
+    found: dict[str, tuple[int, str]] = {}
+    for name, dtype in x.dtypes.items():
+        text = "category" if str(dtype).startswith("category") else str(dtype)
+        count, first = found.get(text, (0, str(name)))
+        found[text] = count + 1, first
+    return found
+
+
+def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
+    """Of columns of plain numbers, without the index; of others nobody knows."""
+    plain = all(getattr(t, "kind", "O") in "biufcmM" for t in types)
+    if rows is None or not plain:
+        return None
+    widths: list[int] = [t.itemsize for t in types]
+    return int(rows.sum()) * sum(widths)
+
+
+def without_rows(x: da.Array) -> bool:
+    """Whether the array does not know how many rows its pieces have."""
+    return any(math.isnan(n) for n in x.chunks[0])
+
+
+def origin(collection: Any) -> tuple[bool, int]:
+    """Whether a lazy collection is made of pieces in memory; bytes that it carries."""
+    nodes = dict(collection.__dask_graph__()).values()
+    derived = any(isinstance(node, Future) for node in nodes)
+    return derived, sum(_carried(node) for node in nodes)
+
+
+def _carried(node: Any) -> int:
+    """Bytes of the array or frame that a node of a graph holds, or its arguments do."""
+    values = [node.value] if isinstance(node, DataNode) else [node]
+    values += getattr(node, "args", ())
+    return sum(
+        sizeof(v)
+        for v in values
+        if isinstance(v, np.ndarray | pd.DataFrame | pd.Series)
+    )
+
+
+def _total_bytes(x: da.Array) -> int | None:
+    """Of dense numbers in known chunks; of objects and sparse ones nobody knows."""
+    dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
+    return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
+
+
+def _columns(x: da.Array) -> int | None:
+    width = math.prod(x.shape[1:])
+    return None if math.isnan(width) else int(width)
+
+
+# --- the client ---------------------------------------------------------------------
+
+
+def check_client(client: Any, inputs: Inputs) -> None:
+    """Refuse what is no client, a client that is closed, and data of another cluster.
+
+    Raises
+    ------
+    TypeError, ConnectionLostError, ValueError, AlignmentError
+        As the case may be.
+    """
+    if not isinstance(client, Client):
+        raise TypeError(
+            f"client must be a dask.distributed.Client; it was {type(client).__name__}"
+        )
+    refuse_closed(client)
+    scheduler: Any = client.scheduler
+    ours = scheduler.address
+    for given in inputs:
+        _refuse_joined(given)
+        _, futures = pieces(given.collection)
+        owner = futures[0].client if futures else client
+        theirs = getattr(owner.scheduler, "address", None)
+        if theirs is None:
+            raise ValueError(
+                f"{given.label} was persisted by a client that is closed, and is gone "
+                "with it; load it again"
+            )
+        if futures and futures[0].key not in owner.futures:
+            raise ValueError(
+                f"{given.label} is released: its pieces are gone, as after "
+                "release_inputs=True; give what prepare returned then, or load it again"
+            )
+        # the same scheduler may be known by two addresses
+        if theirs != ours and _scheduler_id(owner) != _scheduler_id(client):
+            raise ValueError(
+                f"{given.label} is persisted on the cluster {theirs}, but client is "
+                f"connected to {ours}; give the client of that cluster"
+            )
+
+
+def _scheduler_id(client: Client) -> object:
+    """What a scheduler calls itself; of a client that has lost it, nothing equal."""
+    if client.status != "running":
+        return object()
+    return client.scheduler_info().get("id")
+
+
+def _refuse_joined(given: Given) -> None:
+    lost = missing(given.collection)
+    if lost:
+        says = given.collection.npartitions
+        raise AlignmentError(
+            f"{given.label} says that it has {says} pieces, but {says - lost} were "
+            "persisted: Dask joins small pieces of Parquet data when it loads them, "
+            f"and nothing can use {given.label} any more; give prepare the collection "
+            "that was persisted instead, it loads all pieces as they are"
+        )

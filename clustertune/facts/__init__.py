@@ -1,0 +1,1 @@
+"""What follows from a view: layouts, sizes, memory, prices, forecasts (pure)."""

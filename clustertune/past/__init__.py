@@ -1,0 +1,1 @@
+"""What past runs measured, how it is kept, and what it tells."""

@@ -1,0 +1,1 @@
+"""From findings to outcomes: what is planned, refused, carried out and kept."""

@@ -1,0 +1,80 @@
+"""Carries out a plan, step by step: look again, act, say what it took.
+
+Besides the resident, which acts for it, the executor is the only part that changes
+workers or the place of data; ``reset`` alone makes another cluster. What a step could
+not do is in its outcome, not hidden in a log; whether the cluster is now as it should
+be is seen by looking again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clustertune import actions
+from clustertune.model import Cluster, Notify, Outcome, Plan, Step, View
+from clustertune.plans import guards
+from clustertune.tuning import approval
+
+Clock = Callable[[], float]
+
+
+async def execute(
+    plan: Plan,
+    view: View,
+    cluster: Cluster,
+    *,
+    notify: Notify,
+    clock: Clock,
+    record: Callable[[Outcome], None],
+) -> None:
+    """Enact the steps of a plan in order.
+
+    Parameters
+    ----------
+    plan, view
+        The plan, and the view that it was made from.
+    cluster
+        The port.
+    notify, clock
+        Told of progress; seconds, for what a step took.
+    record
+        Given the outcome of each step as soon as it is known, also of one that fails
+        or is interrupted, before its error goes on.
+    """
+    for number, step in enumerate(plan.steps):
+        if number:
+            view = await cluster.look(notify)
+        approval.of_step(view, step)
+        refused = guards.refusal(step, view)
+        if refused is not None:
+            record(Outcome(step=step, status="skipped", reason=refused.reason))
+            continue
+        await _enact(step, cluster, notify, clock, record)
+
+
+async def _enact(
+    step: Step,
+    cluster: Cluster,
+    notify: Notify,
+    clock: Clock,
+    record: Callable[[Outcome], None],
+) -> None:
+    start = clock()
+    notify(step.summary, None)
+    try:
+        result = await actions.available()[step.action].enact(step, cluster, notify)
+    except BaseException as error:
+        reason = str(error) or type(error).__name__
+        took = clock() - start
+        record(Outcome(step=step, status="failed", seconds=took, reason=reason))
+        raise
+    status = "partly" if result.undone else "done"
+    record(
+        Outcome(
+            step=step,
+            status=status,
+            seconds=clock() - start,
+            nbytes=result.nbytes,
+            reason=result.undone or result.said,
+        )
+    )

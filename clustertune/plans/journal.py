@@ -1,0 +1,83 @@
+"""What a run has seen and done so far, and the report that is made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from clustertune import report
+from clustertune.facts import forecast
+from clustertune.facts.sizes import held_bytes
+from clustertune.model import Finding, Layout, Outcome, Plan, View
+from clustertune.report import Done, Report
+
+
+@dataclass
+class Journal:
+    """Written by the main loop, in order; readable at any moment."""
+
+    views: list[View] = field(default_factory=list)
+    findings: list[tuple[Finding, ...]] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def replaced(self, now: View) -> dict[str | int, int]:
+        """Bytes on workers of given pieces of which this call has made others."""
+        found: Counter[str | int] = Counter()
+        if now.goal.release_inputs:
+            return found
+        for label in {m.label for x in now.layouts for m in x.members if m.ours}:
+            for view in reversed(self.views):
+                given = [m for x in view.layouts for m in x.members if m.label == label]
+                if given and given[0].loaded and not given[0].ours:
+                    only = Layout(label=label, members=(given[0],))
+                    held = held_bytes((only,), len(view.now.workers))
+                    for worker, nbytes in zip(view.now.workers, held, strict=True):
+                        found[worker.id] += int(nbytes)
+                    break
+        return found
+
+    def status(self, dry_run: bool) -> str:
+        """How a run that did not fail has ended."""
+        last = self.plans[-1]
+        if dry_run:
+            return "planned"
+        # rows that nobody could count are not known to be even, nor to be paired
+        view = self.views[-1]
+        unknown = any(not (x.loaded and x.aligned) for x in view.layouts)
+        # unless only a part of the work was asked for
+        unknown = unknown and view.loads and not view.goal.only
+        if last.steps or last.refused or unknown:
+            return "left"
+        return "done" if self.outcomes else "fine"
+
+    def report(self, status: str, seconds: float, error: str = "") -> Report:
+        """What was seen, done and left."""
+        views, found = self.views, self.findings
+        # a part of the work has not prepared for any
+        whole = views and not views[0].goal.only
+        return Report(
+            status=status,
+            seconds=seconds,
+            workload=views[0].goal.workload.name if whole else "",
+            error=error,
+            found=found[0] if found else (),
+            left=found[-1] if found else (),
+            before=_summaries(views[0]) if views else (),
+            after=_summaries(views[-1]) if views else (),
+            steps=tuple(self._steps(status)),
+            needs=self.plans[-1].needs if self.plans else (),
+            forecast=forecast.peaks(views[-1]) if views else {},
+        )
+
+    def _steps(self, status: str) -> Iterator[Done]:
+        yield from (report.carried_out(outcome) for outcome in self.outcomes)
+        if status == "planned":
+            yield from report.planned(self.plans[-1])
+        elif self.plans:
+            yield from report.refusals(self.plans[-1])
+
+
+def _summaries(view: View) -> tuple[report.LayoutSummary, ...]:
+    return tuple(report.summarize(layout, view) for layout in view.layouts)

@@ -1,0 +1,1 @@
+"""Playbooks: what they may say, and how one is carried out."""

@@ -1,0 +1,1 @@
+"""Collections as files and back; a cluster made anew between the two."""

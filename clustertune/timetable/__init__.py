@@ -1,0 +1,1 @@
+"""Restarts for later: what is checked before, the moments, how they stand."""

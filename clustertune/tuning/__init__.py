@@ -1,0 +1,1 @@
+"""The calls that tune: ``prepare``, ``restart`` and such, ``plan``, ``apply``."""

@@ -1,0 +1,222 @@
+"""How every operation on workers goes: look, plan, refuse, act, look again, report.
+
+What cannot be done safely is refused before anything is touched; what was begun and
+could not be done is in the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from time import monotonic
+from typing import Any
+
+from distributed import Client
+
+from clustertune import checks, workloads
+from clustertune.cluster.live import Asked, LiveCluster, ids_of
+from clustertune.data import inputs
+from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
+from clustertune.model import Goal, Notify, Outcome, Plan, Restart, Step, View
+from clustertune.past import noting
+from clustertune.plans import events, executor, guards
+from clustertune.plans.journal import Journal
+from clustertune.progress import Progress
+from clustertune.report import Report, headlines
+from clustertune.settings import of_checks
+from clustertune.tuning import approval
+from clustertune.wording import seconds_text
+
+Steps = Callable[[View, Collection[str | int]], Iterator[Step]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Procedure:
+    """A call, its arguments checked.
+
+    Attributes
+    ----------
+    steps
+        From what is seen, and the ids of the workers that were named, what to do.
+    asked
+        What looks are to tell besides.
+    """
+
+    client: Client
+    name: str
+    steps: Steps
+    timeout: float
+    dry_run: bool
+    progress: bool | Notify | None
+    given: inputs.Inputs = inputs.NOTHING
+    workers: tuple[str | int, ...] | None = None
+    asked: Asked = field(default_factory=Asked)
+    may_be_empty: bool = False
+
+
+async def carry_out(procedure: Procedure) -> Report:
+    """Do it, and report; errors have the report as far as it came."""
+    progress, journal, start = Progress(procedure.progress), Journal(), monotonic()
+    inputs.check_client(procedure.client, procedure.given)
+
+    def remaining() -> float:
+        return start + procedure.timeout - monotonic()
+
+    cluster = LiveCluster(
+        procedure.client,
+        procedure.given,
+        Goal(workload=workloads.choose(None)),
+        remaining,
+        asked=procedure.asked,
+    )
+    try:
+        work = _work(procedure, cluster, journal, progress.notify)
+        await asyncio.wait_for(work, procedure.timeout)
+    except BaseException as error:
+        await asyncio.shield(cluster.staff.put_bounds_back())
+        ours = _explained(error, procedure)
+        report = journal.report("failed", monotonic() - start, str(ours) or repr(ours))
+        report = await noting.note_call(procedure.name, journal, report)
+        if isinstance(ours, ClustertuneError):
+            ours.report = report
+        progress.finish(headlines(report))
+        await _note(procedure, "failed", journal)
+        if ours is error:
+            raise
+        raise ours from error
+    report = journal.report(_status(procedure, journal), monotonic() - start)
+    report = await noting.note_call(procedure.name, journal, report)
+    progress.finish(headlines(report))
+    if not procedure.dry_run:
+        await cluster.keep(report.to_json())
+    await _note(procedure, report.status, journal)
+    return report
+
+
+async def _note(procedure: Procedure, status: str, journal: Journal) -> None:
+    """Even where this call is being cancelled: others are to learn what was done."""
+    noted = events.log_call(procedure.client, procedure.name, status, journal)
+    await asyncio.shield(noted)
+
+
+async def _work(
+    procedure: Procedure, cluster: LiveCluster, journal: Journal, notify: Notify
+) -> None:
+    settings = of_checks()
+    await cluster.open(None, may_be_empty=procedure.may_be_empty)
+    if procedure.dry_run:
+        await _plan(procedure, cluster, journal, notify, settings)
+        return
+    async with cluster.lease(procedure.name, notify):
+        plan = await _plan(procedure, cluster, journal, notify, settings)
+        if plan.refused:
+            raise RefusedError(_reasons(plan))
+        await _act(plan, cluster, journal, notify)
+        view = await cluster.look(notify)
+        journal.views.append(view)
+        journal.findings.append(checks.run(view, settings))
+        journal.plans.append(Plan(phase=procedure.name))
+
+
+async def _plan(
+    procedure: Procedure,
+    cluster: LiveCluster,
+    journal: Journal,
+    notify: Notify,
+    settings: Any,
+) -> Plan:
+    view = await cluster.look(notify)
+    ids = ids_of(procedure.workers, view)
+    proposed = [(s, guards.refusal(s, view)) for s in procedure.steps(view, ids)]
+    plan = Plan(
+        phase=procedure.name,
+        steps=tuple(step for step, no in proposed if no is None),
+        refused=tuple(no for _, no in proposed if no is not None),
+    )
+    found = checks.run(view, settings)
+    journal.views.append(view)
+    journal.findings.append(found)
+    journal.plans.append(plan)
+    approval.of_plan(view, found, plan)
+    return plan
+
+
+async def _act(
+    plan: Plan, cluster: LiveCluster, journal: Journal, notify: Notify
+) -> None:
+    """Steps that belong together at once; others one after the other.
+
+    What comes after one that was not done is not begun.
+    """
+    for number, steps in enumerate(_together(plan)):
+        if any(o.status != "done" for o in journal.outcomes):
+            reason = "not begun, as one before was not done"
+            journal.outcomes += [
+                Outcome(step=s, status="skipped", reason=reason) for s in steps
+            ]
+            continue
+        view = await cluster.look(notify) if number else journal.views[-1]
+        await _all_of(
+            executor.execute(
+                Plan(phase=plan.phase, steps=(step,)),
+                view,
+                cluster,
+                notify=notify,
+                clock=monotonic,
+                record=journal.outcomes.append,
+            )
+            for step in steps
+        )
+
+
+def _together(plan: Plan) -> Iterator[tuple[Step, ...]]:
+    """Steps of workers that may be away at the same time; each other one alone."""
+    for _, steps in groupby(plan.steps, _batch):
+        yield tuple(steps)
+
+
+def _batch(step: Step) -> object:
+    args = step.args
+    if not isinstance(args, Restart) or not args.beside:
+        return id(step)
+    return frozenset((args.address, *args.beside))
+
+
+async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All at once, to their end; then what went wrong with the first of them."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        task.result()
+
+
+def _status(procedure: Procedure, journal: Journal) -> str:
+    if procedure.dry_run:
+        return "planned"
+    if not journal.outcomes:
+        return "fine"
+    return "done" if all(o.status == "done" for o in journal.outcomes) else "left"
+
+
+def _reasons(plan: Plan) -> str:
+    texts = [f"{r.step.summary}: {r.reason}" for r in plan.refused]
+    more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return f"refused, and nothing was touched: {'; '.join(texts[:3])}{more}"
+
+
+def _explained(error: BaseException, procedure: Procedure) -> BaseException:
+    if isinstance(error, asyncio.TimeoutError) and not isinstance(
+        error, ClustertuneError
+    ):
+        return TimedOutError(
+            f"{procedure.name} was not done within {seconds_text(procedure.timeout)}; "
+            "nothing is lost, and what was begun is undone; give a longer timeout"
+        )
+    return error

@@ -1,0 +1,1 @@
+"""A cluster over time: ``check``, the ``Monitor``, and ``hold`` during a fit."""

@@ -1,0 +1,30 @@
+"""Pieces that workers make for a call, and are waited for."""
+
+from __future__ import annotations
+
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+from clustertune.cluster import monitor
+from clustertune.cluster.computing import Computing
+from clustertune.cluster.lease import Lease
+from clustertune.data import graphs
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_small_arrays_of_paused_workers_are_made_elsewhere(c, s, a, b):
+    """Also sizes of groups, a graph of constants, do not wait until the time is up."""
+    await monitor.open_door(c, await monitor.identify(c))
+    lease = Lease(c, lambda: 30.0)
+    lease.opened = True
+    graph = graphs.constants("qid", [[1], [2, 3]], [a.address, b.address])
+    a.memory_manager.memory_pause_fraction = 1e-9
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    async with lease.held("prepare", lambda *_: None):
+        futures = await Computing(lease).pieces(graph, lambda *_: None, "counting")
+    assert [f.tolist() for f in await c.gather(list(futures.values()))] == [[1], [2, 3]]
+    assert all(key in b.data for key in futures)
+    assert not any(s.tasks[key].worker_restrictions for key in futures)
