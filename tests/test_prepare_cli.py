@@ -463,8 +463,8 @@ def test_somebody_takes_the_name_for_old_ones(
 
 ENDING = """
 import asyncio, os, signal, sys
-from clustertune import monitor
 from clustertune.cli import main
+from clustertune.cluster import monitor
 
 method, when, how, *arguments = sys.argv[1:]
 real = monitor.ask

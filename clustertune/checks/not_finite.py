@@ -1,12 +1,14 @@
 """Labels that are lacking, and values that are infinite.
 
 XGBoost stops at an infinite feature or label, LightGBM and the linear models train on
-it, to a model of NaN. A label that is lacking is never right. Features that are lacking
-are: XGBoost and LightGBM treat them as such. Looked for with ``deep=True`` only, as it
-reads all of the data.
+it, to a model of NaN. A label that is lacking is never right, and LightGBM's regressor
+trains on those of frames without a word. Features that are lacking are right: XGBoost
+and LightGBM treat them as such. Looked for with ``deep=True``, as it reads all data,
+and in labels where ``prepare`` reads them anyway, as for LightGBM.
 
-Remedy: ``X = X.replace([np.inf, -np.inf], np.nan)`` for frames, ``da.where`` for
-arrays; drop rows without a label from X, y and all companions together.
+Remedy: drop rows without a label from X, y and all companions together. Infinite
+features: ``X = X.replace([np.inf, -np.inf], np.nan)`` for frames, ``da.where`` for
+arrays.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def runs(piece: Any) -> dict[str, Any]:
 
 
 def classes(piece: Any, most: int) -> dict[str, Any]:
-    """How often each class is there, rows of some of each, and moments of numbers.
+    """How often each class is there, rows of some of each; moments, what is lacking.
 
     ``most`` is how many rows of each class are named at most; they lie far apart.
     """
@@ -91,12 +91,17 @@ def classes(piece: Any, most: int) -> dict[str, Any]:
         for (name, n), end in zip(found, ends.tolist(), strict=True):
             take = np.unique(np.linspace(0, n - 1, min(n, most)).astype("i8"))
             rows[name] = by_class[end - n : end][take]
-    return {"classes": found, "positions": rows, "moments": _moments(labels)}
+    return {
+        "classes": found,
+        "positions": rows,
+        "moments": _moments(labels),
+        "not_finite": _not_finite(piece),
+    }
 
 
 def moments(piece: Any) -> dict[str, Any]:
-    """Rows, sum and sum of squares of labels that are numbers."""
-    return {"moments": _moments(piece)}
+    """Rows, sum and sum of squares of labels that are numbers; how many are none."""
+    return {"moments": _moments(piece), "not_finite": _not_finite(piece)}
 
 
 def types(piece: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from time import sleep
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -54,8 +55,10 @@ def test_rows_of_arrays():
 
 
 @pytest.mark.parametrize("filesystem", [None, "arrow"])
-def test_rows_of_parquet_files(parquet, filesystem):
+def test_rows_of_parquet_files(parquet, filesystem, monkeypatch):
     """From their footers, through operations on values, but no filters."""
+    # where no client is, whatever a test before has left as the default
+    monkeypatch.setitem(dask.config.config, "scheduler", "sync")
     frame = dd.read_parquet(parquet[0], filesystem=filesystem)
     parts = [frame.partitions[i] for i in range(9)]
     rows = [len(part.compute(scheduler="sync")) for part in parts]

@@ -13,13 +13,13 @@ PACKAGE = Path(clustertune.__file__).parent
 # What it may use besides itself and what is public: docs/design.md says why.
 HELPERS = {
     "arguments",
-    "blocks",
+    "cluster.monitor",
+    "data.graphs",
+    "data.inputs",
     "errors",
-    "graphs",
-    "inputs",
     "model",
-    "monitor",
     "remote",
+    "watch.blocks",
     "wording",
 }
 
@@ -27,11 +27,18 @@ HELPERS = {
 def imports(path: Path) -> Iterator[str]:
     """Modules of ours that a file imports, below ``clustertune``."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "clustertune":
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            name, _, rest = str(node.module).partition(".")
-            yield from [rest.partition(".")[0]] * (name == "clustertune")
+        if isinstance(node, ast.ImportFrom):
+            top, *within = str(node.module).split(".")
+            for alias in node.names if top == "clustertune" else ():
+                yield _module([*within, alias.name])
+
+
+def _module(names: list[str]) -> str:
+    """Of ``training`` and ``remote`` the folder; else the module that has the name."""
+    if names[0] in ("training", "remote"):
+        return names[0]
+    is_file = PACKAGE.joinpath(*names).with_suffix(".py").exists()
+    return ".".join(names if is_file or len(names) == 1 else names[:-1])
 
 
 def test_training_is_a_leaf() -> None:

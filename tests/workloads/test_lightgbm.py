@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask.array as da
+import dask.dataframe as dd
 import lightgbm as lgb
+import numpy as np
 import pytest
 
 import clustertune
 from clustertune import workloads
+from clustertune.model import Severity
 from clustertune.workloads import Handed, Rows
 from tests.workloads import data
 
@@ -43,6 +47,22 @@ def test_weights_count(client: Any, kind: Any) -> None:
     assert spread(fitted(client, kind, Handed(training=Rows(X=X, y=y))), X) > 0.1
     weighted = Handed(training=Rows(X=X, y=y, sample_weight=w))
     assert spread(fitted(client, kind, weighted), X) < 1e-3
+
+
+@pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
+def test_lacking_labels(client: Any, kind: Any) -> None:
+    """Of frames its regressor trains on them without a word; prepare reads labels."""
+    X = data.features()
+    y = dd.from_dask_array(da.where(X[:, 1] > 0.9, np.nan, data.labels(X)), "y")
+    X = dd.from_dask_array(X, list("abcde"), index=y.index)
+    model = kind(client=client, **OPTIONS)
+    X, y = prepared = clustertune.prepare(client, X, y, estimator=model)
+    (finding,) = [f for f in prepared.report.left if f.check == "not_finite"]
+    assert finding.severity is Severity.critical
+    lacking = int(y.isna().sum().compute())
+    assert finding.message == f"y has {lacking} lacking labels"
+    if kind is lgb.DaskLGBMRegressor:
+        assert np.isfinite(model.fit(X, y).predict(X).compute()).all()
 
 
 def test_scores_count(client: Any) -> None:
