@@ -34,6 +34,11 @@ from clustertune.wording import bytes_text, plural, workers_text
 
 ERROR = CapacityError
 
+UNKNOWN = (
+    "``prepare`` loads the data, looks again, and says then whether it is enough; of "
+    "Parquet files ``clustertune.size`` says it before"
+)
+
 
 def find(view: View) -> Iterator[Finding]:
     """Find eligible workers on which the fit needs more memory than it may fill."""
@@ -43,7 +48,7 @@ def find(view: View) -> Iterator[Finding]:
     needs = forecast.needs(view)
     if isinstance(needs, Unknown):
         text = f"whether the fit has enough memory is {needs}"
-        yield Finding(severity=Severity.unknown, message=text)
+        yield Finding(severity=Severity.unknown, message=text, remedy=UNKNOWN)
         return
     if short := forecast.short(needs):
         yield _finding(view, short)

@@ -49,6 +49,7 @@ def _unknown(layout: Layout, size: Unknown) -> Finding:
     return Finding(
         severity=Severity.unknown,
         message=f"how large the pieces of the {layout.label} are is {size}",
+        remedy="``prepare`` loads them, and cuts those that are too large",
         subject=tuple(m.label for m in layout.members),
     )
 

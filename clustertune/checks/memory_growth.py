@@ -55,6 +55,7 @@ def find(view: View, *, least: float = 0.01, soon: int = 10) -> Iterator[Finding
             severity=Severity.unknown,
             message=f"whether memory grows from run to run is unknown: {seen}, "
             f"{ENOUGH} are needed",
+            remedy="nothing yet: after so many fits on these workers it is known",
         )
         return
     growing = [g for w in view.now.workers if (g := _growth(w, view.runs, least))]

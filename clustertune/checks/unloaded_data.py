@@ -8,8 +8,8 @@ have the same pieces.
 A library that reads its data once (``Incremental``, predictions) takes what is not
 loaded piece by piece, so that it need not fit; it is left unless ``persist=True``.
 
-Remedy: ``X, y = clustertune.prepare(client, X, y)`` loads all of them in one call; by
-hand ``X, y = client.persist([X, y])``, never one by one.
+Remedy: ``X, y = clustertune.prepare(client, X, y)`` loads all of them in one call, each
+piece as it is; by hand ``rows = client.persist(rows)``, with X and y columns of that.
 """
 
 from __future__ import annotations

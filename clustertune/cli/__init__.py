@@ -62,7 +62,7 @@ COMMANDS = {
         "changing",
         "Let go of data in memory, by the prefix of its keys.",
     ),
-    "report": ("looking", "The report of the last `prepare` on this cluster."),
+    "report": ("looking", "The report of what was done last on this cluster."),
     "reset": (
         "resetting",
         "Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.",

@@ -125,11 +125,11 @@ def _beside(threads: int, cpus: float | None) -> str:
 
 
 def prepared(state: State) -> str:
-    """Before and after of the last ``prepare``."""
+    """What was done last, with before and after where rows moved."""
     last = state["prepared"]
     if last is None:
         return (
-            "<h2>Last prepare</h2><p class='soft'>Nothing was prepared on this cluster "
+            "<h2>Done last</h2><p class='soft'>Nothing was done by clustertune "
             "since its scheduler started.</p>"
         )
     lines = "".join(f"<p>{looks.text(line, 1000)}</p>" for line in last["lines"])
@@ -139,7 +139,7 @@ def prepared(state: State) -> str:
         "fullest, of its share", "empty workers",
     )  # fmt: skip
     tables = looks.table(head, rows, "k nnnnn") if rows else ""
-    return f"<h2>Last prepare</h2>{lines}{tables}"
+    return f"<h2>Done last</h2>{lines}{tables}"
 
 
 def _summaries(when: str, layouts: Iterable[Any]) -> Iterable[tuple[str, ...]]:

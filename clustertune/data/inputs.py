@@ -504,6 +504,7 @@ def _refuse_joined(given: Given) -> None:
         raise AlignmentError(
             f"{given.label} says that it has {says} pieces, but {says - lost} were "
             "persisted: Dask joins small pieces of Parquet data when it loads them, "
-            f"and nothing can use {given.label} any more; give prepare the collection "
-            "that was persisted instead, it loads all pieces as they are"
+            f"and nothing can use {given.label} any more; give prepare the lazy "
+            f"{given.label}, as it was before it was persisted: it loads all pieces as "
+            "they are"
         )

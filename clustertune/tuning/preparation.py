@@ -524,7 +524,7 @@ async def _verify(request: Request, journal: Journal) -> Report:
 
 
 def last_report(client: Client) -> Any:
-    """The report of the last ``prepare`` on this client's cluster, whoever called it.
+    """The report of what was done last on this client's cluster, whoever called it.
 
     Parameters
     ----------
