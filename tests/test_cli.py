@@ -506,6 +506,21 @@ def test_check(cluster: LocalCluster) -> None:
     assert "<div" in run("check", "-f", "html", address).stdout
 
 
+def test_check_names_published_data(cluster: LocalCluster) -> None:
+    """Of whose rows it says nothing, and prepare does."""
+    address = cluster.scheduler_address
+    assert "published" not in run("check", address).stderr
+    with Client(cluster) as client:
+        client.publish_dataset(da.ones(4), name="X\n")
+        try:
+            result = run("check", address)
+        finally:
+            client.unpublish_dataset("X\n")
+    (line,) = result.stderr.splitlines()
+    assert "published data (X\\n)" in line
+    assert line.endswith(f"prepare --dataset NAME --dry-run {address}")
+
+
 def test_check_for_an_unknown_workload(cluster: LocalCluster) -> None:
     """Usage, with what is known."""
     result = run("check", "--workload", "x", cluster.scheduler_address)

@@ -6,9 +6,10 @@ import asyncio
 import difflib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
 import click
 from distributed import Client
@@ -31,7 +32,7 @@ from clustertune.model import Finding, Severity
 from clustertune.report import Report
 from clustertune.watch import diagnosis
 from clustertune.watch.watcher import Monitor
-from clustertune.wording import plural, printable
+from clustertune.wording import names_text, plural, printable
 
 
 @click.command(
@@ -120,12 +121,17 @@ def check(
     """What stands between this cluster and a fast, safe training run."""
     profile = _known_workload(workload)
 
-    async def look(client: Client) -> Report:
+    async def look(client: Client) -> tuple[Report, Sequence[str]]:
         found: Report = await diagnosis.check(client, workload=profile)  # type: ignore[misc]
-        return found
+        there: Any = await client.list_datasets()
+        return found, [name for name in there if isinstance(name, str)]
 
-    found = run(target, look)
+    found, names = run(target, look)
     click.echo(rendered(found, form))
+    if names:
+        command = target.command("clustertune prepare --dataset NAME --dry-run")
+        text = f"how the rows of published data ({names_text(names)}) lie: {command}"
+        click.echo(text, err=True)
     sys.exit(_severe(found.found, fail_on))
 
 
