@@ -272,6 +272,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     ValueError
         The text says what is lacking, or cannot be.
     """
+    if "y" in inputs.training:
+        _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
     if "qid" not in inputs.training and goal.order == "sort":
         raise ValueError(
             "sort=True needs the query group of each row: give qid=, a Dask Array or "
@@ -295,6 +297,16 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "persist=False leaves data that is not in memory as it is, but to=, "
             "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
             "it; leave one of them out"
+        )
+
+
+def _refuse_swapped(X: Any, y: Any) -> None:
+    """One number a row to learn from, and many to be learnt, is no training."""
+    if X.ndim == 1 and y.ndim == 2 and y.shape[1] > 1:
+        raise ValueError(
+            f"X has one value a row, and y has {y.shape[1]:,}: are they swapped? It is "
+            "prepare(client, X, y), features first; features of one column have two "
+            "dimensions"
         )
 
 

@@ -19,6 +19,7 @@ from clustertune.plans.journal import Journal
 from clustertune.report import Report
 from clustertune.watch.blocks import Block
 from clustertune.watch.holding import Hold
+from clustertune.wording import plural
 from clustertune.workloads import Handed
 
 
@@ -175,6 +176,8 @@ class Prepared(Block):
     def __repr__(self) -> str:
         names = ["X", "y"][: 1 + (self.y is not None)]
         names += [n for n in COMPANIONS if getattr(self, n) is not None]
+        if self.eval_set:
+            names.append(plural(len(self.eval_set), "eval set"))
         return f"<Prepared: {', '.join(names)}; {self.report.status}>"
 
     def _repr_html_(self) -> str:

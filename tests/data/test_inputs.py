@@ -139,6 +139,16 @@ def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
         inputs.refuse_unfit(gather(X, Y), goal)
 
 
+def test_swapped() -> None:
+    """Several values a row to be learnt from one value a row are no labels."""
+    goal = Goal(workload=generic.PROFILE)
+    frame = dd.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, 2]}), npartitions=1)
+    for features, labels in ((X, Y), (frame, frame["a"])):
+        inputs.refuse_unfit(gather(features, labels), goal)
+        with pytest.raises(ValueError, match=r"y has \d: are they swapped"):
+            inputs.refuse_unfit(gather(labels, features), goal)
+
+
 def test_what_the_workload_cannot_have() -> None:
     """Frames where it takes arrays; groups in a random order."""
     arrays = replace(generic.PROFILE, kinds=("array",), title="The library")
