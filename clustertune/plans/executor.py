@@ -13,6 +13,7 @@ from collections.abc import Callable
 from clustertune import actions
 from clustertune.model import Cluster, Notify, Outcome, Plan, Step, View
 from clustertune.plans import guards
+from clustertune.plans.journal import error_text
 from clustertune.tuning import approval
 
 Clock = Callable[[], float]
@@ -64,7 +65,7 @@ async def _enact(
     try:
         result = await actions.available()[step.action].enact(step, cluster, notify)
     except BaseException as error:
-        reason = str(error) or type(error).__name__
+        reason = error_text(error)
         took = clock() - start
         record(Outcome(step=step, status="failed", seconds=took, reason=reason))
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -81,3 +82,10 @@ class Journal:
 
 def _summaries(view: View) -> tuple[report.LayoutSummary, ...]:
     return tuple(report.summarize(layout, view) for layout in view.layouts)
+
+
+def error_text(error: BaseException) -> str:
+    """What is said in a report of an error that ended something."""
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+        return "interrupted"
+    return str(error) or type(error).__name__

@@ -32,7 +32,7 @@ from clustertune.facts import pricing, verification
 from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.past import noting
 from clustertune.plans import events, executor, planner
-from clustertune.plans.journal import Journal
+from clustertune.plans.journal import Journal, error_text
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.settings import of_checks
@@ -384,7 +384,7 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         report = journal.report(journal.status(dry_run), monotonic() - start)
     except BaseException as error:  # whatever it is goes on, after the report
         ours = _explain(error, cluster, request.timeout)
-        text = _text(ours)
+        text = error_text(ours)
         await asyncio.shield(cluster.staff.put_bounds_back())
         if where := await asyncio.shield(cluster.rescue()):
             text += where
@@ -474,13 +474,6 @@ def _tell(error: BaseException, where: str) -> None:
     elif hasattr(error, "add_note"):  # from Python 3.11 on
         error.add_note(where.removeprefix("; "))
     logger.warning("clustertune was stopped%s", where)
-
-
-def _text(error: BaseException) -> str:
-    """What is said of it in one line."""
-    if isinstance(error, asyncio.CancelledError):
-        return "interrupted"
-    return str(error) or type(error).__name__
 
 
 async def _conclude(

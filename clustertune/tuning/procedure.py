@@ -22,7 +22,7 @@ from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.model import Goal, Notify, Outcome, Plan, Restart, Step, View
 from clustertune.past import noting
 from clustertune.plans import events, executor, guards
-from clustertune.plans.journal import Journal
+from clustertune.plans.journal import Journal, error_text
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.settings import of_checks
@@ -77,7 +77,8 @@ async def carry_out(procedure: Procedure) -> Report:
     except BaseException as error:
         await asyncio.shield(cluster.staff.put_bounds_back())
         ours = _explained(error, procedure)
-        report = journal.report("failed", monotonic() - start, str(ours) or repr(ours))
+        text = error_text(ours)
+        report = journal.report("failed", monotonic() - start, text)
         report = await noting.note_call(procedure.name, journal, report)
         if isinstance(ours, ClustertuneError):
             ours.report = report
