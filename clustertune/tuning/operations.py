@@ -83,7 +83,9 @@ def restart(
     -------
     Report
         ``steps`` say for each worker how many keys were moved away and back, and how
-        many were lost by the scheduler's own count. Status ``left``: not all was done.
+        many were lost by the scheduler's own count: there is one copy of what is moved,
+        so where another worker ends meanwhile, what it has taken is lost unless it can
+        be computed again. Status ``left``: not all was done, or keys were lost.
 
     Raises
     ------
