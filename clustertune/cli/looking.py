@@ -85,7 +85,7 @@ def doctor(target: Target, form: str) -> None:
 @on_a_cluster()
 @format_option
 def report(target: Target, form: str) -> None:
-    """The report of what was done last on this cluster: prepare, restart, ..."""
+    """The report of what was done last on this cluster."""
     found = run(target, monitor.last_report)
     if found is None:
         text = "nothing was prepared on this cluster since its scheduler started"
