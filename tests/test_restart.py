@@ -50,9 +50,10 @@ async def data(c: Client) -> tuple[da.Array, da.Array, list[Any]]:
     return X, y, scattered
 
 
-@pytest.mark.parametrize("again", [True, False], ids=["computed again", "lost"])
-def test_another_worker_ends_with_what_was_moved(again: bool) -> None:
+@pytest.mark.parametrize("data", ["computed again", "moved", "copied"])
+def test_another_worker_ends_with_what_was_moved(data: str) -> None:
     """Where nobody has it any more, nobody says that it came back."""
+    again = data == "computed again"
 
     @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
     async def test(c: Any, s: Any, *nannies: Any) -> None:
@@ -61,8 +62,10 @@ def test_another_worker_ends_with_what_was_moved(again: bool) -> None:
         if again:
             values = [c.submit(np.full, 100, i, pure=False, **where) for i in range(40)]
         else:
-            data = [np.full(100, i) for i in range(40)]
-            values = await c.scatter(data, hash=False, workers=[name])
+            some = [np.full(100, i) for i in range(40)]
+            values = await c.scatter(some, hash=False, workers=[name])
+        if data == "copied":
+            await c.replicate(values, workers=[name, gone])
         await wait(values)
         restarting = asyncio.ensure_future(
             clustertune.restart(c, workers=[s.workers[name].name])

@@ -102,7 +102,7 @@ class Restarting:
         self.targets: set[str] = set()  # that were given any of that
         self.own = {address}  # and those of the parking worker, and its later ones
         self.copied: set[Any] = set()  # what it held, and others as well
-        self.ended: set[str] = set()  # others, with what of it they had taken
+        self.ended: set[str] = set()  # others, with what it had held
         self.began = time()
 
     async def run(self) -> str:
@@ -395,8 +395,8 @@ class Restarting:
     def _count_lost(self) -> int:
         """Keys of it that nobody has any more, by the scheduler's own events.
 
-        What ends with it, or with a parking worker, is counted in any case. What
-        another worker has taken and ended with is lost unless it is computed again.
+        What ends with it, or with a parking worker, is counted in any case. What it
+        held and another worker has ended with is lost unless it is computed again.
         """
         lost = 0
         for when, event in list(self.scheduler.get_events("all")):
@@ -411,8 +411,9 @@ class Restarting:
             if event.get("worker") in self.own:
                 lost += len(computed) + len(scattered)
                 continue
-            taken = sum(key in self.away for key in scattered) + sum(
-                key in self.away and is_gone(self.scheduler, key) for key in computed
+            taken = sum(map(self._was_there, scattered)) + sum(
+                self._was_there(key) and is_gone(self.scheduler, key)
+                for key in computed
             )
             if taken:
                 lost += taken
@@ -467,9 +468,13 @@ class Restarting:
         return all(ws.address != address for ws in ts.who_has)
 
     def _count_again(self) -> int:
-        """Keys that were moved away and are computed again: who had them ended."""
-        tasks = self.scheduler.tasks
-        return sum(key in tasks and tasks[key].state in COMING for key in self.away)
+        """Keys that it held and that are computed again: who had them ended."""
+        tasks, held = self.scheduler.tasks, (*self.away, *self.copied)
+        return sum(key in tasks and tasks[key].state in COMING for key in held)
+
+    def _was_there(self, key: Any) -> bool:
+        """Whether it held a key; of one with copies its own was dropped as well."""
+        return key in self.away or key in self.copied
 
     def state(self) -> dict[str, Any]:
         """How far it is; plain types."""
