@@ -413,6 +413,8 @@ class Load:
 
     workers: tuple[str, ...]  # addresses
     targets: Mapping[str, Int64s]  # by label, per key: index into ``workers``
+    #: bytes for all of it on each worker that may have some; None: it is known to fit
+    room: Float64s | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

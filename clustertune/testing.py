@@ -27,6 +27,7 @@ from clustertune.builders import worker as worker
 from clustertune.data.contents import of_need
 from clustertune.data.reordering import NEW, OLD, ORDER
 from clustertune.errors import ScaleError
+from clustertune.facts.capacity import refuse_overfull
 from clustertune.facts.sizes import held_bytes, part_bytes
 from clustertune.facts.verification import problems
 from clustertune.model import (
@@ -191,6 +192,7 @@ class MemoryCluster:
 
     async def persist(self, load: Load, notify: Notify) -> None:
         self.calls.append("persist")
+        self._refuse_overfull(load)
         addresses = list(self.workers)
         for x in self.layouts:
             for m in x.members:
@@ -210,6 +212,15 @@ class MemoryCluster:
             replace(x, members=tuple(_loaded(m) for m in x.members))
             for x in self.layouts
         )
+
+    def _refuse_overfull(self, load: Load) -> None:
+        lazy = [m for x in self.layouts for m in x.members if not m.loaded]
+        if load.room is None or not lazy:
+            return
+        labels = [m.label for m in lazy]
+        taken = np.cumsum(np.concatenate([_loaded(m).nbytes for m in lazy]))
+        for there, nbytes in enumerate(taken.tolist(), 1):
+            refuse_overfull(labels, load.room, len(taken), there, nbytes)
 
     async def scale(self, n_workers: int, notify: Notify) -> None:
         self.calls.append(f"scale {n_workers}")

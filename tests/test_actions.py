@@ -107,7 +107,7 @@ def test_persist_data_that_does_not_tell_its_size() -> None:
     """One member of unknown size makes the whole unknown, not too small."""
     data = layout([10], None, total_bytes=None)
     (step,) = propose(persist, view((), [data]))
-    assert step.summary == "load X, y of unknown size in one call"
+    assert "(of unknown size; no more than " in step.summary
     assert step.price.peak is None
 
 
@@ -184,7 +184,12 @@ def test_what_cannot_fit_is_not_loaded() -> None:
     data = layout([10] * 4, None, row_bytes={"X": 50, "y": 8})
     with pytest.raises(CapacityError, match=r"X and y \(2.3 KiB\) cannot be loaded"):
         propose(persist, view(small, [data]))
-    assert propose(persist, view(small, [layout([10], None, total_bytes=None)]))
+    (step,) = propose(persist, view(small, [layout([10], None, total_bytes=None)]))
+    assert "load X, y (of unknown size; no more than 1.2 KiB)" in step.summary
+    assert step.args.room.tolist() == [600.0, 600.0]
+    vague = [replace(w, facts=Unknown("nobody asked")) for w in small]
+    (step,) = propose(persist, view(vague, [layout([10], None, total_bytes=None)]))
+    assert (step.args.room, "(of unknown size)" in step.summary) == (None, True)
     other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")
     lazy = layout([10], None, row_bytes={"X": 30, "y": 8})
     assert propose(persist, view(small, [lazy]))

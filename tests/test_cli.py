@@ -132,6 +132,19 @@ def test_help_needs_no_dask() -> None:
     assert done.stderr == "set()\n"
 
 
+def test_as_a_module() -> None:
+    """Where the script is not on the PATH; scripts find the exit codes in its help."""
+    done = subprocess.run(
+        [sys.executable, "-m", "clustertune", "-h"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("Usage: clustertune [OPTIONS] COMMAND")
+    assert "3 the cluster was not reached" in " ".join(done.stdout.split())
+
+
 @pytest.mark.parametrize("command", [(), *((c,) for c in COMMANDS)])
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help(command: tuple[str, ...], flag: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clustertune import builders, testing
-from clustertune.errors import ScaleError
+from clustertune.errors import CapacityError, ScaleError
 from clustertune.model import Load, Move, Moves, Result, View
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
 
@@ -167,6 +167,20 @@ def test_persist_where_it_is_said() -> None:
     load = Load(workers=(at(0), at(1), at(2)), targets=targets)
     asyncio.run(cluster.persist(load, lambda *_: None))
     assert homes(cluster, "X") == [{at(i)} for i in (1, 0, 0, 1)]
+
+
+def test_persist_stops_where_the_room_ends() -> None:
+    """Nothing is loaded then; what fits is."""
+    cluster = three(layout(ROWS, None))
+    total = 88 * sum(ROWS)
+    for room in (total / 2, 0.0):
+        load = replace(ANYWHERE, room=np.array([room / 2] * 2))
+        with pytest.raises(CapacityError, match="What was loaded is let go"):
+            asyncio.run(cluster.persist(load, lambda *_: None))
+        assert not any(m.loaded for m in look(cluster).layouts[0].members)
+    load = replace(ANYWHERE, room=np.array([float(total)]))
+    asyncio.run(cluster.persist(load, lambda *_: None))
+    assert all(m.loaded for m in look(cluster).layouts[0].members)
 
 
 def test_persist_tells_rows_and_bytes() -> None:

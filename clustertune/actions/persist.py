@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from clustertune.errors import CapacityError
-from clustertune.facts import layouts
-from clustertune.facts.memory import room
+from clustertune.facts import capacity, layouts
+from clustertune.facts.memory import lines_known, room
 from clustertune.facts.sizes import held_bytes, layout_bytes, member_bytes, sum_bytes
 from clustertune.model import (
     Cluster,
@@ -34,7 +34,7 @@ from clustertune.model import (
 )
 from clustertune.rows import chunking
 from clustertune.rows.placement import AIM, place
-from clustertune.wording import bytes_text, names_text, plural
+from clustertune.wording import bytes_text, names_text
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -48,7 +48,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     lazy = [m for layout in view.layouts for m in layout.members if not m.loaded]
     if not lazy or not view.loads:
         return
-    _refuse_too_much(lazy, view)
+    labels = [m.label for m in lazy]
+    amount, most = _amount(lazy, labels, view)
     targets: dict[str, Int64s] = {}
     free = np.maximum(0.0, _room(view))
     for layout in view.layouts:
@@ -59,17 +60,32 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
                 np.add.at(taken, found[member.label], _key_bytes(member))
                 free = np.maximum(0.0, free - taken)
         targets |= found
-    size = sum_bytes(lazy)
-    amount = "of unknown size" if isinstance(size, Unknown) else f"({bytes_text(size)})"
     placed = [m.label for m in lazy if m.label in targets]
     yield Step(
         action="persist",
-        summary=f"load {', '.join(m.label for m in lazy)} {amount} in one call",
+        summary=f"load {', '.join(labels)} ({amount}) in one call",
         price=Price(nbytes=None, seconds=None, peak=_peak(lazy, targets, view)),
         gain="pieces and row counts of all collections agree and are known"
         + (f"; {names_text(placed)} where training needs it" if placed else ""),
-        args=Load(workers=tuple(w.address for w in view.now.workers), targets=targets),
+        args=Load(
+            workers=tuple(w.address for w in view.now.workers),
+            targets=targets,
+            room=most,
+        ),
     )
+
+
+def _amount(
+    lazy: list[Member], labels: list[str], view: View
+) -> tuple[str, Float64s | None]:
+    """How much is loaded, in words; and the room, where only loading will tell."""
+    size, free = sum_bytes(lazy), _free(view)
+    if not isinstance(size, Unknown):
+        capacity.refuse_too_much(labels, size, free)
+        return bytes_text(size), None
+    if not len(free) or not lines_known(view):
+        return "of unknown size", None
+    return f"of unknown size; no more than {bytes_text(free.sum())}", free
 
 
 def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | None:
@@ -95,25 +111,10 @@ def _key_bytes(member: Member) -> Int64s:
     return (rows * (total / max(1, int(rows.sum())))).astype(np.int64)
 
 
-def _refuse_too_much(lazy: list[Member], view: View) -> None:
-    """Loading what cannot fit would make workers spill or be killed first."""
-    size = sum_bytes(lazy)
+def _free(view: View) -> Float64s:
+    """Bytes of room on each worker that may have some of the data."""
     free, may = np.maximum(0.0, _room(view)), layouts.weights(view) > 0
-    free = free[may] if may.any() else free  # paused ones may run again
-    if isinstance(size, Unknown) or not len(free) or size <= free.sum():
-        return
-    text = (
-        f"{names_text([m.label for m in lazy])} ({bytes_text(size)}) cannot be loaded: "
-        f"below the lines at which workers spill, {plural(len(free), 'worker')} have "
-        f"{bytes_text(free.sum())} of room"
-    )
-    if not free.any():
-        raise CapacityError(f"{text}; free memory there, or add workers: n_workers=")
-    enough = max(len(free) + 1, int(np.ceil(size / free.mean())))
-    raise CapacityError(
-        f"{text}; about {enough} workers of this size would do: n_workers={enough}; or "
-        'make it smaller, for example with dtype="float32"'
-    )
+    return free[may] if may.any() else free  # paused ones may run again
 
 
 def _room(view: View) -> Float64s:

@@ -2,10 +2,6 @@
 
 A command's module is loaded when the command is used: ``clustertune --help``, and every
 ``dask --help``, need none of them.
-
-Exit codes: 0 clean or done, 1 findings, or what was asked for will not work or was not
-found, 2 usage, 3 the cluster was not reached, 4 refused, 5 failed or done in part,
-130 interrupted.
 """
 
 from __future__ import annotations
@@ -121,4 +117,8 @@ def main() -> None:
 
     ADDRESS is a scheduler's, like tcp://10.0.0.5:8786; without it, Dask's configuration
     (scheduler-address, DASK_SCHEDULER_ADDRESS) says which.
+
+    Exit codes: 0 clean or done, 1 findings, or what was asked for will not work or was
+    not found, 2 usage, 3 the cluster was not reached, 4 refused, 5 failed or done in
+    part, 130 interrupted.
     """

@@ -8,7 +8,7 @@ knows what is bound, and lets it go.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
@@ -26,6 +26,14 @@ from clustertune.wording import printable
 POLL = 0.05  # seconds between two questions how far something is
 STUCK = 0.5  # seconds between two questions whether a task waits for a worker
 RELEASE = 0.01  # seconds between two looks which old pieces can go
+GLANCE = 0.2  # seconds between two questions what is in memory
+RARELY = 20  # times as long as the question took, at least
+
+Judge = Callable[[int, int, int], None]
+"""Given the number of all pieces, of those in memory, and of their bytes; may raise."""
+
+Meanwhile = Callable[[], Awaitable[None]]
+"""What is done now and then while pieces are on their way."""
 
 
 class Computing:
@@ -36,9 +44,15 @@ class Computing:
         self._lease = lease
 
     async def pieces(
-        self, graph: graphs.Graph, notify: Notify, doing: str
+        self,
+        graph: graphs.Graph,
+        notify: Notify,
+        doing: str,
+        judge: Judge | None = None,
     ) -> dict[Key, Any]:
         """Have a graph computed, each task on its worker; the futures of all pieces.
+
+        ``judge`` is asked now and then whether to go on.
 
         Raises
         ------
@@ -47,8 +61,9 @@ class Computing:
         """
         async with self.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+            glance = None if judge is None else await self._glance(futures, judge)
             try:
-                await self.settle(list(futures.values()), notify, doing, pin)
+                await self.settle(list(futures.values()), notify, doing, pin, glance)
             except BaseException:
                 for future in futures.values():
                     future.release()  # a traceback would keep them
@@ -74,12 +89,14 @@ class Computing:
         notify: Notify,
         doing: str,
         pin: str = "",
-        release: Callable[[], Awaitable[None]] | None = None,
+        meanwhile: Meanwhile | None = None,
+        pause: float = POLL,
     ) -> None:
         """Wait until every piece is in memory.
 
         ``pin`` names tasks that are bound to workers: those of a worker that is gone
-        or paused are let go. ``release`` is called now and then, and at the end.
+        or paused are let go. ``meanwhile`` is called after each ``pause`` (seconds),
+        and at the end.
 
         Raises
         ------
@@ -90,7 +107,6 @@ class Computing:
         """
         pending = futures
         asked = monotonic()
-        pause = POLL if release is None else RELEASE
         # "lost" is what a client calls a key whose worker died until it is there again
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
             await self._refuse_failed(futures)
@@ -101,14 +117,31 @@ class Computing:
             if pin and monotonic() - asked > STUCK:
                 asked = monotonic()
                 await self._lease.ask("free_stuck", name=pin)
-            if release is not None:
-                await release()
+            if meanwhile is not None:
+                await meanwhile()
             # looking at 100,000 states takes as long as the pause should
             await asyncio.sleep(len(futures) * 1e-6)
             await self._done_soon(pending[-1], pause)
         await self._refuse_failed(futures)
-        if release is not None:
-            await release()
+        if meanwhile is not None:
+            await meanwhile()
+
+    async def _glance(self, names: Iterable[Key], judge: Judge) -> Meanwhile:
+        """What asks for the bytes in memory, not all the time, and has them judged."""
+        pieces = list(names)
+        packed = await asyncio.to_thread(keys.pack, pieces)
+        next_time = monotonic() + GLANCE
+
+        async def glance() -> None:
+            nonlocal next_time
+            start = monotonic()
+            if start < next_time:
+                return
+            there, nbytes = await monitor.held(self.client, packed)
+            judge(len(pieces), there, nbytes)
+            next_time = monotonic() + max(GLANCE, RARELY * (monotonic() - start))
+
+        return glance
 
     async def _done_soon(self, future: Future[Any], seconds: float) -> None:
         """Wait for one of many, which are then looked at again, or so long."""

@@ -30,7 +30,11 @@ Speeds = dict[str, tuple[float, float]]
 
 
 async def measure(
-    client: Client, addresses: Sequence[str], pair: tuple[str, str], *, copying: bool
+    client: Client,
+    addresses: Sequence[str],
+    pair: tuple[str, str] | None,
+    *,
+    copying: bool,
 ) -> Speeds:
     """How fast these workers are; a link is timed where nothing is known of any.
 
@@ -41,12 +45,13 @@ async def measure(
     addresses
         Workers to which code may go.
     pair
-        Sender and receiver of the bytes with which a link is timed.
+        Sender and receiver of the bytes with which a link is timed; None: nothing is
+        sent, and what no worker knows stays unknown.
     copying
         Whether it is wanted to know how fast they copy.
     """
     found = await _ask(client, addresses, copying=copying)
-    if not any(received for received, _ in found.values()):
+    if pair and not any(received for received, _ in found.values()):
         await _send(client, *pair)
         sent = await _ask(client, pair[1:], copying=False)
         found |= {a: (speed, found[a][1]) for a, (speed, _) in sent.items()}

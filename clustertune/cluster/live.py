@@ -24,11 +24,12 @@ import numpy as np
 from distributed import Client, Future
 
 from clustertune.cluster import inquiry, monitor, releasing
-from clustertune.cluster.computing import POLL, Computing
+from clustertune.cluster.computing import POLL, RELEASE, Computing
 from clustertune.cluster.lease import Lease
 from clustertune.cluster.staff import Staff
 from clustertune.data import contents, cutting, graphs, inputs, loading, reordering
 from clustertune.errors import NoWorkersError
+from clustertune.facts.capacity import refuse_overfull
 from clustertune.facts.layouts import homes
 from clustertune.model import (
     Bounds,
@@ -193,7 +194,7 @@ class LiveCluster:
         return await monitor.overhead(self.client, view.now)
 
     async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
-        """Ask workers how fast they are; the first time bytes are sent for it."""
+        """Ask workers how fast they are; the first time bytes may be sent for it."""
         now = await monitor.speeds(self.client, view.now, flows)
         return replace(view, snapshots=(*view.snapshots[:-1], now))
 
@@ -248,7 +249,11 @@ class LiveCluster:
         ]
         # making the graph takes a while, in which the event loop must go on
         graph = await asyncio.to_thread(loading.build, lazy)
-        futures = await self._computing.pieces(graph, notify, "loading")
+        judge = None
+        if load.room is not None:
+            labels = [x.label for x in lazy]
+            judge = partial(refuse_overfull, labels, load.room)
+        futures = await self._computing.pieces(graph, notify, "loading", judge)
         make = partial(loading.collections, lazy, graph, futures)
         self._replace(await asyncio.to_thread(make))
 
@@ -306,6 +311,7 @@ class LiveCluster:
                     "cutting",
                     pin,
                     release if releases else None,
+                    RELEASE if releases else POLL,
                 )
             finally:
                 for r in releases:

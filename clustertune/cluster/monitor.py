@@ -28,6 +28,7 @@ from clustertune.errors import (
     LeaseHeldError,
     VersionMismatchError,
 )
+from clustertune.facts import pricing
 from clustertune.model import (
     Burden,
     Flow,
@@ -307,6 +308,14 @@ async def look(
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 
 
+async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
+    """How many pieces of these packed keys are in memory, and the bytes they take."""
+    found = await ask(client, "look", collections=[packed])
+    (raw,) = found["collections"]
+    there = np.unique(np.frombuffer(raw["pieces"], dtype=np.int64))
+    return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
+
+
 async def overhead(client: Client, snapshot: Snapshot) -> float | None:
     """Seconds that a task takes beside its work; None: it cannot be told now.
 
@@ -341,8 +350,12 @@ async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> S
     pair = snapshot.workers[sender].address, snapshot.workers[receiver].address
     if any(w.processing for w in snapshot.workers) or not {*pair} <= {*taking_part}:
         return snapshot
-    copying = bool(made.any())
-    found = await links.measure(client, taking_part, pair, copying=copying)
+    found = await links.measure(
+        client,
+        taking_part,
+        pair if pricing.worth_sending(flows) else None,
+        copying=bool(made.any()),
+    )
     workers = tuple(
         _at_speed(w, *found.get(w.address, (0, 0))) for w in snapshot.workers
     )

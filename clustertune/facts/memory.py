@@ -59,13 +59,21 @@ def room(view: View) -> Float64s:
     A worker of which the thresholds or the memory are not known gets no more than it
     holds now.
     """
-    given, fixed = _given(view), fixed_bytes(view)
-    lines = [_line(w, view, f) for w, f in zip(view.now.workers, fixed, strict=True)]
     found = [
         g if isinstance(line, Unknown) else max(0.0, line)
-        for line, g in zip(lines, given, strict=True)
+        for line, g in zip(_lines(view), _given(view), strict=True)
     ]
     return np.array(found, dtype=np.float64)
+
+
+def lines_known(view: View) -> bool:
+    """Whether it is known of every worker when it will spill."""
+    return not any(isinstance(line, Unknown) for line in _lines(view))
+
+
+def _lines(view: View) -> list[float | Unknown]:
+    fixed = fixed_bytes(view)
+    return [_line(w, view, f) for w, f in zip(view.now.workers, fixed, strict=True)]
 
 
 def _given(view: View) -> Float64s:

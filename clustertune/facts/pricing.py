@@ -20,8 +20,13 @@ from clustertune.rows.moving import Targets, travelling
 COPYING = 1e9
 MOVE = 0.04  # seconds that any move takes: cycles of the mover, and questions to it
 GRAPH = 0.05  # seconds that any graph takes, and the questions about it
-#: bytes on the busiest link below which nothing is timed: that would take longer
-LEAST = 2**24
+#: seconds for each part of an old piece, beside its bytes: the scheduler's, which has a
+#: dependency more, and a worker's, which cuts it; as many tiny pieces took to be joined
+ARRAY_PART, FRAME_PART = 1.3e-4, 3.5e-4
+#: bytes on the busiest links below which workers are not asked how fast they are
+ASKING = 2**20
+#: and below which nothing is sent to time a link: that would take longer
+SENDING = 2**24
 
 
 def seconds(flow: Flow, view: View) -> float | None:
@@ -47,10 +52,19 @@ def _priced(step: Step, view: View) -> Step:
 
 
 def worth_timing(plan: Plan) -> list[Flow]:
-    """What the steps of a plan send, where that takes longer than timing it."""
+    """What the steps of a plan send, where that takes longer than asking workers."""
     flows = [s.price.flow for s in plan.steps if s.price.flow is not None]
-    most = sum(int(np.maximum(f.into, f.out).max(initial=0)) for f in flows)
-    return flows if most >= LEAST else []
+    return flows if _busiest(flows) >= ASKING else []
+
+
+def worth_sending(flows: Sequence[Flow]) -> bool:
+    """Whether a link is timed with bytes, if workers have nothing to tell."""
+    return _busiest(flows) >= SENDING
+
+
+def _busiest(flows: Sequence[Flow]) -> int:
+    """Bytes that the busiest worker of each step receives or sends, in all."""
+    return sum(int(np.maximum(f.into, f.out).max(initial=0)) for f in flows)
 
 
 def of_moves(layout: Layout, view: View, target: Targets) -> Flow:
@@ -72,6 +86,7 @@ def both(first: Flow, then: Flow) -> Flow:
 def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
     """What the cuts of ``members``, in this order, send and copy."""
     n_workers, n_tasks = len(view.now.workers), 0
+    parts = 0.0
     into, out, made = (np.zeros(n_workers, dtype=np.int64) for _ in range(3))
     for cut, member in zip(recut.cuts, members, strict=True):
         amount = part_bytes(member, cut.key, cut.stop - cut.start)
@@ -81,11 +96,12 @@ def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
         np.add.at(out, cut.owner[away], amount[away])
         np.add.at(made, target, amount)
         n_tasks += len(recut.rows)
+        parts += len(amount) * (ARRAY_PART if member.kind == "array" else FRAME_PART)
         sent, receiver, more = _bundles(cut.new[away], cut.owner[away], recut.targets)
         np.add.at(into, receiver, more)
         np.add.at(out, sent, more)
         n_tasks += len(more)
-    besides = GRAPH + n_tasks * (view.now.overhead or 0.0)
+    besides = GRAPH + n_tasks * (view.now.overhead or 0.0) + parts
     return Flow(into=into, out=out, made=made, seconds=besides)
 
 

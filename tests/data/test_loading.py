@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from time import sleep
 
 import dask
@@ -294,6 +295,33 @@ async def test_too_much_is_not_loaded(c, s, *workers):
     with pytest.raises(CapacityError, match=r"X \(762.9 MiB\) cannot be loaded"):
         await clustertune.prepare(c, X)
     assert not s.tasks
+
+
+GO_ON, COUNT = threading.Event(), itertools.count()
+
+
+def _piece(i):
+    assert next(COUNT) < 20 or GO_ON.wait(30)
+    return pd.DataFrame({"a": np.full(250_000, float(i))})
+
+
+@gen_cluster(
+    client=True,
+    nthreads=THREE,
+    worker_kwargs={"memory_limit": "8 GiB"},
+    config={"distributed.worker.memory.target": 0.001},  # 8.6 MB
+)
+async def test_what_turns_out_to_be_too_much(c, s, *workers):
+    """Loading stops at the lines at which workers spill; nothing stays behind."""
+    X = dd.from_map(_piece, range(30), meta=pd.DataFrame({"a": [0.0]}))
+    text = r"X cannot be loaded: \d+ of 30 pieces took .*, so all take about 5.\.. MiB;"
+    with pytest.raises(CapacityError, match=text):
+        await clustertune.prepare(c, X)
+    GO_ON.set()
+    await soon(lambda: not s.tasks)
+    assert not any(w.data for w in workers)
+    (few,) = await clustertune.prepare(c, X.partitions[:10])
+    assert await c.compute(few["a"].count()) == 2_500_000
 
 
 def test_with_a_synchronous_client(parquet):

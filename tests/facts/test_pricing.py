@@ -95,6 +95,25 @@ def test_the_busiest_worker_decides() -> None:
     assert pricing.seconds(flow([0, 100], [100, 0]), view(unknown)) is None
 
 
+def test_many_parts_take_time() -> None:
+    """Beside their bytes; those of frames more."""
+
+    def priced(n_pieces: int, kind: str) -> float:
+        pieces = layout([1000 // n_pieces] * n_pieces, [0] * n_pieces)
+        members = tuple(replace(m, kind=kind) for m in pieces.members)
+        seen = view([worker(0), worker(1)], [replace(pieces, members=members)])
+        seen = replace(seen, goal=replace(seen.goal, rechunk=2))
+        (step,) = make_plan(checks.run(seen), seen).steps
+        assert (step.action, step.price.seconds is None) == ("rechunk", False)
+        return step.price.seconds or 0.0
+
+    few, many, frames = priced(4, "array"), priced(500, "array"), priced(500, "series")
+    assert many - few > 900 * pricing.ARRAY_PART
+    assert frames - many == pytest.approx(
+        1000 * (pricing.FRAME_PART - pricing.ARRAY_PART)
+    )
+
+
 class Timed(MemoryCluster):
     """Says that workers are ten times as fast as they were taken for."""
 
@@ -169,20 +188,25 @@ async def test_a_link_is_timed_once(c: Any, s: Any, a: Any, b: Any) -> None:
     await monitor.open_door(c, await monitor.identify(c))
     now, _ = await monitor.look(c, [])
     order = [w.address for w in now.workers]
-    large = 2 * pricing.LEAST
+    large = 2 * pricing.SENDING
     into, out = ([large * (x == w.address) for x in order] for w in (b, a))
     # a sends most of all, and receives most, too
     flows = [flow(into, out, into), *2 * [flow(out, out)]]
     working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
     assert await monitor.speeds(c, working, flows) is working
-    assert not b.transfer_incoming_log
+    few = flow([n // 32 for n in into], [n // 32 for n in out])
+    asked = await monitor.speeds(c, now, [few])
+    assert [w.bandwidth for w in asked.workers] == [w.bandwidth for w in now.workers]
+    assert not b.transfer_incoming_log  # for so little nothing is sent
     timed = await monitor.speeds(c, now, flows)
     sent = [t["total"] for t in b.transfer_incoming_log]
     assert sent == list(links.SIZES)
     usual = {w.bandwidth for w in now.workers}
     assert usual.isdisjoint(w.bandwidth for w in timed.workers)
     assert all(w.copying for w in timed.workers)
-    await monitor.speeds(c, now, flows)
+    for more in (flows, [few]):
+        again = await monitor.speeds(c, now, more)
+        assert usual.isdisjoint(w.bandwidth for w in again.workers)
     assert [t["total"] for t in b.transfer_incoming_log] == sent
     assert not a.transfer_incoming_log
     await async_poll_for(lambda: not c.futures and not s.tasks, timeout=10)
