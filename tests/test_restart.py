@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Nanny, wait
+from distributed import Client, Event, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -257,6 +257,33 @@ async def test_keys_that_come_and_go_meanwhile(c: Any, s: Any, *nannies: Any) ->
     assert report.status == "done", str(report)
     assert len(await c.gather(made)) == len(made)
     assert len(await c.gather(scattered)) == 6
+
+
+def _until_told(_i: int) -> bool:
+    return bool(Event("go on").wait(60))
+
+
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
+    """What it had done by then is what others learn; one that was refused is not."""
+
+    def stop(text: str, _done: float | None) -> None:
+        if text.startswith("restarting worker"):
+            work.cancel()
+
+    first = next(iter(s.workers))
+    (busy,) = c.map(_until_told, [0], workers=[first])
+    work = asyncio.ensure_future(clustertune.restart(c, workers=[first], progress=stop))
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    await Event("go on").set()
+    assert await busy
+    report = await clustertune.last_report(c)
+    assert (report.status, "interrupted" in report.error) == ("failed", True)
+    assert report.steps[0].action == "restart"
+    with pytest.raises(ValueError, match="there is no nobody"):
+        await clustertune.restart(c, workers=["nobody"])
+    assert await clustertune.last_report(c) == report
 
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)

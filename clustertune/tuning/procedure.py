@@ -83,6 +83,8 @@ async def carry_out(procedure: Procedure) -> Report:
         if isinstance(ours, ClustertuneError):
             ours.report = report
         progress.finish(headlines(report))
+        if journal.outcomes:  # one that was refused has not done anything
+            await asyncio.shield(cluster.keep(report.to_json()))
         await _note(procedure, "failed", journal)
         if ours is error:
             raise
