@@ -348,8 +348,15 @@ def _step_rows(steps: Sequence[Done]) -> list[list[str]]:
     ]
 
 
+def placements(report: Report) -> tuple[tuple[str, tuple[LayoutSummary, ...]], ...]:
+    """Where the data lay, and when; once where it lies as it did, as in a dry run."""
+    if report.before == report.after:
+        return (("as it lies", report.after),)
+    return (("before", report.before), ("after", report.after))
+
+
 def _layout_tables(report: Report) -> Iterator[tuple[LayoutSummary, str]]:
-    for when, summaries in (("before", report.before), ("after", report.after)):
+    for when, summaries in placements(report):
         for s in summaries:
             if s.workers:
                 yield s, f"{_describe(s)}, {when}"

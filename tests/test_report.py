@@ -231,6 +231,20 @@ def test_few_workers_are_all_shown() -> None:
     assert rows == ["worker", *(f"w{i}" for i in range(12))]
 
 
+def test_what_lies_as_it_did_is_shown_once() -> None:
+    """As after a dry run; with what has changed one sees both."""
+    data = layout([10] * 2, [0, 0])
+    here, there = (
+        (summarize(x, view([worker("w0"), worker("w1")], [x])),)
+        for x in (data, layout([10] * 2, [0, 1]))
+    )
+    text = str(Report(status="planned", seconds=1.0, before=here, after=here))
+    assert text.count("training data: ") == 1
+    assert "as it lies" in text
+    text = str(Report(status="done", seconds=1.0, before=here, after=there))
+    assert text.index(", before") < text.index(", after")
+
+
 # --- untrusted text ---------------------------------------------------------------
 
 

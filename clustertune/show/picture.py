@@ -17,7 +17,7 @@ from clustertune.dashboard.state import make
 from clustertune.dashboard.words import found_table
 from clustertune.model import Finding
 from clustertune.remote.shares import summary
-from clustertune.report import LayoutSummary, Report, headlines
+from clustertune.report import LayoutSummary, Report, headlines, placements
 from clustertune.show import handover
 from clustertune.show.shielding import policy
 from clustertune.wording import bytes_text, cost_text, seconds_text
@@ -31,8 +31,7 @@ _WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 def draw(report: Report) -> str:
     """The report as HTML that needs nothing besides."""
-    both = (("before", report.before), ("after", report.after))
-    placed = [_rows(when, found) for when, found in both if found]
+    placed = [_rows(when, found) for when, found in placements(report) if found]
     figures = [f for rows in placed for f in rows.figures]
     columns: list[Any] = [Column(children=list(rows.roots), **_WIDE) for rows in placed]
     parts: list[Any] = [
