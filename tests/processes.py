@@ -29,7 +29,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
     """Wait for a condition and return it; fail when it does not come."""
     end = monotonic() + seconds
     while not (value := condition()):

@@ -161,7 +161,11 @@ def watch(
     duration: str | None,
     form: str,
 ) -> None:
-    """Say when a condition begins or ends, for as long as it runs."""
+    """Say when a condition begins or ends, for as long as it runs.
+
+    It looks at workers, and at growth from run to run; at clients, tasks, names and
+    data `clustertune check` and `clustertune prepare` look.
+    """
     profile = _known_workload(workload)
     seconds = seconds_of("--for", duration)
 

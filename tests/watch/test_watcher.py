@@ -158,7 +158,7 @@ async def test_it_ends_with_its_client(c, s, a, b):
         await soon(lambda: len(monitor.snapshots) > 2)
         await c.close()
         await soon(monitor._task.done)
-        assert len(await asyncio.wait_for(seen, 5)) > 2
+        assert len(await asyncio.wait_for(seen, 20)) > 2
     assert "closed" in repr(monitor)
     assert monitor.failure is None
     assert not _watching()
@@ -182,7 +182,7 @@ async def test_what_ends_the_watch_is_told(c, s, a, b):
         wrong = {"clustertune.checks.paused_workers.most": 1}
         text = "has no setting 'most'"
         with dask.config.set(wrong), pytest.raises(ValueError, match=text):
-            await asyncio.wait_for(seen, 5)
+            await asyncio.wait_for(seen, 20)
         assert isinstance(monitor.failure, ValueError)
         assert "failed (ValueError" in repr(monitor)
 
@@ -201,7 +201,7 @@ async def test_a_scheduler_that_hangs(c, s, a, b, monkeypatch):
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         with monkeypatch.context() as patch:
             patch.setitem(s.handlers, "clustertune", hang)
-            await asyncio.wait_for(asked.wait(), 5)
+            await asyncio.wait_for(asked.wait(), 20)
             await soon(lambda: monitor.unknown_since)
             assert "unknown for" in repr(monitor)
         await soon(lambda: monitor.unknown_since is None)
