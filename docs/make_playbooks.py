@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from clustertune import checks
-from clustertune.play import playbook
+from clustertune.play import shelf
 from clustertune.play.playbook import ACTIONS, ON_DATA
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +174,7 @@ def _words() -> str:
 def _shipped() -> list[str]:
     parts = []
     for path in sorted((ROOT / "playbooks").glob("*.yaml")):
-        read = playbook.read(path)
+        read = shelf.read(path)
         text = path.read_text().rstrip("\n")
         parts.append(f"### {read.name}\n\n{read.description}\n\n```yaml\n{text}\n```\n")
     return parts

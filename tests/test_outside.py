@@ -20,8 +20,9 @@ import clustertune
 from clustertune import actions, adapters, checks, plugins, workloads
 from clustertune.errors import PlaybookError, RefusedError
 from clustertune.model import Drop, Price, Restart, Severity, Step
-from clustertune.play.playbook import Limits, load
+from clustertune.play.playbook import Limits
 from clustertune.play.playing import refuse_beyond
+from clustertune.play.reading import load
 from clustertune.testing import view, worker
 from clustertune.workloads import Handed, Rows
 from tests.pages import DOCS, blocks

@@ -22,8 +22,7 @@ from clustertune.cli.running import run as run_on
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import PlaybookError
 from clustertune.model import Severity
-from clustertune.play import playbook as playbooks_of
-from clustertune.play import playing
+from clustertune.play import playing, shelf
 from clustertune.play.played import Played
 from clustertune.wording import printable
 
@@ -32,7 +31,7 @@ def _complete(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Names of playbooks, and files."""
-    named = [n for n in playbooks_of.available() if n.startswith(incomplete)]
+    named = [n for n in shelf.available() if n.startswith(incomplete)]
     return [*map(CompletionItem, named), CompletionItem(incomplete, type="file")]
 
 
@@ -89,7 +88,7 @@ def run(
     change something is first gone through without changing anything, and asked about.
     """
     with _wrong_playbooks_told():
-        read = playbooks_of.read(playbook, values)
+        read = shelf.read(playbook, values)
         playing.refuse_without_data(read, datasets or None)
         workloads.choose(workload)
 
@@ -143,9 +142,9 @@ def playbooks(name: str | None, form: str) -> None:
     """
     with _wrong_playbooks_told():
         if name is not None:
-            click.echo(playbooks_of.text_of(name), nl=False)
+            click.echo(shelf.text_of(name), nl=False)
             return
-        listed = [_described(n, path) for n, path in playbooks_of.available().items()]
+        listed = [_described(n, path) for n, path in shelf.available().items()]
     if form == "json":
         click.echo(json.dumps({"schema_version": 1, "playbooks": listed}))
         return
@@ -157,7 +156,7 @@ def playbooks(name: str | None, form: str) -> None:
 def _described(name: str, path: Path) -> dict[str, str]:
     """What a list says of a playbook; of one that is wrong, what is."""
     try:
-        text = playbooks_of.read(path).description
+        text = shelf.read(path).description
     except ValueError as error:
         text = f"cannot be used: {str(error).partition(chr(10))[0]}"
     return {"name": name, "text": text, "file": printable(str(path))}

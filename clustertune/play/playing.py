@@ -41,9 +41,17 @@ from clustertune.errors import (
     TimedOutError,
 )
 from clustertune.model import Finding, Goal, Notify, Profile, Severity, Snapshot, View
-from clustertune.play import playbook as playbooks
+from clustertune.play import shelf
 from clustertune.play.material import Collections, DataSets, Material
-from clustertune.play.playbook import GIVEN, NAMED, ON_DATA, Limits, Playbook, Step
+from clustertune.play.playbook import (
+    GIVEN,
+    NAMED,
+    ON_DATA,
+    Limits,
+    Playbook,
+    Step,
+    checks_named,
+)
 from clustertune.play.played import BAD, Played, PlayedStep
 from clustertune.progress import Progress
 from clustertune.report import Report, acted
@@ -142,7 +150,7 @@ def run(
     elif any(x is not None for x in (y, eval_set, *companions.values())):
         raise TypeError("X is None but other data is given; give X too")
     values = {key: str(value) for key, value in (settings or {}).items()}
-    read = playbooks.read(playbook, values)
+    read = shelf.read(playbook, values)
     playing = playing_of(client, read, material, estimator, workload, dry_run, progress)
     return client.sync(playing.play)
 
@@ -374,7 +382,7 @@ class Playing:
             return _played(step, status, reason=str(error), report=error.report)
 
     async def _check(self, step: Step) -> PlayedStep:
-        names = {n for word in step.check for n in playbooks.checks_named(word)}
+        names = {n for word in step.check for n in checks_named(word)}
         found = tuple(f for f in await self._found() if f.check in names)
         return _played(step, "looked", checks=tuple(sorted(names)), found=found)
 

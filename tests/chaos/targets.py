@@ -30,7 +30,7 @@ from clustertune.cli import main, running
 from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
 from clustertune.facts.fingerprint import Fingerprint
 from clustertune.past import histories, record
-from clustertune.play import playbook
+from clustertune.play import playbook, reading, shelf
 from clustertune.report import Report
 from clustertune.storage import manifests
 from clustertune.timetable import conditions, instants
@@ -117,13 +117,13 @@ def parsed(text: bytes) -> Any:
 
 def _read_playbook(data: bytes) -> None:
     """With values from the command line, now and then."""
-    read = playbook.load(data, "fuzz.yaml")
+    read = reading.load(data, "fuzz.yaml")
     for step in read.steps:
         str(step)
     number = sum(data) % 7
     if number < len(_SET):
         values = _SET[number]
-        _tolerant(lambda: playbook.load(data, "fuzz.yaml", values), PlaybookError)
+        _tolerant(lambda: reading.load(data, "fuzz.yaml", values), PlaybookError)
 
 
 _SET: tuple[Mapping[str, str], ...] = (
@@ -135,11 +135,16 @@ _SET: tuple[Mapping[str, str], ...] = (
 
 
 def _playbooks() -> list[bytes]:
-    return [p.read_bytes() for p in playbook.available().values()]
+    return [p.read_bytes() for p in shelf.available().values()]
 
 
 def _playbook_words() -> list[str]:
-    known = [*playbook._TOP, *playbook._STEP, *playbook._LIMITS, *playbook.KEYS]
+    known = [
+        *playbook.TOP_KEYS,
+        *playbook.STEP_KEYS,
+        *playbook.LIMIT_KEYS,
+        *playbook.KEYS,
+    ]
     return [*known, *playbook.ACTIONS, *checks.available(), *playbook.SEVERITIES]
 
 
@@ -216,7 +221,7 @@ def _read_config(data: bytes) -> None:
         for read in (
             settings.of_checks,
             settings.of_history,
-            playbook.available,
+            shelf.available,
             lambda: conditions.parse("leak").plain(),  # type: ignore[union-attr]
         ):
             _tolerant(read, (ValueError, HistoryError))
@@ -328,7 +333,7 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
 
 def _command_words() -> list[str]:
     options = {o for _, c in _commands() for p in c.params for o in p.opts}
-    files = [str(p) for p in playbook.available().values()]
+    files = [str(p) for p in shelf.available().values()]
     return [
         *(name for path, _ in _commands() for name in path),
         *(o for o in options if o.startswith("-")),
@@ -442,7 +447,7 @@ def _read_argument(data: bytes) -> None:
     for value in values:
         for read in (
             *playbook.KEYS.values(),
-            *playbook._LIMIT_READERS.values(),
+            *playbook.LIMIT_READERS.values(),
             arguments.workers_wanted,
             arguments.restarting,
             arguments.seed,

@@ -19,9 +19,10 @@ import clustertune
 from clustertune import checks
 from clustertune.errors import PlaybookError
 from clustertune.model import Severity
-from clustertune.play import playbook
+from clustertune.play import playbook, shelf
 from clustertune.play.plainyaml import LARGEST, Node, parse
-from clustertune.play.playbook import ACTIONS, KEYS, ON_DATA, load
+from clustertune.play.playbook import ACTIONS, KEYS, ON_DATA
+from clustertune.play.reading import load
 from clustertune.tuning import operations
 
 EXAMPLE = """\
@@ -122,10 +123,10 @@ def test_limits_are_set_where_there_are_none() -> None:
     assert read.limits.minimum_workers == 3
 
 
-@pytest.mark.parametrize("name", playbook.available())
+@pytest.mark.parametrize("name", shelf.available())
 def test_what_is_shipped(name: str) -> None:
     """Each is right, called as its file, and says what it does."""
-    read = playbook.read(name)
+    read = shelf.read(name)
     assert read.name == name
     assert len(read.description) > 20
 
@@ -282,13 +283,13 @@ def test_ones_own_are_found(tmp_path: Path) -> None:
     own.write_text(with_step("check: memory"))
     (tmp_path / "odd.yaml").write_text("a: [")
     with dask.config.set({"clustertune.playbooks": str(tmp_path)}):
-        assert playbook.available()["observe"] == own
-        assert {"odd", "between-runs"} <= set(playbook.available())
-        assert playbook.read("observe").steps[0].check == ("memory",)
+        assert shelf.available()["observe"] == own
+        assert {"odd", "between-runs"} <= set(shelf.available())
+        assert shelf.read("observe").steps[0].check == ("memory",)
         with pytest.raises(PlaybookError, match=r"odd\.yaml:1"):
-            playbook.read("odd")
-    assert playbook.available()["observe"] != own
-    assert playbook.read(own) == playbook.read(str(own))
+            shelf.read("odd")
+    assert shelf.available()["observe"] != own
+    assert shelf.read(own) == shelf.read(str(own))
 
 
 @pytest.mark.parametrize("folder", ["/no/such/folder", 3, __file__])
@@ -296,7 +297,7 @@ def test_a_folder_that_is_none(folder: Any) -> None:
     """Is said to be, rather than passed over."""
     own = dask.config.set({"clustertune.playbooks": folder})
     with own, pytest.raises(ValueError, match="must be a folder"):
-        playbook.available()
+        shelf.available()
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,7 @@ def test_a_folder_that_is_none(folder: Any) -> None:
 def test_a_playbook_that_is_not_there(which: str, text: str) -> None:
     """Says what there is, or why it cannot be read."""
     with pytest.raises(ValueError, match=text):
-        playbook.read(which)
+        shelf.read(which)
 
 
 def test_the_wheel_has_them(tmp_path: Path) -> None:
@@ -326,8 +327,8 @@ def test_the_wheel_has_them(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "there")
     code = (
-        "from clustertune.play import playbook; import clustertune; print(clustertune."
-        "__file__); print(*playbook.available().values(), sep='\\n')"
+        "from clustertune.play import shelf; import clustertune; print(clustertune."
+        "__file__); print(*shelf.available().values(), sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -393,7 +394,7 @@ _playbooks = st.fixed_dictionaries(
     {"version": st.just(1), "name": _words, "steps": st.lists(_step, max_size=3)},
     optional={
         "limits": st.one_of(
-            st.dictionaries(st.sampled_from(playbook._LIMITS), _anything), _anything
+            st.dictionaries(st.sampled_from(playbook.LIMIT_KEYS), _anything), _anything
         ),
         "on_failure": _anything,
     },

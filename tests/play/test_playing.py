@@ -16,7 +16,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.errors import PlaybookError, RefusedError
 from clustertune.model import Finding, Severity
-from clustertune.play import playbook
+from clustertune.play import shelf
 from clustertune.play.playbook import Limits
 from clustertune.play.played import Played, PlayedStep
 from clustertune.play.playing import at_once, named, playing_of, unknown
@@ -345,7 +345,7 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
     """In the middle of a step: it fails, and nothing is begun after it."""
-    read = playbook.read("between-runs")
+    read = shelf.read("between-runs")
     playing = playing_of(c, read, None, None, None, False, False)
     await c.close()
     done = await asyncio.wait_for(playing.play(), 20)
