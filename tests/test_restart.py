@@ -297,6 +297,17 @@ async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
     assert report.status == "planned"
 
 
+@gen_cluster(client=True, nthreads=THREE[:2])
+async def test_the_scheduler_hears_of_a_trim_at_once(c: Any, s: Any, *two: Any) -> None:
+    """What is forecast next is not made of what processes had before."""
+    for worker in two:
+        worker.periodic_callbacks["heartbeat"].stop()
+    before = {a: ws.metrics["time"] for a, ws in s.workers.items()}
+    report = await clustertune.trim(c)
+    assert report.status == "done", str(report)
+    assert all(ws.metrics["time"] > before[a] for a, ws in s.workers.items())
+
+
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
     """All if that is asked; with "auto" those that leak, each once; then it places."""

@@ -9,13 +9,20 @@ from typing import Any
 import psutil
 
 
-def trim(dask_worker: Any) -> list[Any]:
-    """(bytes before, bytes after, whether the C library could be asked)."""
+async def trim(dask_worker: Any) -> list[Any]:
+    """(bytes before, bytes after, whether the C library could be asked).
+
+    The scheduler is told at once: whoever looks next, and forecasts by what processes
+    have, sees what is there now.
+    """
     process = psutil.Process()
     before = process.memory_info().rss
     gc.collect()
     asked = _malloc_trim()
-    return [before, process.memory_info().rss, asked]
+    after = process.memory_info().rss
+    dask_worker.monitor.update()
+    await dask_worker.heartbeat()
+    return [before, after, asked]
 
 
 def _malloc_trim() -> bool:
