@@ -213,6 +213,8 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     assert before not in s.workers
     assert len(s.workers) == 1
     assert s.extensions["amm"].running
+    told = s.plugins["clustertune"].showing.facts["workers"]
+    assert told.keys() == s.workers.keys()  # so the panel knows their thresholds
     assert (await c.compute(X.sum())) == 1000
     del X
     await soon(lambda: not s.tasks)

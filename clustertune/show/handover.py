@@ -23,14 +23,11 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
     Collections are left out where the view has none: those of an earlier call stay.
     """
     now = view.now
-    told: dict[str, Any] = {
-        "workers": {w.address: _thresholds(w) for w in now.workers},
-        "hosts": dict(_cpus(view)),
-        "findings": {
-            "time": now.time,
-            "command": f"clustertune check {now.scheduler}",
-            "found": findings(found),
-        },
+    told = of_workers(view)
+    told["findings"] = {
+        "time": now.time,
+        "command": f"clustertune check {now.scheduler}",
+        "found": findings(found),
     }
     known = [x for x in view.layouts if x.loaded and x.aligned]
     if sum(len(m.keys) for x in known for m in x.members) > MOST_KEYS:
@@ -38,6 +35,14 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
     if view.layouts:
         told["collections"] = [_layout(x, view) for x in known]
     return told
+
+
+def of_workers(view: View) -> dict[str, Any]:
+    """The entries of workers alone: what somebody has found before stays."""
+    return {
+        "workers": {w.address: _thresholds(w) for w in view.now.workers},
+        "hosts": dict(_cpus(view)),
+    }
 
 
 def findings(found: Iterable[Finding]) -> list[dict[str, str]]:

@@ -26,6 +26,7 @@ from clustertune.plans.journal import Journal, error_text
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.settings import of_checks
+from clustertune.show import handover
 from clustertune.tuning import approval
 from clustertune.wording import seconds_text
 
@@ -93,7 +94,9 @@ async def carry_out(procedure: Procedure) -> Report:
     report = await noting.note_call(procedure.name, journal, report)
     progress.finish(headlines(report))
     if not procedure.dry_run:
-        await cluster.keep(report.to_json())
+        # other workers may run now, of which the panel knows nothing
+        told = handover.of_workers(journal.views[-1])
+        await cluster.keep(report.to_json(), told)
     await _note(procedure, report.status, journal)
     return report
 
