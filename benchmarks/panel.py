@@ -57,7 +57,9 @@ def change(scheduler, some, share):
 
 
 async def measure(n):
-    async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as scheduler:
+    async with Scheduler(
+        host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0"
+    ) as scheduler:
         some = random.Random(0)
         add_workers(scheduler, n)
         resident = Resident(scheduler)

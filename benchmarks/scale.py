@@ -297,7 +297,9 @@ async def turns_of(n_workers):
     from clustertune.remote.schedule import Schedule
 
     figures = {}
-    async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
+    async with Scheduler(
+        host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0"
+    ) as s:
         await entered(s, n_workers)
         resident = Resident(s)
         packed = [
