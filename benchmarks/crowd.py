@@ -23,10 +23,11 @@ from distributed import Client
 START = 900  # seconds for all workers to come
 TURN = 0.002  # seconds between two turns of what listens for gaps
 LIMIT = 64 * 2**30  # bytes of a worker; all have one process, which is large
-QUIET = {  # a thousand workers in one process would do nothing else
+QUIET = {  # hundreds of workers in one process would do nothing else
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "30s",
-    "distributed.admin.system-monitor.interval": "30s",
+    # each look lists the open files of all
+    "distributed.admin.system-monitor.interval": "1h",
     "distributed.admin.tick.interval": "5s",
 }
 
@@ -91,7 +92,11 @@ def _take_longest(dask_scheduler: Any) -> float:
 
 async def _work(address: str, count: int) -> None:
     """Run workers until this process is ended."""
+    import gc
+
     from distributed import Worker
+
+    gc.disable()  # each collection calls back all of them
 
     options: dict[str, Any] = {"nthreads": 1, "memory_limit": LIMIT, "dashboard": False}
     every = [Worker(address, name=i, **options) for i in range(count)]

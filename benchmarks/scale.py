@@ -44,7 +44,7 @@ GIB = 2**30
 SIZES = {
     "records": [100, 1000, 10_000],
     "turns": [100, 1000, 10_000],
-    "live": [10, 30, 100, 300, 1000],
+    "live": [10, 30, 100, 300],
     "restarts": [2, 4, 8],
 }
 DIAGNOSED = 100  # workers of one process that answer within a diagnosis's patience
