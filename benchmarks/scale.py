@@ -14,7 +14,7 @@ Four parts, each for several sizes:
 Growth is the exponent e of seconds ~ size^e between the last two sizes: 1 is linear.
 Peak memory is what Python and NumPy allocate during a stage, of a run by itself.
 
-Run: ``python benchmarks/scale.py [PART ...] [--sizes 10 100 1000]``, half an hour for
+Run: ``python benchmarks/scale.py [PART ...] [--sizes 10 100 1000]``, six minutes for
 all. A size that takes more than ``--most`` seconds is the last one of its part. The
 aims, and whether they are met, are printed at the end.
 """
