@@ -61,8 +61,8 @@ class Computing:
         """
         async with self.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            glance = None if judge is None else await self._glance(futures, judge)
             try:
+                glance = None if judge is None else await self._glance(futures, judge)
                 await self.settle(list(futures.values()), notify, doing, pin, glance)
             except BaseException:
                 for future in futures.values():

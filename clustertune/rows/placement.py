@@ -12,7 +12,7 @@ are so placed at once: nothing better exists. With more, the result is near the 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,6 +32,7 @@ ALL = 2_000_000  # all ways of all pieces are tried if their loads are so few nu
 WAYS, TRIES = 4_096, 800  # else so many ways for a few pieces, and so often
 PATIENCE = 200  # fruitless tries in a row after which a placement counts as good
 NEAR = 1e-4  # of all bytes: what more could stay, which is not searched for
+AGAIN = 5  # times at most that a search begins where the one before has ended
 LARGE = 20_000  # pieces: with more, the first placement is near the bound already
 OVER = 1e6  # strain of a worker filled to its budget; above, it does not fit
 EXACT = 1 + 1e-12  # what rounding may add to a ratio
@@ -240,23 +241,65 @@ def _worst(problem: _Problem, target: Array) -> float:
 
 def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
     """Return the targets, and the imbalance that they were allowed."""
-    size, workers = problem.rows.size, problem.share.size
-    numbers = (size + 1) * np.log(max(workers, 2))
+    size = problem.rows.size
     # The biggest piece has to be somewhere.
     floor = max(floor, problem.rows.max(initial=0) / problem.share.max() * EXACT)
     floor = max(floor, _least(problem.rows, problem.share) * EXACT)
+    target = _search(problem, floor)
+    # from where this leads to, more may be found: then it is not left to a next call
+    for _ in range(AGAIN):
+        if _worst(problem, target) <= floor:
+            return target, floor
+        better = _search(_carried_out(problem, target), floor)
+        if _rank(problem, better) >= _rank(problem, target):
+            break
+        if size <= LARGE:
+            _polish(problem, better, _worst(problem, better) * EXACT)
+        target = better
+    stay = np.where(problem.home < 0, target, problem.home)
+    whole = (problem.most == problem.nbytes).all()
+    if whole and _rank(problem, stay) <= _rank(problem, target):
+        target = stay  # nothing moves for nothing
+    return target, max(floor, _worst(problem, target))
+
+
+def _rank(problem: _Problem, target: Array) -> tuple[float, int]:
+    """Less is better: by how much the fullest worker is above, and idle workers."""
+    load, _ = _loads(problem, target)
+    idle = int(((load == 0) & (problem.share > TINY)).sum())
+    return round(_worst(problem, target), 9), idle
+
+
+def _carried_out(problem: _Problem, target: Array) -> _Problem:
+    """The same pieces, each with all its bytes on its target."""
+    some = np.flatnonzero(problem.nbytes)
+    return replace(
+        problem,
+        piece=some,
+        holder=target[some],
+        held=problem.nbytes[some],
+        start=np.searchsorted(some, np.arange(target.size + 1)),
+        home=np.where(problem.nbytes > 0, target, -1),
+        most=problem.nbytes,
+    )
+
+
+def _search(problem: _Problem, floor: float) -> Array:
+    """Targets within the floor, or as near as is found, that keep many bytes."""
+    size, workers = problem.rows.size, problem.share.size
+    numbers = (size + 1) * np.log(max(workers, 2))
     target = _first(problem, floor)
     _occupy(problem, target, floor)
     settled = (_kept(problem, target) == problem.most).all()
     if settled and _worst(problem, target) <= floor:
-        return target, floor
+        return target
     if size and numbers <= np.log(ALL):
         _replace(problem, target, floor, np.arange(size), np.arange(workers))
     elif size <= LARGE:
         _polish(problem, target, floor)
         if _worst(problem, target) > floor:
             _polish(problem, target, _worst(problem, target) * EXACT)
-    return target, max(floor, _worst(problem, target))
+    return target
 
 
 def _least(rows: Array, share: Array) -> float:

@@ -363,6 +363,21 @@ def test_what_was_placed_stays(case):
     assert again.limit <= placement.limit
 
 
+def test_a_second_search_finds_no_more():
+    """As it once did: from where the first had led to."""
+    rows = [0, 0, 2, 3, 7, 9, 12, 14, 17, 31, 32, 34, 34, 35, 35, 38, 40]
+    held = (
+        [1, 2, 2, 2, 3, 3, 4, 4, 4, 7],
+        [0, 0, 1, 2, 0, 4, 0, 1, 2, 2],
+        [0, 0, 16, 0, 24, 24, 56, 0, 0, 112],
+    )
+    options = {"nbytes": [8 * n for n in rows], "tolerance": 0.0}
+    placement = place(rows, held, [1, 0, 1, 1, 2, 3], **options)
+    assert placement.imbalance < 1.003
+    there = on(placement.target, options["nbytes"])
+    assert place(rows, there, [1, 0, 1, 1, 2, 3], **options).moved == 0
+
+
 # --- against the best -----------------------------------------------------------------
 
 
