@@ -413,7 +413,8 @@ class Load:
 
     workers: tuple[str, ...]  # addresses
     targets: Mapping[str, Int64s]  # by label, per key: index into ``workers``
-    #: bytes for all of it on each worker that may have some; None: it is known to fit
+    #: bytes for all of it on each worker that may have some; None: it fits, as its size
+    #: says, or it is not known when workers will spill
     room: Float64s | None = None
 
 

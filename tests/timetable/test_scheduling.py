@@ -183,8 +183,10 @@ def test_options_that_do_not_go_together(arguments: Any, text: str) -> None:
     assert text in result.stderr
 
 
-def test_from_the_shell(local_cluster: Any) -> None:
+def test_from_the_shell(local_cluster: Any, monkeypatch: Any) -> None:
     """Planned, scheduled, listed, cancelled; bad input is one line."""
+    # a restart starts a process, and may end within the second between two looks
+    monkeypatch.setattr(scheduled, "LOOK", 0.02)
     cluster, _ = local_cluster(1)
     where = cluster.scheduler_address
     later = ("restart", "--between-runs")
@@ -204,6 +206,6 @@ def test_from_the_shell(local_cluster: Any) -> None:
     assert (ended.exit_code, "cancelled" in ended.stdout) == (0, True)
     stayed = run(*later, "--idle-for", "200ms", "--stay", "--yes", where)
     assert stayed.exit_code == 0
-    # "running" is told only where somebody looked meanwhile: a second is long
+    assert "running: worker 0 still away" in stayed.stderr
     assert stayed.stderr.endswith("done\n")
     assert "done; worker 0 restarted, 0 keys" in stayed.stdout
