@@ -1,8 +1,8 @@
 """Fits of the training libraries: data got ready as users do it, and by ``prepare``.
 
 Run: ``python benchmarks/fit.py [--library xgboost,admm] [--layout even,half]
-[--rounds 8] [--json PATH]``; ``--scale 0.05`` takes a part of the rows, for a try.
-``ddp`` needs PyTorch, which no extra of ours installs.
+[--rounds 8] [--pairs 6] [--json PATH]``; ``--scale 0.05`` takes a part of the rows, for
+a try. ``ddp`` needs PyTorch, which no extra of ours installs.
 
 ``naive`` is the recipe that users have: wait for the workers, cut X and y into as many
 even pieces as the library's users advise, persist, ``client.rebalance``, fit. It aligns
@@ -13,9 +13,10 @@ own, so that its memory is its own; workers have trained on a few rows before, a
 has prepared them, so that neither pays for imports. What the first ``prepare`` on a
 cluster takes, of few rows, is told beside it.
 
-On even data there is little to do, so both take turns on one cluster, ``PAIRS`` times,
-and on another one if there are more rounds than that: fits of two clusters differ more
-by chance than the 2 % that are at stake. The pieces are the same keys, so what the
+On even data there is little to do, so both take turns on one cluster, as often as
+``--pairs`` says, and on another one if there are more rounds than that: fits of two
+clusters differ more by chance than the 2 % that are at stake, and short fits on one
+cluster do too, unless there are many. The pieces are the same keys, so what the
 recipe's ``client.rebalance`` moves by chance ours finds uneven, and moves back.
 
 What the recipe takes on even data, over what it takes where half of the workers have
@@ -73,7 +74,7 @@ import clustertune
 WORKERS = 2
 MEMORY = "4GiB"  # of a worker: nothing spills
 DEADLINE = 300  # seconds of two fits; one that hangs ends with tracebacks
-PAIRS = 6  # of both variants on one cluster, where neither changes it
+PAIRS = 6  # by default, of both variants on one cluster, where neither changes it
 FEW = 2000  # rows of the warm-up
 AGAIN = 4  # preparations without a fit, whose seconds are spread
 AIMS = {"even": 1.02, "half": 0.7}  # ours / naive, preparation and fit
@@ -135,13 +136,13 @@ def steps_again(client: Client, library: Library, layout: Layout) -> list[Figure
     return steps
 
 
-def in_turn(library: Library, layout: Layout) -> Figures:
+def in_turn(library: Library, layout: Layout, times: int) -> Figures:
     """Both variants on one cluster, on the same data."""
     with workers() as client:
         first = {name: warm_up(name, client, library) for name in PREPARE}
         data = load(client, library.table, layout, labels=library.labels)
         pairs = []
-        for i in range(PAIRS):
+        for i in range(times):
             pair = {}
             for name in list(PREPARE)[:: 1 if i % 2 else -1]:
                 # what the other has freed and its processes keep is nobody's need
@@ -273,13 +274,13 @@ def run(given: argparse.Namespace) -> tuple[list[Figures], list[str]]:
     """Rounds of each library and layout; and what has failed."""
     records: list[Figures] = []
     failed: list[str] = []
-    scale = f"--scale={given.scale}"
+    both = f"--scale={given.scale}", f"--pairs={given.pairs}"
 
     def rounds(n: int, variants: Sequence[str], *arguments: str) -> list[Figures]:
         print(" ".join(arguments), flush=True)
         options = {"tries": given.tries}
         try:
-            return measure.run(sys.argv[0], variants, n, *arguments, scale, **options)
+            return measure.run(sys.argv[0], variants, n, *arguments, *both, **options)
         except subprocess.CalledProcessError as error:
             failed.append(f"{' '.join(arguments)}: {error}")
             print(failed[-1], flush=True)
@@ -291,7 +292,7 @@ def run(given: argparse.Namespace) -> tuple[list[Figures], list[str]]:
             which = f"--library={name}", f"--layout={layout}"
             by_turns = layout == "even"
             variants = [TURNS] if by_turns else list(PREPARE)
-            n = -(-given.rounds // PAIRS) if by_turns else given.rounds
+            n = -(-given.rounds // given.pairs) if by_turns else given.rounds
             if found := apart(rounds(n, variants, *which)):
                 record = {"library": name, "layout": layout, "rounds": found}
                 records.append(record | {"alone": reference[0]})
@@ -485,7 +486,7 @@ def aim(text: str, good: bool) -> None:
 def main() -> None:
     given = arguments()
     if given.variant:
-        limit = DEADLINE * (PAIRS if given.variant == TURNS else 1)
+        limit = DEADLINE * (given.pairs if given.variant == TURNS else 1)
         faulthandler.dump_traceback_later(limit, exit=True)
         warnings.simplefilter("ignore")  # of libraries, about each other
         dask.config.set({"distributed.logging.distributed": "critical"})
@@ -495,7 +496,7 @@ def main() -> None:
         else:
             layout = LAYOUTS[given.layout[0]](library.pieces, WORKERS)
             if given.variant == TURNS:
-                figures = in_turn(library, layout)
+                figures = in_turn(library, layout, given.pairs)
             else:
                 figures = variant(given.variant, library, layout)
         print(json.dumps(figures), flush=True)
@@ -528,6 +529,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--layout", type=names(every[1]), default=every[1])
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tries", type=int, default=measure.MOST_TRIES)
     parser.add_argument("--json", type=Path)

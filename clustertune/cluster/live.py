@@ -117,6 +117,7 @@ class LiveCluster:
         self.aside: dict[str, Any] = {}  # rows that are no part of the data, by label
         self._rows_aside = 0
         self.group_sizes: dict[str, Any] = {}  # by label of what names the groups
+        self._looked = False
 
     # --- begin ------------------------------------------------------------------------
 
@@ -166,6 +167,9 @@ class LiveCluster:
             members.append(self._member(x, found))
             futures += found.futures or ()
         await self._computing.settle(futures, notify, "loading")
+        if self._looked:  # and has acted since
+            await monitor.hear(self.client)
+        self._looked = True
         snapshot, seen = await monitor.look(self.client, members)
         while any(_is_missing_pieces(m) for m in seen):
             # a worker died between the two: what it held is being computed again

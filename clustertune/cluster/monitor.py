@@ -43,7 +43,7 @@ from clustertune.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.remote import keys, park, probe, resident, runs, ship, versions
+from clustertune.remote import keys, park, probe, resident, runs, ship, tell, versions
 from clustertune.report import Report
 from clustertune.wording import printable
 
@@ -51,6 +51,7 @@ Process = tuple[str, str]
 
 SILENCE = 60.0  # seconds for which a worker that did not answer is not asked again
 PATIENCE = 10.0  # seconds in which a worker answers what it knows of itself
+SOON = 1.0  # seconds in which a worker tells its memory; the scheduler hears it anyway
 
 
 @dataclass
@@ -369,6 +370,15 @@ def _at_speed(worker: WorkerSnapshot, received: float, copied: float) -> WorkerS
         bandwidth=received or worker.bandwidth,
         copying=copied or worker.copying,
     )
+
+
+async def hear(client: Client) -> None:
+    """Have all workers tell the scheduler what memory they have now.
+
+    Of one that does not, it is known as of its last heartbeat, as ever.
+    """
+    workers = sorted(known(client).addresses)
+    await ship.on_workers(client, tell.tell, workers, timeout=SOON)
 
 
 async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:

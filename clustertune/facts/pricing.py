@@ -19,10 +19,10 @@ from clustertune.rows.moving import Targets, travelling
 #: bytes per second that one thread copies where none was timed, page faults included
 COPYING = 1e9
 MOVE = 0.04  # seconds that any move takes: cycles of the mover, and questions to it
-GRAPH = 0.05  # seconds that any graph takes, and the questions about it
+GRAPH = 0.035  # seconds that any graph takes, and the questions about it
 #: seconds for each part of an old piece, beside its bytes: the scheduler's, which has a
 #: dependency more, and a worker's, which cuts it; as many tiny pieces took to be joined
-ARRAY_PART, FRAME_PART = 1.3e-4, 3.5e-4
+ARRAY_PART, FRAME_PART = 1.6e-4, 3.5e-4
 #: bytes on the busiest links below which workers are not asked how fast they are
 ASKING = 2**20
 #: and below which nothing is sent to time a link: that would take longer

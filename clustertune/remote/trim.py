@@ -8,6 +8,8 @@ from typing import Any
 
 import psutil
 
+from clustertune.remote.tell import tell
+
 
 async def trim(dask_worker: Any) -> list[Any]:
     """(bytes before, bytes after, whether the C library could be asked).
@@ -20,8 +22,7 @@ async def trim(dask_worker: Any) -> list[Any]:
     gc.collect()
     asked = _malloc_trim()
     after = process.memory_info().rss
-    dask_worker.monitor.update()
-    await dask_worker.heartbeat()
+    await tell(dask_worker)
     return [before, after, asked]
 
 

@@ -351,6 +351,20 @@ async def test_no_room_is_a_capacity_error(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_memory_after_a_move_is_what_is_there_then(c, s, a, b):
+    """And not what it was at a heartbeat before it."""
+    X, y = await uneven(c, a)
+    for w in (a, b):
+        await w.heartbeat()
+        w.periodic_callbacks["heartbeat"].stop()
+        w.monitor.get_process_memory = lambda: 2**30
+    p = await clustertune.prepare(c, X, y)
+    first, last = (p._journal.views[i].now.workers for i in (0, -1))
+    assert 2**30 not in {w.process for w in first}
+    assert {w.process for w in last} == {2**30}
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_verify_looks_again(c, s, a, b):
     """``verify`` is content with what was prepared, and finds what came after."""
     X, y = await uneven(c, a)
