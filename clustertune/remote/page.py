@@ -11,7 +11,7 @@ import asyncio
 import json
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
@@ -19,6 +19,7 @@ from clustertune.remote.keys import count, unpack
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
 from clustertune.remote.shares import MOST_KEYS, by_name, summary
+from clustertune.wording import bytes_text, seconds_text
 
 TOPIC = "clustertune"  # of Dask's events
 MOST_FINDINGS = 200
@@ -263,9 +264,9 @@ def _kind(event: Mapping[str, Any]) -> str:
 def _words(event: Mapping[str, Any]) -> str:
     """An event as its action and what is said of it, in the order in which it is."""
     said = [
-        f"{name} {value}"
+        _SAID[name](value) if name in _SAID else f"{name} {value}"
         for name, value in event.items()
-        if name not in _UNSAID and isinstance(value, str | int | float) and value != ""
+        if name not in _UNSAID and _is_said(value)
     ]
     steps = event.get("steps") or ()
     said += [str(s.get("summary")) for s in steps if isinstance(s, dict)]
@@ -275,7 +276,31 @@ def _words(event: Mapping[str, Any]) -> str:
     return f"{action}: {', '.join(said)}"[:MOST_TEXT]
 
 
-_UNSAID = ("action", "state", "client", "time", "pid")
+def _is_said(value: Any) -> bool:
+    """Text, or a number that is one of this world: anybody may log anything."""
+    if isinstance(value, int | float):
+        return 0 < abs(value) < 2**63
+    return isinstance(value, str) and bool(value)
+
+
+def _figure(value: Any, text: Callable[[float], str]) -> str:
+    """With its unit."""
+    return value if isinstance(value, str) else text(value)
+
+
+_UNSAID = ("action", "state", "client", "time", "pid", "more_steps", "doing")
+_SAID: Mapping[str, Callable[[Any], str]] = {  # of others their names are said, too
+    "keys": lambda n: f"{n} keys",
+    "nbytes": lambda n: _figure(n, bytes_text),
+    "seconds": lambda n: _figure(n, seconds_text),
+    "lost": lambda n: f"{n} lost",
+    "again": lambda n: f"{n} computed again",
+    "address": lambda text: f"back as {text}",
+    "status": str,
+    "outcome": str,
+    "problem": str,
+    "error": str,
+}
 
 
 def _prepared(report: Mapping[str, Any]) -> dict[str, Any]:

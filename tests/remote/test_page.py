@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from time import time
+from typing import Any
 
 import numpy as np
+import pytest
 from distributed import wait
 from distributed.utils_test import gen_cluster
 
@@ -125,7 +127,8 @@ async def test_events_and_holds(c, s, a, b):
     """Dask's own log of what was done, and what is held now, in the order of time."""
     await opened(c, s)
     s.log_event(NAME, {"action": "restart", "worker": "w", "state": "began"})
-    s.log_event(NAME, {"action": "restart", "worker": "w", "problem": "late"})
+    ended = {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0}
+    s.log_event(NAME, {"action": "restart"} | ended | {"problem": "late"})
     s.log_event(NAME, {"action": "trim", "steps": [{"summary": "gave back"}]})
     await monitor.ask(c, "begin_hold", owner=c.id, label="a fit", name="h")
     terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
@@ -136,12 +139,25 @@ async def test_events_and_holds(c, s, a, b):
     events = (await looked(c))["events"]
     schedules.cancel(name)
     assert [(e["kind"], e["text"]) for e in events] == [
-        ("failed", "restart: worker w, problem late"),
+        ("failed", "restart: worker w, 4 keys, 3.0 MiB, late"),
         ("did", "trim: gave back"),
         ("held", "held for a fit"),
         ("did", f"schedule made: id {name}, owner me"),
         ("scheduled", "restart between runs if leak, by me: waiting (held)"),
     ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["many", pytest.param(10**5000, id="huge"), float("inf"), float("nan"), True, None],
+)
+@pytest.mark.parametrize("name", ["nbytes", "seconds", "keys", "{keys}"])
+def test_anybody_may_log_anything(name: str, value: Any) -> None:
+    """Of an event that is none of ours all is said, and nothing raised."""
+    (event,) = page._events([(1.0, {"action": "move", name: value})])
+    assert event["text"].startswith("move: ")
+    assert ("many" in event["text"]) == (value == "many")
+    assert len(event["text"]) <= page.MOST_TEXT
 
 
 @gen_cluster(client=True, nthreads=TWO)
