@@ -45,7 +45,7 @@ class Progress:
     def notify(self, text: str, fraction: float | None = None) -> None:
         """What is going on, and how much of it is done, where that is known."""
         if self.function is not None:
-            self.function(text, fraction)
+            _call(self.function, text, fraction)
             return
         if self.stream is None:
             if text != self.text:
@@ -76,6 +76,14 @@ class Progress:
             self.stream.write("\r" + text.ljust(self.width) + ("" if text else "\r"))
             self.stream.flush()
         self.width = len(text)
+
+
+def _call(function: Notify, text: str, fraction: float | None) -> None:
+    try:
+        function(text, fraction)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # as they are they would end the event loop that this runs in: the client's
+        raise RuntimeError(f"the function of progress= raised {error!r}") from error
 
 
 def _interactive() -> bool:

@@ -174,3 +174,16 @@ def test_a_function(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
     assert told == [("loading", 0.5), ("loading", 0.5), ("waiting", None)]
     assert stderr.getvalue() == ""
     assert log.messages == ["did: it"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_function_that_would_end_everything(
+    error: type[BaseException], stderr: Stderr
+) -> None:
+    """It is called in the event loop of the client, which has to go on."""
+
+    def end(text: str, fraction: float | None) -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=rf"progress= raised {error.__name__}"):
+        stderr.progress(wanted=end).notify("loading", 0.5)

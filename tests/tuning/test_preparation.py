@@ -379,6 +379,20 @@ async def test_verify_looks_again(c, s, a, b):
         await p.verify()
 
 
+def test_a_progress_function_that_exits(local_cluster):
+    """It fails the call alone: the client goes on, and rows are what they were."""
+    _, client = local_cluster(2)
+    X = da.arange(1000, chunks=100)
+
+    def exits(text, fraction):
+        raise SystemExit
+
+    with pytest.raises(RuntimeError, match="progress= raised SystemExit"):
+        clustertune.prepare(client, X, progress=exits)
+    (X,) = clustertune.prepare(client, X, progress=False)
+    assert client.compute(X.sum(), sync=True) == 499_500
+
+
 def test_on_a_synchronous_client(local_cluster):
     """From 1 to 2 worker processes: scaled, waited for, placed; the cluster object is
     the client's own."""
