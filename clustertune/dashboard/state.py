@@ -23,7 +23,8 @@ seconds, and None is unknown:
     ``pieces`` and ``due``, the rows that it should have.
 ``findings``
     None, or what was found last: ``time``, ``command`` that looks again, and
-    ``found``: ``severity``, ``check``, ``message``, ``evidence`` (text), ``remedy``.
+    ``found``: ``severity``, ``check``, ``message``, ``evidence`` (text), ``remedy``,
+    and ``processes``: addresses of workers; once these are gone, so is what was found.
 ``events``
     What was done, oldest first: ``time``, ``kind`` (:data:`KINDS`) and ``text``.
 ``history``
@@ -39,7 +40,7 @@ Text in it comes from the cluster and is not to be trusted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from time import time
 from typing import Any
 
@@ -238,11 +239,20 @@ def imbalance(share: Columns) -> float | None:
 
 def _messages(state: State, severity: str) -> list[str]:
     found = state["findings"]["found"] if state["findings"] else ()
+    there = frozenset(state["workers"]["address"])
     return [
         f["message"]
         for f in found
-        if f["severity"] == severity and f["check"] not in LIVE
+        if f["severity"] == severity
+        and f["check"] not in LIVE
+        and not is_over(f, there)
     ]
+
+
+def is_over(finding: Mapping[str, Any], there: Collection[str]) -> bool:
+    """Whether all processes that it is about are gone; of those of old nobody knows."""
+    processes = finding.get("processes") or ()
+    return bool(processes) and not any(p in there for p in processes)
 
 
 def _listed(reasons: list[str]) -> str:

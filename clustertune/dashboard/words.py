@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from clustertune.dashboard import looks
-from clustertune.dashboard.state import State, imbalance, total, verdict
+from clustertune.dashboard.state import State, imbalance, is_over, total, verdict
 from clustertune.wording import plural, seconds_text
 
 MOST_HOSTS = 12  # of more, those with the most threads for a CPU
@@ -56,16 +56,18 @@ def findings(state: State) -> str:
     )
     if not found["found"]:
         return f"{head}<p>Nothing was found.</p>"
-    return head + found_table(found["found"])
+    return head + found_table(found["found"], frozenset(state["workers"]["address"]))
 
 
-def found_table(found: Sequence[Mapping[str, str]]) -> str:
-    """A table of findings of a page state."""
+def found_table(
+    found: Sequence[Mapping[str, Any]], there: Collection[str] | None = None
+) -> str:
+    """A table of findings of a page state, and addresses of the workers there are."""
     rows = [
         (
             _severity(f["severity"]),
             looks.text(f["check"]),
-            looks.text(f["message"], 1000),
+            looks.text(f["message"], 1000) + _over(f, there),
             looks.text(f["evidence"], 1000),
             looks.with_code(f["remedy"]),
         )
@@ -76,6 +78,13 @@ def found_table(found: Sequence[Mapping[str, str]]) -> str:
     others = plural(more, "more finding")
     rest = f"<p class='soft'>and {others}</p>" if more > 0 else ""
     return looks.table(head, rows, "kkwww") + rest
+
+
+def _over(finding: Mapping[str, Any], there: Collection[str] | None) -> str:
+    if there is None or not is_over(finding, there):
+        return ""
+    ended = "it has" if len(finding["processes"]) == 1 else "they have"
+    return f" <span class='soft'>({ended} ended since)</span>"
 
 
 def _severity(name: str) -> str:

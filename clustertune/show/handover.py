@@ -7,6 +7,7 @@ and findings only a client has learned; the resident keeps them with their age.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from clustertune.dashboard.state import THRESHOLDS, thresholds
@@ -15,6 +16,11 @@ from clustertune.model import Finding, Layout, Unknown, View, WorkerSnapshot
 from clustertune.remote import keys
 from clustertune.remote.shares import MOST_KEYS
 from clustertune.wording import bytes_text
+
+#: checks of what workers' processes have become: one that is new is not as the old was
+OF_PROCESSES = frozenset(
+    ("blocked_loops", "child_processes", "memory_growth", "unmanaged_memory")
+)
 
 
 def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
@@ -27,7 +33,7 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
     told["findings"] = {
         "time": now.time,
         "command": f"clustertune check {now.scheduler}",
-        "found": findings(found),
+        "found": findings(found, {w.id: w.address for w in now.workers}),
     }
     known = [x for x in view.layouts if x.loaded and x.aligned]
     if sum(len(m.keys) for x in known for m in x.members) > MOST_KEYS:
@@ -45,8 +51,10 @@ def of_workers(view: View) -> dict[str, Any]:
     }
 
 
-def findings(found: Iterable[Finding]) -> list[dict[str, str]]:
-    """Findings as the page state has them."""
+def findings(
+    found: Iterable[Finding], addresses: Mapping[Any, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Findings as the page state has them; addresses of workers by their ids."""
     return [
         {
             "severity": str(f.severity),
@@ -54,6 +62,11 @@ def findings(found: Iterable[Finding]) -> list[dict[str, str]]:
             "message": f.message,
             "evidence": evidence(f.evidence),
             "remedy": f.remedy,
+            "processes": [
+                addresses[s]
+                for s in f.subject
+                if f.check in OF_PROCESSES and s in addresses
+            ],
         }
         for f in found
     ]

@@ -48,6 +48,6 @@ def layout(share: states.Columns, **parts: Any) -> dict[str, Any]:
     return told | {"workers": share} | parts
 
 
-def finding(**parts: str) -> dict[str, str]:
+def finding(**parts: Any) -> dict[str, Any]:
     told = {"severity": "warning", "check": "uneven_rows", "message": "rows are uneven"}
     return told | {"evidence": "", "remedy": "`clustertune check`"} | parts

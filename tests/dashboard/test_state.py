@@ -7,6 +7,7 @@ from distributed.utils_test import gen_cluster
 
 from clustertune import checks
 from clustertune.dashboard import state as states
+from clustertune.dashboard import words
 from clustertune.dashboard.state import verdict
 from tests.dashboard.states import finding, of
 
@@ -79,6 +80,19 @@ def test_what_can_be_seen_now_is_not_taken_from_an_old_finding() -> None:
     old = [finding(check="paused_workers", severity="critical"), finding()]
     state = of(findings={"time": 0.0, "command": "c", "found": old})
     assert verdict(state)[0] == "ready"
+
+
+def test_what_was_found_of_processes_ends_with_them() -> None:
+    """A worker that was restarted has another address; one of two is still there."""
+    both = ["tcp://10.0.0.0:4000", "tcp://10.0.0.0:9"]
+    some = finding(check="unmanaged_memory", message="leaks", processes=both)
+    found = {"time": 0.0, "command": "c", "found": [some]}
+    assert verdict(of(findings=found)) == ("usable", "Usable, but: leaks")
+    some["processes"] = both[1:]
+    assert verdict(of(findings=found))[0] == "ready"
+    assert "leaks <span class='soft'>(it has ended since)</span>" in words.findings(
+        of(findings=found)
+    )
 
 
 def test_the_checks_that_are_seen_now_exist() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from clustertune import checks
 from clustertune.model import Finding, Severity, Unknown
 from clustertune.remote.keys import unpack
 from clustertune.show import handover
@@ -58,3 +59,22 @@ def test_evidence_has_units() -> None:
     text = "process 1.0 GiB, spare bytes 512 B, rows 12,000, ratio 1.235"
     assert told["evidence"] == text
     assert told["severity"] == "warning"
+
+
+def test_findings_of_processes_say_of_which() -> None:
+    """Of what outlives a process, and of what is none, nothing is said."""
+    workers = [worker(0), worker(1)]
+    every = {
+        check: Finding(check=check, severity=Severity.warning, message="m", subject=who)
+        for check, who in (
+            ("memory_growth", (1,)),
+            ("thread_count", (1,)),
+            ("blocked_loops", ("scheduler",)),
+        )
+    }
+    told = handover.facts(view(workers), every.values())["findings"]["found"]
+    assert [f["processes"] for f in told] == [[workers[1].address], [], []]
+
+
+def test_the_checks_of_processes_exist() -> None:
+    assert set(checks.available()) >= handover.OF_PROCESSES
