@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 TYPES = b"clustertune.types"  # in a file's metadata: a frame without rows
+TEXTS = b"clustertune.texts"  # and as JSON, by number of column, how texts are stored
 MOST = 2**28  # bytes in one file of an array; compressors take less than 2 GiB
 
 Options = Mapping[str, Any]
@@ -180,8 +181,11 @@ def encode(frame: Any) -> bytes:
     """A DataFrame or Series as the bytes of a Parquet file.
 
     Parquet alone forgets some types of columns (categories of numbers, seconds of
-    dates); they go with it as an empty batch in Arrow's own format.
+    dates); they go with it as an empty batch in Arrow's own format. That in turn has
+    texts stored as pandas does by default, which before pandas 3 is not as Dask does.
     """
+    import json
+
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -199,6 +203,7 @@ def encode(frame: Any) -> bytes:
     with pa.ipc.new_stream(sink, empty.schema) as stream:
         stream.write_batch(empty)
     metadata = {**table.schema.metadata, TYPES: sink.getvalue().to_pybytes()}
+    metadata[TEXTS] = json.dumps(_texts(whole)).encode()
     if frame.ndim == 1 and frame.name is None:
         metadata[b"clustertune.unnamed"] = b"1"
     out = pa.BufferOutputStream()
@@ -209,6 +214,8 @@ def encode(frame: Any) -> bytes:
 
 def decode(data: bytes, *, series: bool) -> Any:
     """The frame, or the Series, that :func:`encode` has made bytes of."""
+    import json
+
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -219,12 +226,27 @@ def decode(data: bytes, *, series: bool) -> Any:
     for number, (name, dtype) in enumerate(types.dtypes.items()):
         if frame.dtypes.iloc[number] != dtype:
             frame[name] = _as(frame.iloc[:, number], dtype)
+    for number, storage in json.loads(metadata.get(TEXTS, b"{}")).items():
+        column = frame.iloc[:, int(number)]
+        if column.dtype.storage != storage:
+            frame[column.name] = column.astype(f"string[{storage}]")
     if frame.index.dtype != types.index.dtype:
         frame.index = frame.index.astype(types.index.dtype)
     if not series:
         return frame
     column = frame.iloc[:, 0]
     return column.rename(None) if b"clustertune.unnamed" in metadata else column
+
+
+def _texts(frame: Any) -> dict[int, str]:
+    """How columns of texts are stored in which pandas.NA is what is lacking."""
+    import pandas as pd
+
+    return {
+        number: str(dtype.storage)
+        for number, dtype in enumerate(frame.dtypes)
+        if isinstance(dtype, pd.StringDtype) and dtype.na_value is pd.NA
+    }
 
 
 def _as(column: Any, dtype: Any) -> Any:
@@ -255,6 +277,15 @@ def _refuse_kind(frame: Any) -> None:
         )
 
 
+def _nested(column: Any) -> Any:
+    """Which objects are arrays: pandas before 3 takes lists for equal to these."""
+    import numpy as np
+
+    if column.dtype != object:
+        return column.iloc[:0]
+    return column.map(lambda value: isinstance(value, np.ndarray))
+
+
 def _refuse_other(piece: Any, again: Any) -> None:
     """An error that names what of a piece did not come back as it was."""
     ours, theirs = (x.to_frame() if x.ndim == 1 else x for x in (piece, again))
@@ -263,6 +294,7 @@ def _refuse_other(piece: Any, again: Any) -> None:
         for number, name in enumerate(ours.columns)
         if ours.dtypes.iloc[number] != theirs.dtypes.iloc[number]
         or not ours.iloc[:, number].equals(theirs.iloc[:, number])
+        or not _nested(ours.iloc[:, number]).equals(_nested(theirs.iloc[:, number]))
     ]
     if names:
         shown = ", ".join(f"{n!r} ({ours.dtypes[n]})" for n in names[:3])

@@ -2,7 +2,8 @@
 
 The solvers ``"lbfgs"``, ``"newton"``, ``"gradient_descent"`` and ``"proximal_grad"``
 read all data in every iteration, in many short tasks, and normalise it anew each time;
-so the data is loaded before, and there are as few pieces as threads.
+so the data is loaded before, and there are as few pieces as threads. ``"lbfgs"`` of
+dask-glm 0.4.0 fails with SciPy 1.18: it hands over an argument that is no longer there.
 """
 
 from __future__ import annotations

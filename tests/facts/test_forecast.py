@@ -8,6 +8,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 from dask.utils import parse_bytes
 from distributed import wait
@@ -366,6 +367,10 @@ def peak_memory() -> int:
     return 1024 * int(next(x.split()[1] for x in lines if x.startswith("VmHWM")))
 
 
+#: of the prediction, over what was taken; libraries of old take less before a fit
+MOST = 1.2 if int(pd.__version__.split(".")[0]) >= 3 else 1.3
+
+
 def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
@@ -399,4 +404,4 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     entries = workers_of(client).items()
     ids = {address: entry["id"] for address, entry in entries}
     for address, taken in client.run(peak_memory).items():
-        assert predicted[ids[address]] == pytest.approx(taken, rel=0.2)
+        assert 0.8 <= predicted[ids[address]] / taken <= MOST

@@ -37,6 +37,10 @@ def flow(into: list[int], out: list[int], made: list[int] | None = None) -> Flow
 # --- bytes ----------------------------------------------------------------------------
 
 
+#: bytes: in older Pythons 0 takes less than other numbers, and a range begins with one
+SLACK = sizeof(pd.RangeIndex(1, 1)) - sizeof(pd.RangeIndex(0, 0))
+
+
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.data())
 def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
     """As Dask counts them, whatever rows of whatever piece."""
@@ -54,7 +58,7 @@ def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, counts[key]))
     stop = data.draw(st.integers(start, counts[key]))
     found = sizes.part_bytes(held, np.array([key]), np.array([stop - start]))
-    assert found.tolist() == [sizeof(pieces[key].iloc[start:stop])]
+    assert found[0] == pytest.approx(sizeof(pieces[key].iloc[start:stop]), abs=SLACK)
 
 
 def test_rows_that_become_another_kind() -> None:
@@ -178,7 +182,10 @@ async def test_predicted_bytes_are_those_that_travel(
         steps = prepared.report.steps
         assert {step.status for step in steps} == {"done"}
         assert sum(step.nbytes for step in steps) > 0
-        assert [s.predicted_bytes for s in steps] == [s.nbytes for s in steps]
+        found = [s.nbytes for s in steps]
+        # of each of at most 16 parts
+        slack = 16 * SLACK
+        assert [s.predicted_bytes for s in steps] == pytest.approx(found, abs=slack)
         del X, y, prepared
 
 

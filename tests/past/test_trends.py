@@ -59,10 +59,12 @@ def test_the_error_comes_first() -> None:
     assert not isinstance(found, Unknown)
     assert found.known[-1].predicted == pytest.approx(law(8))
     assert found.known[-1].error == pytest.approx(-0.5)
-    assert found.worst >= 0.5
+    assert found.worst >= 0.5 - 1e-9
     lines = str(found).splitlines()
     assert lines[0].startswith("error at known points, each left out in turn: ")
-    assert "  8 workers: 53 s measured (1 run), 26 s predicted" in lines
+    # 26.5, but for what the fit rounds
+    either = {f"  8 workers: 53 s measured (1 run), {n} s predicted" for n in (26, 27)}
+    assert either & set(lines)
 
 
 def test_rows_count() -> None:

@@ -198,7 +198,7 @@ def test_one_float_type(client: Any) -> None:
     assert peak(p.X) < 8
     assert p.X.compute().equals(frame.astype("f4"))
     model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
-    alone = lgb.LGBMRegressor(**OPTIONS).fit(frame, frame["a"])
+    alone = lgb.LGBMRegressor(**OPTIONS).fit(frame, frame["a"].copy())
     assert difference(fitted(model, p), alone, frame) < 0.02
 
 

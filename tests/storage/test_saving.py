@@ -223,7 +223,8 @@ async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
     for end in ("1.parquet", "0.1/0.0"):
         (name,) = [n for n in names if n.endswith(end)]
         data = files.cat_file(name)
-        files.pipe_file(name, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+        # of other bytes that are compressed some say the same with another bit
+        files.pipe_file(name, data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(SaveError, match="loading"):
             await clustertune.load(c, path)
         files.rm_file(name)
