@@ -69,6 +69,17 @@ def test_any_frame(data: Any) -> None:
             pd.testing.assert_frame_equal(again, one, check_freq=False)
 
 
+@pytest.mark.parametrize("storage", ["python", "pyarrow"])
+def test_texts_are_stored_as_they_were(storage: str) -> None:
+    """Whatever pandas does by default: before 3 that is not what Dask does."""
+    texts = pd.Series(["x", None], dtype=f"string[{storage}]", name="s")
+    for one in (texts, texts.to_frame().assign(n=1)):
+        again = pieces.decode(pieces.encode(one), series=one.ndim == 1)
+        dtype = again.dtype if one.ndim == 1 else again["s"].dtype
+        assert (dtype, dtype.storage) == (texts.dtype, storage)
+        assert again.equals(one)
+
+
 KINDS = ["i1", "u8", ">f4", "f2", "f8", "c16", "?", "M8[ns]", "M8[D]", "m8[s]", "U3"]
 
 
