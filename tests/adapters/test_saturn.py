@@ -51,12 +51,21 @@ class Saturn:
             found = backend.scheduler_info["workers"]
             return 200, {"workers": {a: {"name": w["name"]} for a, w in found.items()}}
         if verb == "scale":
-            backend.scale(body["n"])  # forgets first what is not there
+            self.scale(body["n"])
         elif verb == "adapt":
             self.adaptive = (body["minimum"], body["maximum"])
         else:
             return 404, {"message": f"{method} {path} is not there"}
         return 200, {}
+
+    def scale(self, n: int) -> None:
+        """Forget first what is not there: the backend itself may hear of that late."""
+        spec = self.backend.worker_spec
+        there = {ws.name for ws in self.backend.scheduler.workers.values()}
+        gone = [name for name in spec if name not in there]
+        for name in gone[: max(0, len(spec) - n)]:
+            del spec[name]
+        self.backend.scale(n)
 
 
 @pytest.fixture
