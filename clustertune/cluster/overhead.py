@@ -44,9 +44,8 @@ async def measure(client: Client, snapshot: Snapshot) -> float | None:
         return None
     found: list[float] = []
     try:
-        await _seconds(
-            client, workers, 1
-        )  # the first one is slower, and is not counted
+        # the first one is slower, and is not counted
+        await _seconds(client, workers, 1)
         end = perf_counter() + MOST
         # one pair of graphs at least, however slow the cluster is at this moment
         while not found or (len(found) < ROUNDS and perf_counter() < end):

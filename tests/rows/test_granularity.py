@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed import SchedulerPlugin
 from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,6 +153,23 @@ def test_measurements_that_agree_are_enough(found: list[float], enough: bool) ->
 
 
 # --- live -----------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: Any):
+    """As those on pieces are: the scheduler would hold others back."""
+    bound: list[frozenset[str]] = []
+
+    class Watch(SchedulerPlugin):
+        def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+            if finish == "processing" and str(key[0]).startswith(overhead.PREFIX):
+                bound.append(frozenset(s.tasks[key].worker_restrictions or ()))
+
+    s.add_plugin(Watch(), name="watch")
+    await monitor.open_door(c, await monitor.identify(c))
+    now, _ = await monitor.look(c, [])
+    await monitor.overhead(c, now)
+    assert set(bound) == {frozenset([a.address]), frozenset([b.address])}
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
