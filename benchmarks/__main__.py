@@ -3,17 +3,24 @@
     python -m benchmarks                       all, as many rounds as the page has
     python -m benchmarks --quick               all, with little data: whether they run
     python -m benchmarks --only restart        these; the others keep what they found
+    python -m benchmarks --stale               those whose results are of other code
     python -m benchmarks --page                none; the page is written anew
+    python -m benchmarks --only restart -- --rounds=2 --mb=200
+                                               with options of its own, for size and
+                                               rounds; the page stays as it is
 
 Each runs in a process of its own and prints what it found, with its aims and whether
 they are met. What the last full run of each has printed is kept in
-``benchmarks/results``, and ``docs/benchmarks.md`` is made of these files.
+``benchmarks/results`` with a digest of the code that ran, and ``docs/benchmarks.md`` is
+made of these files. A run of all takes hours: one that was stopped goes on with
+``--stale``.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import platform
@@ -30,6 +37,7 @@ from time import perf_counter
 import psutil
 
 HERE = Path(__file__).parent
+CODE = HERE.parent / "clustertune"
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 PACKAGES = (
@@ -187,6 +195,7 @@ class Result:
     machine: str
     versions: Mapping[str, str]
     output: str
+    code: str  # digest of clustertune's
 
 
 # --- running --------------------------------------------------------------------------
@@ -217,12 +226,22 @@ def run(benchmark: Benchmark, arguments: Sequence[str]) -> Result:
         machine=machine(),
         versions=versions(),
         output="\n".join(x for x in lines if not _is_noise(x)).strip("\n"),
+        code=digest(),
     )
 
 
 def _is_noise(line: str) -> bool:
     """Of libraries, whose trackers greet their workers."""
     return "got rank" in line
+
+
+def digest(folder: Path = CODE) -> str:
+    """Of clustertune's code as it is here: results of one digest are of one code."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def machine() -> str:
@@ -247,9 +266,11 @@ What clustertune gains and costs, beside what one has without it. The page is ma
 what the benchmarks have printed; nothing is left out or rounded in our favour. To see
 for yourself, in a clone of the repository with the `test` extra installed:
 
-    python -m benchmarks             more than an hour, on an otherwise idle machine
+    python -m benchmarks             about three hours, on an otherwise idle machine
     python -m benchmarks --quick     some minutes with little data: whether it runs
+    python -m benchmarks --stale     those alone that ran on other code
     python -m benchmarks --only restart,fit-xgboost
+    python -m benchmarks --only restart -- --rounds=2 --mb=200
 
 **How it is measured.** The forms that are compared run in turn, in rounds, each in
 processes and on a cluster of its own, warmed up alike; the order rotates. Compared are
@@ -269,12 +290,26 @@ is what one saves by moving less. Ratios of fits carry over better than seconds.
 def page(results: Mapping[str, Result]) -> str:
     """The page of the documentation, of the results by name of their benchmark."""
     told = [b for b in BENCHMARKS if b.name in results]
-    parts = [HEAD, "## Aims\n", _aims(told, results)]
+    parts = [HEAD, _codes(told, results), "## Aims\n", _aims(told, results)]
     for i, b in enumerate(told):
         parts.append(_section(b, results[b.name]))
         if b.script not in {x.script for x in told[i + 1 :]}:
             parts.append(_about(b.script))
     return "\n".join(parts)
+
+
+def _codes(told: Sequence[Benchmark], results: Mapping[str, Result]) -> str:
+    """Whether one code of clustertune made all figures, and when."""
+    by_code: dict[str, list[Benchmark]] = {}
+    for b in sorted(told, key=lambda b: results[b.name].began):
+        by_code.setdefault(results[b.name].code, []).append(b)
+    lines = []
+    for code, ran in by_code.items():
+        which = "All" if len(by_code) == 1 else ", ".join(f"`{b.name}`" for b in ran)
+        days = [results[ran[i].name].began[:10] for i in (0, -1)]
+        day = days[0] if days[0] == days[1] else " to ".join(days)
+        lines.append(f"{which}: of clustertune's code `{code}`, {day}.")
+    return "**Which code ran.** " + "\n".join(lines) + "\n"
 
 
 def _aims(told: Sequence[Benchmark], results: Mapping[str, Result]) -> str:
@@ -339,6 +374,10 @@ def keep(name: str, result: Result) -> None:
     (RESULTS / f"{name}.json").write_text(f"{text}\n")
 
 
+def is_stale(result: Result | None) -> bool:
+    return result is None or result.status != 0 or result.code != digest()
+
+
 # --- the command line -----------------------------------------------------------------
 
 
@@ -352,21 +391,37 @@ def main() -> None:
         "--quick", action="store_true", help="little data; the page stays as it is"
     )
     parser.add_argument(
+        "--stale",
+        action="store_true",
+        help="those alone that failed, or ran on other code",
+    )
+    parser.add_argument(
         "--page", action="store_true", help="write the page, run nothing"
+    )
+    parser.add_argument(
+        "options",
+        nargs="*",
+        metavar="-- OPTION",
+        help="of the one benchmark that is named; the page stays as it is",
     )
     given = parser.parse_args()
     names = given.only.split(",")
     if wrong := set(names) - set(known):
         parser.error(f"{', '.join(sorted(wrong))}: known are {', '.join(known)}")
+    if given.options and len(names) > 1:
+        parser.error("options after -- are of one benchmark: name it with --only")
+    if given.stale:
+        names = [name for name in names if is_stale(kept().get(name))]
+    full = not (given.quick or given.options)
     failed = []
     for name in () if given.page else names:
-        benchmark = known[name]
-        result = run(benchmark, benchmark.quick if given.quick else benchmark.full)
+        b = known[name]
+        result = run(b, given.options or (b.full if full else b.quick))
         if result.status:
             failed.append(name)
-        if not given.quick:
+        if full:
             keep(name, result)
-    if not given.quick:
+    if full:
         PAGE.write_text(page(kept()))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
