@@ -65,6 +65,7 @@ def test_another_worker_ends_with_what_was_moved(data: str) -> None:
             some = [np.full(100, i) for i in range(40)]
             values = await c.scatter(some, hash=False, workers=[name])
         if data == "copied":
+            s.extensions["amm"].stop()  # which would delete either copy before
             await c.replicate(values, workers=[name, gone])
         await wait(values)
         restarting = asyncio.ensure_future(

@@ -164,10 +164,10 @@ async def test_labels_are_loaded_beside_data(c, s, *workers):
 async def test_what_is_made_of_loaded_data_is_made_where_that_is(c, s, *workers):
     """It does not travel first in order to be computed elsewhere."""
     base = await c.persist(da.random.random((900, 4), chunks=(50, 4)))
-    Xn = await c.compute(base)
     before = received(*workers)
     X, y = await clustertune.prepare(c, base[:, 1:] * 2, base[:, 0])
     assert received(*workers) - before <= base.nbytes / 3
+    Xn = await c.compute(base)
     np.testing.assert_array_equal(await c.compute(X), Xn[:, 1:] * 2)
     np.testing.assert_array_equal(await c.compute(y), Xn[:, 0])
 
