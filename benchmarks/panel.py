@@ -2,7 +2,7 @@
 
 No cluster is needed: a scheduler is given the states of workers that do not exist, with
 memory that changes at each update, and what an update would send is encoded as Bokeh's
-server does. ``python -m benchmarks.panel [WORKERS ...]``
+server does. ``python benchmarks/panel.py [WORKERS ...]``
 """
 
 from __future__ import annotations

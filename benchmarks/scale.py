@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -552,8 +553,9 @@ def main():
     parser.add_argument("--one", nargs=2, metavar=("PART", "SIZE"), help="as JSON")
     chosen = parser.parse_args()
     if chosen.one:
-        print(json.dumps(PARTS[chosen.one[0]](int(chosen.one[1]))))
-        return
+        print(json.dumps(PARTS[chosen.one[0]](int(chosen.one[1]))), flush=True)
+        # without the interpreter's own end, which threads that are left can abort
+        os._exit(0)
     if wrong := set(chosen.parts) - PARTS.keys():
         parser.error(f"there is no part {', '.join(wrong)}: choose {', '.join(PARTS)}")
     print(machine())

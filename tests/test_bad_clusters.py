@@ -252,8 +252,9 @@ EVIL = "\x1b[2J<script>alert(1)</script>\r\n\u202e"
 async def test_hostile_names(c: Any, s: Any) -> None:
     """In text nothing acts on a terminal, in HTML nothing on a page; JSON is JSON."""
     async with (
-        Worker(s.address, nthreads=1, name=EVIL + "1", memory_limit="4 GiB") as a,
-        Worker(s.address, nthreads=7, name=EVIL + "2", memory_limit="1 GiB") as b,
+        # their process is that of all tests
+        Worker(s.address, nthreads=1, name=EVIL + "1", memory_limit="16 GiB") as a,
+        Worker(s.address, nthreads=7, name=EVIL + "2", memory_limit="4 GiB") as b,
     ):
         kept = c.submit(len, "abc", key=EVIL + "-1")
         X = c.persist(da.from_array(np.ones((100, 4)), chunks=(10, 4), name=EVIL))

@@ -83,7 +83,7 @@ def test_which_code_ran() -> None:
 
 
 def test_the_code_by_its_digest(tmp_path: Path) -> None:
-    """Which changes with a name as with a letter, and with nothing else."""
+    """Which changes with a name as with a letter, and not with what is said of it."""
     digest = main["digest"]
     (tmp_path / "a.py").write_text("1")
     found = [digest(tmp_path)]
@@ -92,6 +92,7 @@ def test_the_code_by_its_digest(tmp_path: Path) -> None:
     (tmp_path / "a.py").rename(tmp_path / "b.py")
     found.append(digest(tmp_path))
     (tmp_path / "b.pyc").write_text("3")
+    (tmp_path / "b.py").write_text('"""Two."""\n\n2  # two')
     assert digest(tmp_path) == found[-1]
     assert len(set(found)) == 3
 

@@ -140,7 +140,7 @@ def test_a_cluster_of_its_manager_is_scaled(ours: Path) -> None:
         assert adapters.find(other).__name__.endswith(".spec_cluster")
 
 
-SMALL = {"memory_limit": "1 GiB"}
+SMALL = {"memory_limit": "3 GiB"}  # their process is that of all tests
 TWO = [("127.0.0.1", 1)] * 2
 
 

@@ -1,12 +1,12 @@
 """Data that one machine could train on, without a cluster.
 
 Where the data and its copies fit the memory of one host, one process there needs no
-Dask: XGBoost took 12.0 s alone and 15.8 s on a cluster with the same two CPUs, 0.76 of
-it (``benchmarks/fit_after_scale.py``). Whoever has a larger cluster still gains from
-it, once its threads outweigh that difference: the time alone is estimated as (threads
-of the cluster / CPUs of the host) * 0.76 of the cluster's, where threads that have no
-CPU to themselves do not count. This speaks only if the
-estimate says that one process would not be slower. Memory is estimated as in
+Dask: alone XGBoost took 0.76 of the time that it took on a cluster with the same two
+CPUs, on which the data lay evenly (``benchmarks/fit_after_scale.py``). Whoever has a
+larger cluster still gains from it, once its threads outweigh that difference: the time
+alone is estimated as (threads of the cluster / CPUs of the host) * 0.76 of the
+cluster's, where threads that have no CPU to themselves do not count. This speaks only
+if the estimate says that one process would not be slower. Memory is estimated as in
 ``fit_memory``, with ``memory_fraction`` of the host's. It is a hint about other ways,
 not a condition of this cluster, so it is left out where sizes, CPUs or memory are
 unknown.

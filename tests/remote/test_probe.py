@@ -84,7 +84,7 @@ def test_a_folder_of_the_host_that_is_not_here(cgroups: Path) -> None:
 @gen_cluster(
     client=True,
     nthreads=[("127.0.0.1", 1)],
-    worker_kwargs={"memory_limit": "1GiB"},
+    worker_kwargs={"memory_limit": "8 GiB"},  # its process is that of all tests
     config={"distributed.worker.memory.spill": 0.5},
 )
 async def test_worker_facts(c, s, a):
@@ -110,7 +110,7 @@ async def test_no_limit_nothing_spills(c, s, a):
 @gen_cluster(
     client=True,
     nthreads=[("127.0.0.1", 1)],
-    worker_kwargs={"memory_limit": "1GiB"},
+    worker_kwargs={"memory_limit": "8 GiB"},  # its process is that of all tests
 )
 async def test_row_counts_leave_spilled_pieces_on_disk(c, s, a):
     """Rows are counted of what is in memory; a piece on disk is not read."""
