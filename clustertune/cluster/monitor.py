@@ -377,8 +377,11 @@ async def hear(client: Client) -> None:
 
     Of one that does not, it is known as of its last heartbeat, as ever.
     """
-    workers = sorted(known(client).addresses)
-    await ship.on_workers(client, tell.tell, workers, timeout=SOON)
+    workers = (await identify(client))["workers"]
+    # not one that has gone: it would be waited for
+    approved = known(client).approved
+    there = sorted(a for a, entry in workers.items() if _process(a, entry) in approved)
+    await ship.on_workers(client, tell.tell, there, timeout=SOON, again=False)
 
 
 async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:

@@ -124,14 +124,16 @@ async def on_workers(
     *,
     timeout: float,
     nanny: bool = False,
+    again: bool = True,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Run a function on workers, or on their nannies; an error is that worker's answer.
 
     One call for each of a few workers, so that one that hangs hides no other's answer.
     Many are asked in one call; only if somebody keeps the others waiting for
-    ``timeout`` seconds, each is asked again. What :func:`function` has made of a
-    function is not pickled again, for whoever asks many workers different things.
+    ``timeout`` seconds, each is asked again; not where ``again`` is False, for whoever
+    needs no answers. What :func:`function` has made of a function is not pickled again,
+    for whoever asks many workers different things.
 
     Returns
     -------
@@ -157,7 +159,7 @@ async def on_workers(
 
     if len(workers) > FEW:
         answers = await call(workers)
-        if not all(isinstance(a, Exception) for a in answers.values()):
+        if not (again and all(isinstance(a, Exception) for a in answers.values())):
             return answers
     each = await asyncio.gather(*(call([worker]) for worker in workers))
     return {worker: answer for one in each for worker, answer in one.items()}

@@ -107,9 +107,16 @@ async def test_a_worker_that_hangs_hides_no_other(c, s, a, b, few, monkeypatch):
     answers = await ship.on_workers(
         c, probe.worker_facts, [a.address, b.address], timeout=0.5
     )
-    forever.set()
     assert isinstance(answers[a.address], TimeoutError)
     assert answers[b.address]["affinity"]
+
+    if few < 2:  # one call for both, and no other
+        both = [a.address, b.address]
+        answers = await ship.on_workers(
+            c, probe.worker_facts, both, timeout=0.5, again=False
+        )
+        assert {type(answer) for answer in answers.values()} == {TimeoutError}
+    forever.set()
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])

@@ -24,6 +24,8 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import errors, testing
+from clustertune.cluster import monitor
+from clustertune.remote import ship
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -362,6 +364,23 @@ async def test_memory_after_a_move_is_what_is_there_then(c, s, a, b):
     first, last = (p._journal.views[i].now.workers for i in (0, -1))
     assert 2**30 not in {w.process for w in first}
     assert {w.process for w in last} == {2**30}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, worker_kwargs=LIMIT)
+async def test_who_has_gone_is_not_waited_for(c, s, a, b, gone, monkeypatch):
+    """To tell its memory: after each restart of a worker that would be a second."""
+    await clustertune.check(c)
+    await gone.close()
+    asked = []
+    ask = ship.on_workers
+
+    async def listen(client, function, workers, **options):
+        asked.extend(workers)
+        return await ask(client, function, workers, **options)
+
+    monkeypatch.setattr(ship, "on_workers", listen)
+    await monitor.hear(c)
+    assert sorted(asked) == sorted([a.address, b.address])
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
