@@ -175,6 +175,31 @@ async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> No
 
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
+    """Is bound to its new address: pieces, and a task that is ready meanwhile."""
+    a, b = list(s.workers)[:2]
+    name = s.workers[a].name
+    piece = c.submit(np.arange, 9, workers=[a], key="piece")
+    await wait(piece)
+    bound = c.submit(abs, c.submit(at_gate, "gate", workers=[b]), workers=[a])
+    await soon(lambda: s.workers[b].processing)
+    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[name]))
+    await soon(lambda: a not in s.workers, 60)
+    await Event("gate").set()
+    report = await restarting
+    assert report.status == "done", str(report)
+    assert await bound == 3
+    (now,) = (ws.address for ws in s.workers.values() if ws.name == name)
+    assert s.tasks["piece"].worker_restrictions == {now}
+    assert s.tasks[bound.key].worker_restrictions == {now}
+
+
+def at_gate(name: str) -> int:
+    Event(name).wait(60)
+    return -3
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
     """Cannot be moved: refused before anything is touched."""
     actor = await c.submit(Counter, actor=True)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
-from distributed import CancelledError, Future, wait
+from distributed import CancelledError, Client, Future, wait
 
 from clustertune.cluster import monitor
 from clustertune.cluster.lease import Lease
@@ -21,13 +21,16 @@ from clustertune.data import graphs
 from clustertune.errors import IncompleteError
 from clustertune.model import Key, Notify
 from clustertune.remote import keys
-from clustertune.wording import printable
+from clustertune.wording import names_text, plural, printable, seconds_text
 
 POLL = 0.05  # seconds between two questions how far something is
 STUCK = 0.5  # seconds between two questions whether a task waits for a worker
 RELEASE = 0.01  # seconds between two looks which old pieces can go
 GLANCE = 0.2  # seconds between two questions what is in memory
 RARELY = 20  # times as long as the question took, at least
+VAIN = 2.0  # seconds between two questions whether pieces wait for who is gone
+PATIENCE = 30.0  # seconds that are given to who is gone to come back
+SOME = 1000  # pieces that are asked for
 
 Judge = Callable[[int, int, int], None]
 """Given the number of all pieces, of those in memory, and of their bytes; may raise."""
@@ -101,10 +104,12 @@ class Computing:
         Raises
         ------
         IncompleteError
-            A piece could not be computed, or was lost.
+            A piece could not be computed, or was lost; or it waits for workers to
+            which the user has bound it, and they are gone.
         ConnectionLostError
             The client was closed.
         """
+        patience = _Patience(self.client)
         pending = futures
         asked = monotonic()
         # "lost" is what a client calls a key whose worker died until it is there again
@@ -113,7 +118,8 @@ class Computing:
             monitor.refuse_closed(self.client)
             self._lease.refuse_late()
             done = 1 - len(pending) / len(futures)
-            notify(f"{doing} {len(futures)} pieces", done)
+            vain = await patience.look([f.key for f in pending[:SOME]])
+            notify(f"{doing} {len(futures)} pieces{vain}", done)
             if pin and monotonic() - asked > STUCK:
                 asked = monotonic()
                 await self._lease.ask("free_stuck", name=pin)
@@ -166,6 +172,39 @@ class Computing:
                 "was lost with a worker and cannot be recomputed, or it was cancelled; "
                 "load the data again"
             )
+
+
+class _Patience:
+    """With workers that are gone, and to which what is waited for is bound."""
+
+    def __init__(self, client: Client):
+        self.client = client
+        self.asked = monotonic()
+        self.since: float | None = None
+        self.text = ""
+
+    async def look(self, pieces: list[Key]) -> str:
+        """What they wait for in vain, asked now and then; refused after a while."""
+        now = monotonic()
+        if now - self.asked < VAIN:
+            return self.text
+        self.asked = now
+        packed = await asyncio.to_thread(keys.pack, pieces)
+        missing = await monitor.ask(self.client, "in_vain", keys=packed)
+        if not missing:
+            self.since, self.text = None, ""
+            return ""
+        self.since = now if self.since is None else self.since
+        who = names_text(sorted(missing))
+        count = plural(max(missing.values()), "task")
+        if now - self.since > PATIENCE:
+            raise IncompleteError(
+                f"{count} may run on {who} only (workers=), and no such worker is "
+                f"there for {seconds_text(now - self.since)} or longer; load the data "
+                "again without workers=, or with allow_other_workers=True"
+            )
+        self.text = f": {count} can run on {who} only, which is gone"
+        return self.text
 
 
 def _name_of(key: Key) -> str:

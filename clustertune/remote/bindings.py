@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from time import time
 from typing import Any
@@ -53,6 +54,28 @@ class Bindings:
                 stuck += [ts.key for ts in waiting if _is_for(ts, ours)]
         return await self._loosen(stuck)
 
+    async def in_vain(self, keys: Iterable[Any]) -> dict[str, int]:
+        """Workers that are gone, for which keys wait: how many tasks, by address.
+
+        Those that may run elsewhere, or on a host, are not among them.
+        """
+        missing: Counter[str] = Counter()
+        if not self.scheduler.unrunnable:
+            return {}
+        tasks = self.scheduler.tasks
+        todo = [tasks[key] for key in keys if key in tasks]
+        seen = set(todo)
+        for i, ts in enumerate(todo):  # which grows meanwhile
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            new = set(ts.waiting_on or ()) - seen
+            seen |= new
+            todo += new
+            strict = not ts.loose_restrictions and not ts.host_restrictions
+            if ts in self.scheduler.unrunnable and strict and self._is_for_nobody(ts):
+                missing.update(ts.worker_restrictions)
+        return dict(missing)
+
     async def end(self, name: str) -> None:
         """Let all of them run anywhere from now on."""
         await self._loosen(self.kept.pop(name, set()))
@@ -84,12 +107,7 @@ class Bindings:
                 await asyncio.sleep(0)
             if ts.loose_restrictions and self._is_for_nobody(ts):
                 waiting.append(ts)
-        # the last recommendation is carried out first
-        waiting.sort(key=attrgetter("priority"), reverse=True)
-        there = [ts.key for ts in waiting if ts in self.scheduler.unrunnable]
-        if there:
-            found = dict.fromkeys(there, "processing")
-            self.scheduler.transitions(found, f"clustertune-{time()}")
+        run(self.scheduler, waiting)
 
     def _is_for_nobody(self, task: Any) -> bool:
         """Whether all workers that a task is bound to are gone."""
@@ -116,6 +134,32 @@ class Bindings:
         if waiting:
             self.scheduler.transitions(waiting, f"clustertune-{time()}")
         return len(waiting)
+
+
+async def follow(scheduler: Any, gone: set[str], address: str) -> None:
+    """Bind to a worker's new address what is bound to those that it had before.
+
+    What it does not hold any more could never be computed again otherwise.
+    """
+    waiting = []
+    for i, ts in enumerate(list(scheduler.tasks.values())):
+        if i % YIELD == YIELD - 1:
+            await asyncio.sleep(0)
+        bound = ts.worker_restrictions
+        if bound and not gone.isdisjoint(bound):
+            ts.worker_restrictions = (bound - gone) | {address}
+            waiting.append(ts)
+    run(scheduler, waiting)
+
+
+def run(scheduler: Any, tasks: Collection[Any]) -> None:
+    """Have those of the tasks run that wait for a worker."""
+    # the last recommendation is carried out first
+    order = sorted(tasks, key=attrgetter("priority"), reverse=True)
+    there = [ts.key for ts in order if ts in scheduler.unrunnable]
+    if there:
+        found = dict.fromkeys(there, "processing")
+        scheduler.transitions(found, f"clustertune-{time()}")
 
 
 async def unpacked(runs: Sequence[Any]) -> set[Any]:

@@ -38,7 +38,7 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 13
+PROTOCOL = 14
 FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
 YIELD = 2000  # keys between two yields to the event loop
 LONGEST = 1.0  # seconds that an answer how far a job is waits for its end, at most
@@ -533,6 +533,10 @@ class Resident(SchedulerPlugin):
         self._check(token)
         await self.bindings.end(name)
 
+    async def in_vain(self, keys: Sequence[Any]) -> dict[str, int]:
+        """Workers that are gone, for which packed keys wait: how many tasks."""
+        return await self.bindings.in_vain(list(unpack(keys)))
+
     # --- the last report --------------------------------------------------------------
 
     def keep(self, report: str) -> None:
@@ -592,6 +596,7 @@ METHODS = frozenset(
         "pin",
         "free_stuck",
         "unpin",
+        "in_vain",
         "wanted",
         "let_go",
         "schedule",

@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from distributed.core import Status
 
+from clustertune.remote.bindings import follow
 from clustertune.remote.keys import Places
 from clustertune.remote.memory import counted
 from clustertune.remote.move import ManagerHold, Placing, place
@@ -379,13 +380,14 @@ class Restarting:
         )
 
     async def _returns(self, who: Any, seconds: float) -> bool:
-        """Wait until it runs again, under another address."""
+        """Wait until it runs again, under another address, and what is bound to it."""
         end = monotonic() + seconds
         while True:
             for ws in list(self.scheduler.workers.values()):
                 new = ws.address != self.address and identity(ws) == who
                 if new and ws.status is Status.running:
                     self.back = ws.address
+                    await follow(self.scheduler, self.own - {ws.address}, ws.address)
                     self.own.add(ws.address)
                     return True
             if monotonic() > end:

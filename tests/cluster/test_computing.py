@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+from distributed import wait
 from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
-from clustertune.cluster import monitor
+from clustertune.cluster import computing, monitor
 from clustertune.cluster.computing import Computing
 from clustertune.cluster.lease import Lease
 from clustertune.data import graphs
+from clustertune.errors import IncompleteError
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -28,3 +31,26 @@ async def test_small_arrays_of_paused_workers_are_made_elsewhere(c, s, a, b):
     assert [f.tolist() for f in await c.gather(list(futures.values()))] == [[1], [2, 3]]
     assert all(key in b.data for key in futures)
     assert not any(s.tasks[key].worker_restrictions for key in futures)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_pieces_that_may_run_on_a_worker_that_is_gone_only(
+    c, s, a, b, monkeypatch
+):
+    """It is said which, and not waited for without an end."""
+    monkeypatch.setattr(computing, "VAIN", 0.0)
+    monkeypatch.setattr(computing, "PATIENCE", 0.2)
+    await monitor.open_door(c, await monitor.identify(c))
+    lease, told = Lease(c, lambda: 30.0), []
+    lease.opened = True
+    gone = a.address
+    pieces = c.map(abs, range(3), workers=[gone])
+    await wait(pieces)
+    await a.close()
+    with pytest.raises(IncompleteError, match=f"3 tasks may run on {gone} only"):
+        await Computing(lease).settle(
+            pieces, lambda text, _: told.append(text), "loading"
+        )
+    assert (
+        told[-1] == f"loading 3 pieces: 3 tasks can run on {gone} only, which is gone"
+    )
