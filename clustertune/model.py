@@ -32,6 +32,7 @@ from clustertune.snapshots import Snapshot as Snapshot
 from clustertune.snapshots import Survey as Survey
 from clustertune.snapshots import Thresholds as Thresholds
 from clustertune.snapshots import Unknown as Unknown
+from clustertune.snapshots import Unmet as Unmet
 from clustertune.snapshots import WorkerFacts as WorkerFacts
 from clustertune.snapshots import WorkerSnapshot as WorkerSnapshot
 from clustertune.wording import bytes_text, plural, printable

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from clustertune.wording import are, names_text, plural
+
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
@@ -207,6 +209,23 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unmet:
+    """What tasks wait for that no worker has."""
+
+    kind: str  # "worker", "host" or "resources"
+    names: tuple[str, ...]
+    tasks: int
+
+    def __str__(self) -> str:
+        tasks, names = plural(self.tasks, "task"), names_text(self.names)
+        if self.kind == "worker":
+            return f"{tasks} may run on {names} only, which {are(self.names)} gone"
+        if self.kind == "host":
+            return f"{tasks} may run on {names} only: no worker or host is called so"
+        return f"{tasks} may run with {names} only: no worker has these resources"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """What the scheduler says when it is asked for a diagnosis."""
 
@@ -214,7 +233,8 @@ class Survey:
     worker_ttl: float | None  # seconds of silence after which a worker is given up
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
     queued: int  # tasks that wait for any worker
-    unrunnable: int  # tasks for which there is no worker
+    unrunnable: int  # tasks for which there is no worker that runs
+    unmet: tuple[Unmet, ...] = ()  # and what they want that no worker has
     actors: int
     clients: tuple[ClientFacts, ...]
     published: tuple[Published, ...]

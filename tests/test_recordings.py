@@ -26,6 +26,7 @@ from clustertune.model import (
     Run,
     Severity,
     Unknown,
+    Unmet,
     View,
 )
 from clustertune.past import recording
@@ -266,6 +267,8 @@ FAULTS = [
     ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, "same environment"),
     ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, silent=0.0),)), "other_clients", 1, "ask whose"),
     ("dangling", "stock", survey(published=(Published(name="X", keys=3, missing=3),)), "dangling_names", 2, "unpublish_dataset"),
+    ("worker gone", "stock", survey(unmet=(Unmet(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "stuck_tasks", 3, "submit it again"),
+    ("no GPU", "stock", survey(unmet=(Unmet(kind="resources", names=("GPU: 1",), tasks=3),)), "stuck_tasks", 2, "--resources"),
     ("actor", "stock", survey(actors=1), "actors", 1, "del"),
     ("daemonic", "stock", profile(starts_processes=True), "daemonic_workers", 2, "worker.daemon"),
     ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unneeded_keys", 1, "del"),

@@ -15,13 +15,13 @@ from typing import Any
 
 from distributed import CancelledError, Client, Future, wait
 
-from clustertune.cluster import monitor
+from clustertune.cluster import inquiry, monitor
 from clustertune.cluster.lease import Lease
 from clustertune.data import graphs
 from clustertune.errors import IncompleteError
 from clustertune.model import Key, Notify
 from clustertune.remote import keys
-from clustertune.wording import names_text, plural, printable, seconds_text
+from clustertune.wording import printable, seconds_text
 
 POLL = 0.05  # seconds between two questions how far something is
 STUCK = 0.5  # seconds between two questions whether a task waits for a worker
@@ -175,35 +175,38 @@ class Computing:
 
 
 class _Patience:
-    """With workers that are gone, and to which what is waited for is bound."""
+    """With what is waited for, and may run on workers only that are gone."""
 
     def __init__(self, client: Client):
         self.client = client
         self.asked = monotonic()
-        self.since: float | None = None
+        self.since: float | None = None  # when the first such worker was missed
         self.text = ""
 
     async def look(self, pieces: list[Key]) -> str:
-        """What they wait for in vain, asked now and then; refused after a while."""
+        """What they wait for in vain, asked now and then; refused after a while.
+
+        Hosts and resources may still come, as where a cluster scales by itself.
+        """
         now = monotonic()
         if now - self.asked < VAIN:
             return self.text
         self.asked = now
         packed = await asyncio.to_thread(keys.pack, pieces)
-        missing = await monitor.ask(self.client, "in_vain", keys=packed)
-        if not missing:
-            self.since, self.text = None, ""
-            return ""
+        answer = await monitor.ask(self.client, "in_vain", keys=packed)
+        unmet = inquiry.read_unmet(answer)
+        self.text = "".join(f"; {x}" for x in unmet)
+        gone = [x for x in unmet if x.kind == "worker"]
+        if not gone:
+            self.since = None
+            return self.text
         self.since = now if self.since is None else self.since
-        who = names_text(sorted(missing))
-        count = plural(max(missing.values()), "task")
         if now - self.since > PATIENCE:
             raise IncompleteError(
-                f"{count} may run on {who} only (workers=), and no such worker is "
-                f"there for {seconds_text(now - self.since)} or longer; load the data "
-                "again without workers=, or with allow_other_workers=True"
+                f"{gone[0]} and did not come back within "
+                f"{seconds_text(now - self.since)}; load the data again without "
+                "workers=, or with allow_other_workers=True"
             )
-        self.text = f": {count} can run on {who} only, which is gone"
         return self.text
 
 

@@ -7,7 +7,7 @@ cluster or to prepare data.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from clustertune.model import (
     Snapshot,
     Survey,
     Unknown,
+    Unmet,
 )
 from clustertune.remote import details, ship
 
@@ -125,6 +126,7 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
         loop_delay=answer["loop_delay"],
         queued=answer["queued"],
         unrunnable=answer["unrunnable"],
+        unmet=read_unmet(answer["unmet"]),
         actors=answer["actors"],
         clients=tuple(
             ClientFacts(id=i, keys=n, silent=s) for i, n, s in answer["clients"]
@@ -142,6 +144,11 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
             "scheduler": dict(answer["packages"]),
         },
     )
+
+
+def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[Unmet, ...]:
+    """As the scheduler tells it."""
+    return tuple(Unmet(kind=k, names=tuple(names), tasks=n) for k, names, n in answer)
 
 
 async def past_runs(client: Client) -> tuple[Run, ...]:

@@ -37,6 +37,7 @@ KINDS: Mapping[str, Any] = {
         model.Burden,
         model.Pool,
         model.Survey,
+        model.Unmet,
         model.ClientFacts,
         model.Published,
         model.Prefix,

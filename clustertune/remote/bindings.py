@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from time import time
@@ -53,28 +52,6 @@ class Bindings:
                 waiting = [ts for ts in ws.processing if ts not in ws.executing]
                 stuck += [ts.key for ts in waiting if _is_for(ts, ours)]
         return await self._loosen(stuck)
-
-    async def in_vain(self, keys: Iterable[Any]) -> dict[str, int]:
-        """Workers that are gone, for which keys wait: how many tasks, by address.
-
-        Those that may run elsewhere, or on a host, are not among them.
-        """
-        missing: Counter[str] = Counter()
-        if not self.scheduler.unrunnable:
-            return {}
-        tasks = self.scheduler.tasks
-        todo = [tasks[key] for key in keys if key in tasks]
-        seen = set(todo)
-        for i, ts in enumerate(todo):  # which grows meanwhile
-            if i % YIELD == YIELD - 1:
-                await asyncio.sleep(0)
-            new = set(ts.waiting_on or ()) - seen
-            seen |= new
-            todo += new
-            strict = not ts.loose_restrictions and not ts.host_restrictions
-            if ts in self.scheduler.unrunnable and strict and self._is_for_nobody(ts):
-                missing.update(ts.worker_restrictions)
-        return dict(missing)
 
     async def end(self, name: str) -> None:
         """Let all of them run anywhere from now on."""

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote import memory, runs
+from clustertune.remote import memory, runs, unmet
 from clustertune.remote.bindings import Bindings, unpacked
 from clustertune.remote.drop import Dropping
 from clustertune.remote.holdings import holdings, release
@@ -533,9 +533,9 @@ class Resident(SchedulerPlugin):
         self._check(token)
         await self.bindings.end(name)
 
-    async def in_vain(self, keys: Sequence[Any]) -> dict[str, int]:
-        """Workers that are gone, for which packed keys wait: how many tasks."""
-        return await self.bindings.in_vain(list(unpack(keys)))
+    async def in_vain(self, keys: Sequence[Any]) -> list[list[Any]]:
+        """What packed keys wait for and no worker has; of how many tasks."""
+        return await unmet.of_keys(self.scheduler, unpack(keys))
 
     # --- the last report --------------------------------------------------------------
 

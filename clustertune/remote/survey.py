@@ -12,6 +12,7 @@ from itertools import islice
 from time import time
 from typing import Any
 
+from clustertune.remote import unmet
 from clustertune.remote.details import installed
 
 MOST = 5000  # clients, names and prefixes of which each is read
@@ -33,6 +34,7 @@ async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[st
         "loop_delay": scheduler._tick_interval_observed,
         "queued": len(scheduler.queued),
         "unrunnable": len(scheduler.unrunnable),
+        "unmet": await unmet.summary(scheduler),
         "actors": sum(len(ws.actors) for ws in scheduler.workers.values()),
         "clients": _clients(scheduler),
         "published": await _published(scheduler, datasets),

@@ -48,6 +48,11 @@ def draw(rng: Random) -> Act:
     return Act(name=name, options=_OPTIONS.get(name, lambda _: {})(rng))
 
 
+def takes_workers_away(act: Act) -> bool:
+    """Whether it may be asked to: data that is bound to these cannot follow."""
+    return act.name == "scale" or "n_workers" in act.options
+
+
 def carry_out(act: Act, client: Client, data: Data, notify: Notify) -> Done:
     """Make the call; errors of it come out."""
     notify(act.name, None)

@@ -18,7 +18,7 @@ GROUP = 5  # rows
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Row-aligned collections that can be computed again anywhere."""
+    """Row-aligned collections that can be computed again, anywhere unless bound."""
 
     seed: int
     kind: str  # "array" or "dataframe"
@@ -27,6 +27,7 @@ class Spec:
     pieces: int
     other_pieces: int  # of y and rows; as many as X has: cut alike
     place: str  # "lazy", "one" (all on one worker), "anywhere"
+    bound: bool = False  # to the addresses of the workers that are there at first
 
 
 def draw(rng: Random, seed: int) -> Spec:
@@ -79,7 +80,11 @@ def make(spec: Spec, client: Client) -> Data:
     if spec.place == "lazy":
         return Data(spec, X, y, rows)
     on = [next(iter(client.nthreads()))] if spec.place == "one" else None
-    where = {"workers": on, "allow_other_workers": True} if on else {}
+    where: dict[str, Any] = {}
+    if spec.bound:
+        where = {"workers": list(client.nthreads()), "allow_other_workers": False}
+    elif on:
+        where = {"workers": on, "allow_other_workers": True}
     made = client.persist([X, y, rows], **where)
     wait(made, timeout=60)
     return Data(spec, *made)

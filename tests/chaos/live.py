@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from random import Random
 from time import perf_counter
@@ -34,6 +34,7 @@ from tests.chaos.rounds import Log, Round
 
 BLOCK = 10  # seeds that are played on the same cluster
 PATIENCE = 60.0  # seconds for what has to come
+BOUND = 0.25  # of the rounds whose data may be bound to workers
 HUNG = 240.0  # seconds after which a round will not end any more
 ANYWHERE = (
     *("kill worker", "kill worker", "kill worker", "freeze worker", "pause worker"),
@@ -64,6 +65,9 @@ def draw(seed: int) -> Case:
     n_workers = place.choice((2, 3, 3, 4))
     kinds = OUTSIDE if outside else LOCAL
     spec, act = data.draw(rng, seed), acts.draw(rng)
+    bound = Random(seed + 2 * 10**6).random() < BOUND
+    if bound and spec.place != "lazy" and not acts.takes_workers_away(act):
+        spec = replace(spec, bound=True)
     told = act.name not in ("hold", "map_reduce", "trim", "release")
     return Case(
         seed=seed,

@@ -47,10 +47,11 @@ async def test_pieces_that_may_run_on_a_worker_that_is_gone_only(
     pieces = c.map(abs, range(3), workers=[gone])
     await wait(pieces)
     await a.close()
+    await soon(lambda: all(f.status == "lost" for f in pieces))
     with pytest.raises(IncompleteError, match=f"3 tasks may run on {gone} only"):
         await Computing(lease).settle(
             pieces, lambda text, _: told.append(text), "loading"
         )
-    assert (
-        told[-1] == f"loading 3 pieces: 3 tasks can run on {gone} only, which is gone"
+    assert told[-1] == (
+        f"loading 3 pieces; 3 tasks may run on {gone} only, which is gone"
     )

@@ -10,7 +10,7 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 from clustertune.remote import keys
-from clustertune.remote.bindings import Bindings, follow
+from clustertune.remote.bindings import follow
 from clustertune.remote.resident import Resident
 from tests.processes import soon
 
@@ -149,21 +149,3 @@ async def test_tasks_follow_a_worker_to_its_new_address(c, s, a, b):
     assert await c.gather(waiting) == [0, 1, 2]
     assert all(s.tasks[f.key].worker_restrictions == {b.address} for f in waiting)
     assert s.tasks["other"].worker_restrictions == {a.address}
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_what_waits_in_vain(c, s, a, b):
-    """Of given keys, and what they are made of; not what may run elsewhere."""
-    bindings, gone = Bindings(s), "tcp://127.0.0.1:9"
-    here = c.submit(int, 1, workers=[a.address], key="here")
-    await wait(here)
-    assert await bindings.in_vain(["here"]) == {}
-    first = c.submit(int, 1, workers=[gone], key="first")
-    last = c.submit(abs, c.submit(abs, first, key="second"), key="last")
-    host = c.submit(int, 3, workers=["no-such-host"], key="host")
-    either = c.submit(int, 4, workers=[gone, a.address], key="either")
-    await soon(lambda: len(s.unrunnable) == 2)
-    assert await either == 4
-    assert await bindings.in_vain(["last"]) == {gone: 1}
-    assert await bindings.in_vain(["here", "host", "not there"]) == {}
-    del last, host
