@@ -348,7 +348,8 @@ def _changed(house: House, before: dict[str, Any]) -> Iterator[str]:
     """What is not as it was, though it was given time."""
     watch = house.watch
     gc.collect()
-    if not soon(lambda: watch.run_on_scheduler(state) == before, PATIENCE):
+    # a worker whose nanny is gone is waited for, for two minutes from when it went
+    if not soon(lambda: watch.run_on_scheduler(state) == before, 2 * PATIENCE):
         now = watch.run_on_scheduler(state)
         for name, was in before.items():
             if now[name] != was:
