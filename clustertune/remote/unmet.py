@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -42,39 +42,57 @@ async def of_keys(scheduler: Any, keys: Iterable[Any]) -> list[list[Any]]:
 
 
 async def _counted(scheduler: Any, tasks: list[Any]) -> list[list[Any]]:
-    wants: Counter[Want] = Counter()
+    alike: Counter[Any] = Counter()  # a million tasks may want the same
     for i, ts in enumerate(tasks):
         if i % YIELD == YIELD - 1:
             await asyncio.sleep(0)
-        want = _want(scheduler, ts)
+        alike[_limits(ts)] += 1
+    wants: Counter[Want] = Counter()
+    for limits, count in alike.items():
+        want = _want(scheduler, *limits)
         if want is not None:
-            wants[want] += 1
+            wants[want] += count
+        await asyncio.sleep(0)
     return [[kind, list(names), n] for (kind, names), n in wants.most_common(SHOWN)]
 
 
-def _want(scheduler: Any, task: Any) -> Want | None:
-    """What a task wants that no worker has, whatever state the workers are in."""
+def _limits(task: Any) -> tuple[frozenset[str], frozenset[str], frozenset[Any]]:
+    """Addresses and hosts to which a task is bound, and resources that it needs."""
+    strict = not task.loose_restrictions
+    return (
+        frozenset((strict and task.worker_restrictions) or ()),
+        frozenset((strict and task.host_restrictions) or ()),
+        frozenset((task.resource_restrictions or {}).items()),
+    )
+
+
+def _want(
+    scheduler: Any, bound: frozenset[str], hosts: frozenset[str], needs: frozenset[Any]
+) -> Want | None:
+    """What is wanted that no worker has, whatever state the workers are in."""
     workers = scheduler.workers
-    bound, hosts = task.worker_restrictions or (), task.host_restrictions or ()
-    if (bound or hosts) and not task.loose_restrictions:
-        known = (scheduler.coerce_hostname(host) for host in hosts)
-        there = {a for a in bound if a in workers}
-        there.update(*(h["addresses"] for k in known if (h := _host(scheduler, k))))
+    there = workers.keys()
+    if bound or hosts:
+        there = there & {*bound, *_on(scheduler, hosts)}
         if not there:
-            names = sorted(map(str, (*bound, *hosts)))[:SHOWN]
-            return ("host" if hosts else "worker", tuple(names))
-    else:
-        there = workers
-    wanted = task.resource_restrictions or {}
-    if wanted and not any(_has(workers[a].resources, wanted) for a in there):
-        names = sorted(f"{name}: {amount:g}" for name, amount in wanted.items())
+            names = sorted(map(str, bound | hosts))
+            return ("host" if hosts else "worker", tuple(names[:SHOWN]))
+    if needs and not any(_has(workers[a].resources, needs) for a in there):
+        names = sorted(f"{name}: {amount}" for name, amount in needs)
         return ("resources", tuple(names[:SHOWN]))
     return None
 
 
-def _host(scheduler: Any, name: Any) -> Any:
-    return scheduler.host_info.get(name)
+def _on(scheduler: Any, hosts: Iterable[Any]) -> Iterator[str]:
+    """Addresses of the workers on these hosts."""
+    for host in hosts:
+        found = scheduler.host_info.get(scheduler.coerce_hostname(host))
+        yield from () if found is None else found["addresses"]
 
 
-def _has(there: Any, wanted: Any) -> bool:
-    return all(there.get(name, 0) >= amount for name, amount in wanted.items())
+def _has(there: Any, needs: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether all is there; Dask looks at amounts, which may be text, no earlier."""
+    return all(
+        isinstance(amount, int | float) and there.get(name, 0) >= amount
+        for name, amount in needs
+    )

@@ -41,13 +41,26 @@ async def test_resources(c, s, a, b):
     both = c.submit(int, 7, resources={"GPU": 1, "disk": 1}, key="both")
     other = c.submit(int, 8, resources={"GPU": 1}, workers=[b.address], key="other")
     assert await c.submit(int, 9, resources={"GPU": 2}) == 9
-    await soon(lambda: len(s.unrunnable) == 5)
-    assert await unmet.summary(s) == [
-        ["resources", ["GPU: 4"], 3],
-        ["resources", ["GPU: 1", "disk: 1"], 1],
+    text = c.submit(int, 10, resources={"TPU": "many"}, key="text")
+    await soon(lambda: len(s.unrunnable) == 6)
+    first, *others = await unmet.summary(s)
+    assert first == ["resources", ["GPU: 4"], 3]
+    assert sorted(others) == [
         ["resources", ["GPU: 1"], 1],
+        ["resources", ["GPU: 1", "disk: 1"], 1],
+        ["resources", ["TPU: many"], 1],
     ]
-    del futures, both, other
+    del futures, both, other, text
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_without_workers(c, s):
+    """What any worker could run waits for no worker in particular."""
+    tasks = c.submit(int, 1, key="any"), c.submit(int, 1, workers=GONE, key="bound")
+    await soon(lambda: "bound" in s.tasks and s.unrunnable)
+    await soon(lambda: s.tasks["bound"] in s.unrunnable)
+    assert await unmet.summary(s) == [["worker", GONE, 1]]
+    del tasks
 
 
 @gen_cluster(client=True, nthreads=TWO)
