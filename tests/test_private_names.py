@@ -188,7 +188,12 @@ CALLED = {
     "distributed.Scheduler.identity": ("n_workers",),
     "distributed.Scheduler.remove_worker": ("stimulus_id", "expected"),
     "distributed.Scheduler.request_acquire_replicas": ("keys", "stimulus_id"),
-    "distributed.Scheduler.restart_workers": ("timeout", "on_error", "stimulus_id"),
+    "distributed.Scheduler.restart_workers": (
+        "timeout",
+        "wait_for_workers",
+        "on_error",
+        "stimulus_id",
+    ),
     "distributed.Scheduler.retire_workers": (
         "workers",
         "close_workers",

@@ -194,6 +194,23 @@ async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
     assert s.tasks[bound.key].worker_restrictions == {now}
 
 
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_another_worker_leaves_meanwhile(c: Any, s: Any, *nannies: Any) -> None:
+    """It is not waited for: what is restarted is back, and that is all."""
+    X, y, _ = await data(c)
+    a, b = list(s.workers)[:2]
+    name = s.workers[a].name
+    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[name]))
+    await soon(lambda: a not in s.workers, 60)
+    assert await s.retire_workers([b], stimulus_id="somebody")
+    report = await asyncio.wait_for(restarting, 60)  # of the minutes that it may take
+    assert report.status == "done", str(report)
+    assert name in {ws.name for ws in s.workers.values()}
+    assert len(s.workers) == 2
+    X, y = await c.gather(c.compute([X, y]))
+    assert (X[:, 0] * 2 == y).all()
+
+
 def at_gate(name: str) -> int:
     Event(name).wait(60)
     return -3

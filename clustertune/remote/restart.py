@@ -364,12 +364,14 @@ class Restarting:
             answer = await self.scheduler.restart_workers(
                 [self.address],
                 timeout=self.timeout,
+                # it would count workers: one that leaves meanwhile is waited for, and
+                # one that joins is taken for ours
+                wait_for_workers=False,
                 on_error="return",
                 stimulus_id=f"clustertune-restart-{time()}",
             )
         except asyncio.TimeoutError:
             answer = {self.address: "timed out"}
-        # it counts workers only: another one that comes is taken for it
         if await self._returns(who, end - monotonic()):
             return ""
         said = answer.get(self.address, "nothing")
