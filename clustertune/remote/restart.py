@@ -375,10 +375,11 @@ class Restarting:
         if await self._returns(who, end - monotonic()):
             return ""
         said = answer.get(self.address, "nothing")
+        # OK is of the old process: of the new one it says nothing
+        nanny = "has ended it" if said == "OK" else f"said {said}"
         where = "" if self.parked is not None else "; what it held lies on the others"
         return (
-            f"it did not come back within {self.timeout:g} s (its nanny said "
-            f"{said}){where}"
+            f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
         )
 
     async def _returns(self, who: Any, seconds: float) -> bool:
