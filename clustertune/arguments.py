@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
 
+from clustertune import environment
+
 # what Dask's parsers raise for what they cannot read, infinite amounts among it
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
@@ -237,16 +239,33 @@ def nbytes(name: str, value: Any) -> int | None:
     return found
 
 
-def variables(name: str, value: Any) -> dict[str, str]:
-    """Variables of an environment, by name; None is none."""
+def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str]:
+    """Environment variables by name; None stands for no variables.
+
+    Parameters
+    ----------
+    any_name
+        Whether variables that :mod:`clustertune.environment` does not list are allowed.
+
+    Raises
+    ------
+    ValueError
+        A name or value is malformed, or the variable is not allowed.
+    """
     if value is None:
         return {}
-    if isinstance(value, Mapping):
-        texts = all(isinstance(x, str) for pair in value.items() for x in pair)
-        odd = [k for k in value if not k or "=" in str(k) or "\0" in str(k)]
-        if texts and not odd and not any("\0" in v for v in value.values()):
-            return dict(value)
-    raise ValueError(
-        f"{name}={value!r} must be a mapping of names to texts, like "
-        '{"OMP_NUM_THREADS": "2"}, or None'
+    sound = isinstance(value, Mapping) and all(
+        isinstance(k, str)
+        and isinstance(v, str)
+        and environment.is_name(k)
+        and "\0" not in v
+        for k, v in value.items()
     )
+    if not sound:
+        raise ValueError(
+            f"{name}={value!r} must be a mapping of names to texts, like "
+            '{"OMP_NUM_THREADS": "2"}, or None'
+        )
+    if not any_name and (problem := environment.objection(value)):
+        raise ValueError(f"{name}: {problem}")
+    return dict(value)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from clustertune import environment
 from clustertune.profiles import Profile as Profile
 from clustertune.snapshots import Burden as Burden
 from clustertune.snapshots import ClientFacts as ClientFacts
@@ -35,7 +36,7 @@ from clustertune.snapshots import Unknown as Unknown
 from clustertune.snapshots import Unmet as Unmet
 from clustertune.snapshots import WorkerFacts as WorkerFacts
 from clustertune.snapshots import WorkerSnapshot as WorkerSnapshot
-from clustertune.wording import bytes_text, plural, printable
+from clustertune.wording import bytes_text, plural
 
 Key = str | int | float | tuple[Any, ...]
 """A Dask key."""
@@ -430,7 +431,7 @@ class Size:
     def __str__(self) -> str:
         parts = [] if self.nthreads is None else [plural(self.nthreads, "thread")]
         parts += [] if self.memory_limit is None else [bytes_text(self.memory_limit)]
-        parts += [printable(f"{k}={v}", longest=80) for k, v in self.env.items()]
+        parts += environment.text(self.env)
         return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 

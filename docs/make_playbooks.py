@@ -108,8 +108,10 @@ plan.
 
 Each is the operation of that name, with its guards: see [workers](workers.md) and
 [preparing data](prepare.md). Restarts lose no data in a playbook: `drop_data` is not
-among the arguments, and how many workers may be away is for `limits` to say. Other
-packages [add actions](contributing.md#an-action), which take `timeout`.
+among the arguments, and `limits` bounds how many workers may be away. `env` takes
+variables of thread pools and allocators only, as any other variable could
+[run code](workers.md#another-size-resize). Other packages
+[add actions](contributing.md#an-action), which take `timeout`.
 
 """
 

@@ -644,18 +644,18 @@ def test_a_worker_that_is_not_there(nannies: LocalCluster) -> None:
 def test_resize(nannies: LocalCluster) -> None:
     """From an address: the nannies are told, and workers are as they were to be."""
     address = nannies.scheduler_address
-    options = ("--worker", "0", "--nthreads", "2", "--env", "A_NAME=a=b", "--yes")
+    options = ("--worker", "0", "--nthreads", "2", "--env", "OMP_PLACES=a=b", "--yes")
     done = run("resize", *options, address)
     assert done.exit_code == 0, done.stderr
-    assert "2 threads and A_NAME=a=b" in " ".join(done.stdout.split())
+    assert "2 threads and OMP_PLACES=a=b" in " ".join(done.stdout.split())
     with Client(address, set_as_default=False) as client:
         found = client.run(_seen)
     assert sorted(found.values()) == [(1, None), (2, "a=b")]
-    assert "A_NAME" not in os.environ
+    assert "OMP_PLACES" not in os.environ
 
 
 def _seen(dask_worker: Any) -> tuple[int, str | None]:
-    return dask_worker.state.nthreads, os.environ.get("A_NAME")
+    return dask_worker.state.nthreads, os.environ.get("OMP_PLACES")
 
 
 @pytest.mark.parametrize(
@@ -663,6 +663,7 @@ def _seen(dask_worker: Any) -> tuple[int, str | None]:
     [
         ((), "give --nthreads, --memory-limit or --env"),
         (("--env", "NAME"), "--env NAME is not of the form NAME=VALUE"),
+        (("--env", "LD_PRELOAD=x.so"), "--env: LD_PRELOAD is not a variable of thread"),
         (("--memory-limit", "much"), "must be a size of at least 1 MiB"),
         (("--nthreads", "0"), "0 is not in the range"),
     ],

@@ -76,6 +76,21 @@ def test_variables(spawned: None, two: Any) -> None:
     assert dict(os.environ) == before
 
 
+def test_any_variable(two: Any) -> None:
+    """A caller in Python may set it; reports and the event log hide its value."""
+    _, client = two
+    env = {"CLUSTERTUNE_TEST_TOKEN": "hunter2"}
+    report = clustertune.resize(client, env=env, workers=[1], allow_any_env=True)
+    assert report.status == "done", str(report)
+    found = client.run(os.getenv, "CLUSTERTUNE_TEST_TOKEN")
+    assert sorted(map(str, found.values())) == ["None", "hunter2"]
+    assert "CLUSTERTUNE_TEST_TOKEN=(hidden)" in str(report)
+    events = client.get_events("clustertune")
+    assert events
+    for text in (str(report), report.to_json(), repr(events)):
+        assert "hunter2" not in text
+
+
 def test_a_limit_that_is_too_low(two: Any) -> None:
     """Refused before anything is touched."""
     _, client = two
@@ -125,6 +140,9 @@ def test_started_by_hand(tmp_path: Any) -> None:
         ({"memory_limit": 5}, ValueError),
         ({"env": {"A": 1}}, ValueError),
         ({"env": {"A=B": "1"}}, ValueError),
+        ({"env": {"A": "1"}}, ValueError),
+        ({"env": {"A;B": "1"}, "allow_any_env": True}, ValueError),
+        ({"env": {"A": "1"}, "allow_any_env": "yes"}, ValueError),
         ({"env": "A=B"}, ValueError),
     ],
 )

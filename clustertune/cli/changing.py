@@ -72,8 +72,9 @@ def _timeout(default: str) -> Callable[[Command], Command]:
 @click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
 @click.option("--memory-limit", metavar="SIZE", help="Of each worker, like 4GiB.")
 @click.option(
-    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable, set "
-    "before the worker's process starts; may be given several times."
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of "
+    "thread pools or allocators, set before the worker's process starts; may be given "
+    "several times."
 )  # fmt: skip
 @_unavailable
 @_wait
@@ -99,12 +100,13 @@ def resize(
         raise click.UsageError(f"--env {odd[0]} is not of the form NAME=VALUE")
     try:
         arguments.nbytes("--memory-limit", memory_limit)
+        env = arguments.variables("--env", dict(v.split("=", 1) for v in variables))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     options: dict[str, Any] = {
         "nthreads": nthreads,
         "memory_limit": memory_limit,
-        "env": dict(v.split("=", 1) for v in variables) or None,
+        "env": env or None,
         "max_unavailable": part_of("--max-unavailable", max_unavailable),
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),

@@ -14,6 +14,7 @@ from typing import Any
 
 from distributed import Client
 
+from clustertune import environment
 from clustertune.cluster import monitor
 from clustertune.errors import IncompleteError
 from clustertune.model import Size
@@ -74,13 +75,15 @@ async def differences(client: Client, address: str, size: Size) -> str:
     wanted: Mapping[str, Any] = {
         "threads": (size.nthreads, found["nthreads"]),
         "memory limit": (size.memory_limit, found["memory_limit"]),
-        **{k: (v, found["env"].get(k)) for k, v in size.env.items()},
     }
-    return "; ".join(
+    wrong = [
         printable(f"{name} is {has!r}, not {want!r}", longest=200)
         for name, (want, has) in wanted.items()
         if want is not None and has != want
-    )
+    ]
+    other = {k: v for k, v in size.env.items() if found["env"].get(k) != v}
+    wrong += [f"{variable} was not set" for variable in environment.text(other)]
+    return "; ".join(wrong)
 
 
 async def _on_nanny(

@@ -74,7 +74,7 @@ class _Reading:
 
     def note(self, node: Node, path: str, text: str) -> None:
         place = f"{path}: " if path else ""
-        self.problems.append(f"{node.where}: {place}{printable(text, longest=600)}")
+        self.problems.append(f"{node.where}: {place}{printable(text, longest=1200)}")
 
     def playbook(self, root: Node) -> Playbook:
         top = self.mapping(root, "", TOP_KEYS, needed=("version", "name", "steps"))

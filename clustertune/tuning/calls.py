@@ -15,6 +15,7 @@ from typing import Any
 
 from distributed import Client
 
+from clustertune import arguments
 from clustertune.report import Report
 from clustertune.tuning import operations, preparation, publishing
 from clustertune.wording import names_text, printable
@@ -30,7 +31,17 @@ VERBS: Mapping[str, Any] = {
 #: verbs that take names, and of what
 NAMED = {"prepare": "published data sets", "release": "prefixes of keys"}
 #: what is said when a plan is carried out, and what no file can hold
-NEVER = {"client", "dry_run", "estimator", "keep", "progress", "reason", "X", "y"}
+NEVER = {
+    "allow_any_env",  # a file must not set variables that run code
+    "client",
+    "dry_run",
+    "estimator",
+    "keep",
+    "progress",
+    "reason",
+    "X",
+    "y",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +89,7 @@ class Call:
         for name, default in known.items():
             if default is Parameter.empty and name not in self.options:
                 raise ValueError(f"options: a plan of {self.verb} needs {name}")
+        arguments.variables("options.env", self.options.get("env"))
 
     def refused(self, planned: Report) -> bool:
         """Whether nothing would be done of what a dry run has planned.

@@ -143,6 +143,7 @@ def resize(
     nthreads: int | None = None,
     memory_limit: str | int | None = None,
     env: Mapping[str, str] | None = None,
+    allow_any_env: bool = False,
     workers: Sequence[str | int] | None = None,
     max_unavailable: float | str = 1,
     wait: str | float = "1 minute",
@@ -166,7 +167,13 @@ def resize(
     memory_limit
         Bytes, or text such as ``"4 GiB"``, for each worker.
     env
-        Variables, set before the worker's process starts: ``{"OMP_NUM_THREADS": "2"}``.
+        Environment variables, set before the worker's process starts:
+        ``{"OMP_NUM_THREADS": "2"}``. Allowed are those of thread pools and allocators
+        (``clustertune.environment.TUNING``).
+    allow_any_env
+        Whether ``env`` may have any other variable, too. Some make a worker run
+        commands or load code: set this only for variables that you wrote yourself.
+        Reports show the names of such variables, not their values.
 
     Returns
     -------
@@ -191,7 +198,9 @@ TimedOutError
     size = Size(
         nthreads=arguments.count("nthreads", nthreads),
         memory_limit=arguments.nbytes("memory_limit", memory_limit),
-        env=arguments.variables("env", env),
+        env=arguments.variables(
+            "env", env, any_name=arguments.flag("allow_any_env", allow_any_env)
+        ),
     )
     if size == Size():
         raise TypeError("nothing is to be changed: give nthreads, memory_limit or env")

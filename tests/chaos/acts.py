@@ -238,7 +238,11 @@ _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "rebalance": lambda _: {"only": ["rebalance"]},
     "restart": lambda rng: {"max_unavailable": rng.choice((1, 1, 2, "50%"))},
     "resize": lambda rng: rng.choice(
-        ({"nthreads": 2}, {"memory_limit": "800 MiB"}, {"env": {"CHAOS": "1"}})
+        (
+            {"nthreads": 2},
+            {"memory_limit": "800 MiB"},
+            {"env": {"CHAOS_NUM_THREADS": "1"}},
+        )
     ),
     "scale": lambda rng: {"by": rng.choice((-1, 1))},
 }

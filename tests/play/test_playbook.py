@@ -137,7 +137,17 @@ def test_arguments_are_those_of_the_functions() -> None:
         function = clustertune.prepare if name in ON_DATA else getattr(operations, name)
         assert set(keys) <= set(inspect.signature(function).parameters), name
         assert set(keys) <= set(KEYS)
-        assert "drop_data" not in keys
+        assert not {"drop_data", "allow_any_env"} & set(keys)
+
+
+def test_variables_that_run_code() -> None:
+    """A value from the command line is refused like one in the file."""
+    text = with_step("{do: resize, with: {env: {OMP_NUM_THREADS: '2'}}}")
+    assert load(text, "p.yaml").steps[0].options["env"] == {"OMP_NUM_THREADS": "2"}
+    (line,) = wrong(text, env="{PYTHONSTARTUP: /tmp/x.py}")
+    assert "PYTHONSTARTUP is not a variable of thread pools" in line
+    assert "clustertune.resize(client, env=..., allow_any_env=True)" in line
+    assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
 
 
 def test_names_of_checks() -> None:
@@ -193,6 +203,12 @@ def test_all_mistakes_are_said() -> None:
         ("{do: resize, with: {wait: 3s}}", "resize needs nthreads"),
         ("{do: resize, with: {memory_limit: 1e999GiB}}", "size of at least 1 MiB"),
         ("{do: resize, with: {env: {A: 1}}}", "mapping of names to texts"),
+        ("{do: resize, with: {env: {BROWSER: x}}}", "BROWSER is not a variable of"),
+        ("{do: resize, with: {env: {OMP_PLACES: /x}}}", "may contain only ASCII"),
+        (
+            "{do: resize, with: {nthreads: 2, allow_any_env: true}}",
+            "unknown key 'allow_any_env'",
+        ),
         ("{do: release, with: {prefixes: x}}", "must be a list of prefixes"),
         ("{do: release, with: {keep: X}}", "must be given"),
         ("{do: release, with: {keep: given, prefixes: [x]}}", "exclude each other"),

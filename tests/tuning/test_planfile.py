@@ -167,6 +167,24 @@ def test_what_was_edited(path: str, value: Any) -> None:
         StoredPlan.from_json(edited(path, value))
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"env": {"PYTHONWARNINGS": "error::evil.x"}}, "PYTHONWARNINGS is not a varia"),
+        ({"env": {"OMP_TOOL_LIBRARIES": "/tmp/x.so"}}, "OMP_TOOL_LIBRARIES is not"),
+        ({"env": {"OMP_PLACES": "/tmp/x"}}, "OMP_PLACES='/tmp/x' may contain only"),
+        ({"env": {"A": "b"}, "allow_any_env": True}, "allow_any_env cannot be given"),
+        ({"env": [["A", "b"]]}, "must be a mapping of names to texts"),
+    ],
+)
+def test_variables_that_run_code(options: dict[str, Any], text: str) -> None:
+    """A plan file cannot set them, even if its digest is right."""
+    plan = stored(call=Call(verb="resize", options=options))
+    with pytest.raises(ValueError, match="options") as caught:
+        StoredPlan.from_json(plan.to_json())
+    assert text in str(caught.value)
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     """The error names the file."""
     file = tmp_path / "plan.json"
@@ -267,6 +285,8 @@ def test_arguments_are_as_a_file_gives_them_back() -> None:
         ("trim", (), {"progress": True}, ValueError, "there are workers, timeout"),
         ("trim", (), {"workers": {1}}, TypeError, "workers={1} cannot be kept in a fi"),
         ("resize", (), {"env": {1: "x"}}, TypeError, "cannot be kept in a file"),
+        ("resize", (), {"env": {"BROWSER": "x"}}, ValueError, "BROWSER is not a vari"),
+        ("resize", (), {"allow_any_env": True}, ValueError, "allow_any_env cannot be"),
     ],
 )
 def test_what_cannot_be_planned(
