@@ -18,7 +18,9 @@ DANGEROUS = frozenset(
         "os.system", "os.popen",
         "pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load",
         "cloudpickle.loads", "distributed.protocol.pickle.loads", "marshal.loads",
-        "shelve.open", "joblib.load",
+        "shelve.open", "joblib.load", "numpy.load", "pandas.read_pickle",
+        # they decode with any codec that a file names, and some codecs unpickle
+        "numcodecs.get_codec", "zarr.open", "zarr.open_array", "zarr.open_group",
         "yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load",
         "subprocess.run", "subprocess.Popen", "subprocess.call",
         "subprocess.check_call", "subprocess.check_output", "subprocess.getoutput",

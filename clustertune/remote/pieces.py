@@ -2,7 +2,8 @@
 
 Runs as a task where the piece lies. What was written is read again at once and compared
 with the piece: what a format does not keep is an error, and never another value later.
-NumPy, pandas, pyarrow and zarr are those of the worker.
+NumPy, pandas, pyarrow and numcodecs are those of the worker. Files may have been
+changed by others: nothing that they contain is unpickled or run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 TYPES = b"clustertune.types"  # in a file's metadata: a frame without rows
 TEXTS = b"clustertune.texts"  # and as JSON, by number of column, how texts are stored
 MOST = 2**28  # bytes in one file of an array; compressors take less than 2 GiB
+OLDEST = "14.0.1"  # pyarrow that does not unpickle types of columns
+LEVEL = 1  # of compression
+KINDS = "biufcmMSU"  # of NumPy's types that are kept: none of them holds objects
 
 Options = Mapping[str, Any]
 
@@ -53,10 +57,13 @@ def load_frame(
 
 def save_array(url: str, options: Options, path: str, piece: Any) -> dict[str, Any]:
     """Write a NumPy array as one Zarr array, and read it again."""
-    import numpy as np
-    import zarr
+    import json
+    from zlib import crc32
 
-    if type(piece) is not np.ndarray or piece.dtype.kind not in "biufcmMSU":
+    import numpy as np
+    from numcodecs.zstd import Zstd
+
+    if type(piece) is not np.ndarray or piece.dtype.kind not in KINDS:
         dtype = getattr(piece, "dtype", None)
         raise TypeError(
             f"a piece is a {type(piece).__name__} of {dtype}; what is kept are NumPy "
@@ -65,37 +72,61 @@ def save_array(url: str, options: Options, path: str, piece: Any) -> dict[str, A
     files, root = _files(url, options)
     folder = f"{root}/{path}"
     files.makedirs(folder, exist_ok=True)
-    store = files.get_mapper(folder)
-    whole = [max(1, n) for n in piece.shape]
-    rows = max(1, min(whole[0], MOST * whole[0] // max(1, piece.nbytes)))
-    made: Any = zarr.open_array(
-        store,
-        mode="w",
-        shape=piece.shape,
-        chunks=(rows, *whole[1:]),
-        dtype=piece.dtype,
-        **_second(),
-    )
-    made[...] = piece
-    crc = _checksum(piece)
-    again = load_array(url, options, path, crc, list(piece.shape))
-    if again.dtype != piece.dtype:
-        raise TypeError(f"Zarr makes {again.dtype} of {piece.dtype}; convert it")
-    stored = sum(file["size"] for file in files.find(folder, detail=True).values())
-    return {"shape": list(piece.shape), "crc32": crc, "bytes": stored}
+    n = max(1, piece.shape[0])
+    saved: dict[str, Any] = {
+        "shape": list(piece.shape),
+        "dtype": piece.dtype.str,
+        "rows": max(1, min(n, MOST * n // max(1, piece.nbytes))),
+    }
+    written = {".zarray": json.dumps(_metadata(saved)).encode()}
+    files.pipe_file(f"{folder}/.zarray", written[".zarray"])
+    saved |= {"bytes": len(written[".zarray"]), "crc32": []}
+    for name, start, stop in _chunks(saved):
+        chunk = piece[start:stop]
+        if len(chunk) < saved["rows"]:  # Zarr's chunks are all of the same shape
+            chunk = np.zeros((saved["rows"], *piece.shape[1:]), piece.dtype)
+            chunk[: stop - start] = piece[start:stop]
+        data = bytes(Zstd(LEVEL).encode(_bytes(chunk)))
+        files.pipe_file(f"{folder}/{name}", data)
+        saved["bytes"] += len(data)
+        saved["crc32"].append(crc32(data))
+    again = load_array(url, options, path, saved)
+    if not np.array_equal(_bytes(again), _bytes(piece)):
+        raise ValueError(f"{path} is not what was written; the storage is broken")
+    return saved
 
 
-def load_array(
-    url: str, options: Options, path: str, crc: int, shape: list[int]
-) -> Any:
-    """Read what :func:`save_array` wrote; a chunk that is missing would be zeros."""
-    import zarr
+def load_array(url: str, options: Options, path: str, saved: Mapping[str, Any]) -> Any:
+    """Read what :func:`save_array` wrote, of which the manifest says ``saved``.
+
+    Zarr itself would decode with whatever codecs the files name, and some of these
+    unpickle. So only the one encoding that is written here is read: the files' own
+    description must match the manifest, and each file its checksum, before any byte is
+    decoded.
+    """
+    import json
+    from zlib import crc32
+
+    import numpy as np
+    from numcodecs.zstd import Zstd
 
     files, root = _files(url, options)
-    store = files.get_mapper(f"{root}/{path}")
-    piece: Any = zarr.open_array(store, mode="r")[...]
-    if list(piece.shape) != shape or _checksum(piece) != crc:
-        raise ValueError(f"{path} is not as it was saved: its checksum is another")
+    folder = f"{root}/{path}"
+    if json.loads(files.cat_file(f"{folder}/.zarray")) != _metadata(saved):
+        raise ValueError(
+            f"{path}/.zarray is not as it was saved: it does not match the manifest"
+        )
+    piece = np.zeros(saved["shape"], saved["dtype"])
+    for (name, start, stop), crc in zip(_chunks(saved), saved["crc32"], strict=True):
+        data = files.cat_file(f"{folder}/{name}")
+        if crc32(data) != crc:
+            raise ValueError(
+                f"{path}/{name} is not as it was saved: its checksum is another"
+            )
+        chunk = np.zeros((saved["rows"], *piece.shape[1:]), piece.dtype)
+        # it is filled up to its size, and never beyond
+        Zstd().decode(data, out=_bytes(chunk))
+        piece[start:stop] = chunk[: stop - start]
     return piece
 
 
@@ -156,22 +187,39 @@ def _files(url: str, options: Options) -> tuple[Any, str]:
 # --- arrays ---------------------------------------------------------------------------
 
 
-def _second() -> Any:
-    """Zarr's second format is known to all its releases, and has all types."""
-    import zarr
+def _metadata(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``.zarray`` says of an array, in Zarr's second format."""
+    _, *others = saved["shape"]
+    return {
+        "zarr_format": 2,
+        "shape": saved["shape"],
+        "chunks": [saved["rows"], *(max(1, n) for n in others)],
+        "dtype": saved["dtype"],
+        "compressor": {"id": "zstd", "level": LEVEL},
+        "filters": None,
+        "fill_value": None,
+        "order": "C",
+    }
 
-    major = int(zarr.__version__.split(".")[0])
-    return {"zarr_version" if major < 3 else "zarr_format": 2}
+
+def _chunks(saved: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Names of the files of an array, and the rows of each: from, and up to."""
+    n, *others = saved["shape"]
+    if 0 in others:
+        return []
+    rest = ".0" * len(others)
+    starts = range(0, n, saved["rows"])
+    return [
+        (f"{i}{rest}", start, min(n, start + saved["rows"]))
+        for i, start in enumerate(starts)
+    ]
 
 
-def _checksum(array: Any) -> int:
-    """Of the values as they are in memory, so that -0.0 is not 0.0."""
-    from zlib import crc32
-
+def _bytes(array: Any) -> Any:
+    """The values as they are in memory, so that -0.0 is not 0.0."""
     import numpy as np
 
-    data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return crc32(data)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 # --- frames ---------------------------------------------------------------------------
@@ -217,8 +265,14 @@ def decode(data: bytes, *, series: bool) -> Any:
     import json
 
     import pyarrow as pa
+    from packaging.version import Version
     from pyarrow import parquet
 
+    if Version(pa.__version__) < Version(OLDEST):
+        raise ValueError(
+            f"pyarrow {pa.__version__} unpickles what is in a file (CVE-2023-47248), "
+            f"so nothing was read: pip install 'pyarrow>={OLDEST}'"
+        )
     table = parquet.read_table(pa.BufferReader(data))
     metadata = table.schema.metadata
     frame = table.to_pandas()

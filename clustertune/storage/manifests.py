@@ -1,7 +1,7 @@
 """The folder of a save and its manifest: what is there, and what may be written there.
 
-A manifest is JSON and may have been changed by whoever can write to the folder: nothing
-outside of that is read or removed, whatever it says.
+A manifest is JSON. Another user with write access to the folder may have changed it, so
+each of its fields is checked, and nothing outside of the folder is read or removed.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NoReturn
 
 import numpy as np
 from fsspec.core import url_to_fs
 
 from clustertune.errors import RefusedError, SaveError
+from clustertune.remote import pieces
 from clustertune.wording import printable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "clustertune.json"
 FOLDER = re.compile(r"clustertune-[0-9a-f]{8}")
 KINDS = ("array", "dataframe", "series")
@@ -41,7 +43,7 @@ class Target:
 
     path: str  # as the user gave it
     url: str  # the same for everybody
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(repr=False)  # may hold secrets
 
     def files(self) -> tuple[Any, str]:
         """Its file system, without what that remembers, and its root there."""
@@ -110,11 +112,27 @@ def refuse_occupied(place: Target, *, overwrite: bool) -> None:
             "give a folder that is empty"
         )
     if not overwrite:
-        what = "a save" if MANIFEST in found else "what is left of a save"
+        if MANIFEST in found:
+            raise_for_save(place)
         raise RefusedError(
-            f"{place.path} holds {what} of clustertune; give overwrite=True to replace "
-            "it, or another path"
+            f"{place.path} holds an unfinished save: either it is being written, or it "
+            "was broken off; give another path, or overwrite=True to save there and "
+            "leave the unfinished one alone"
         )
+
+
+def raise_for_save(place: Target) -> NoReturn:
+    """Refuse to replace a save that is there.
+
+    Raises
+    ------
+    RefusedError
+        Always.
+    """
+    raise RefusedError(
+        f"{place.path} holds a save of clustertune; give overwrite=True to replace it, "
+        "or another path"
+    )
 
 
 def names(files: Any, root: str) -> list[str]:
@@ -155,8 +173,17 @@ def read(place: Target) -> dict[str, Any]:
     return manifest
 
 
+def current(files: Any, root: str) -> str | None:
+    """The folder that the manifest names now; None: there is none to be read."""
+    try:
+        folder = json.loads(files.cat_file(f"{root}/{MANIFEST}"))["folder"]
+        return folder if FOLDER.fullmatch(folder) else None
+    except (FileNotFoundError, *_UNREADABLE):
+        return None
+
+
 def _check(manifest: Mapping[str, Any]) -> None:
-    """Whatever a file says, nothing outside of its folder is read."""
+    """Refuse a manifest that names a place or an encoding that save never writes."""
     if not FOLDER.fullmatch(manifest["folder"]):
         raise ValueError("its folder is none of clustertune's")
     if not all(0 <= i < len(manifest["collections"]) for i in manifest["order"]):
@@ -167,9 +194,34 @@ def _check(manifest: Mapping[str, Any]) -> None:
         if entry["kind"] not in KINDS:
             raise ValueError(f"a collection is of kind {entry['kind']!r}")
         if entry["kind"] == "array":
-            np.dtype(entry["dtype"])
-            n = int(np.prod([len(sizes) for sizes in entry["chunks"]]))
-            if n != len(entry["pieces"]):
-                raise ValueError("an array has other pieces than its chunks say")
+            _check_array(entry)
+            continue
         for piece in entry["pieces"]:
-            int(piece["crc32"]), [int(n) for n in piece["shape"]]
+            _whole(piece["crc32"]), [_whole(n) for n in piece["shape"]]
+        for name in ("meta", *(["divisions"] if entry["divisions"] else [])):
+            _whole(entry["crc32"][name])
+
+
+def _check_array(entry: Mapping[str, Any]) -> None:
+    _refuse_objects(entry["dtype"])
+    blocks = list(product(*entry["chunks"]))
+    if not entry["chunks"] or len(blocks) != len(entry["pieces"]):
+        raise ValueError("an array has other pieces than its chunks say")
+    for block, piece in zip(blocks, entry["pieces"], strict=True):
+        _refuse_objects(piece["dtype"])
+        shape = [_whole(n) for n in piece["shape"]]
+        if shape != list(block) or _whole(piece["rows"]) < 1:
+            raise ValueError("a piece has another shape than its array says")
+        [_whole(crc) for crc in piece["crc32"]]
+
+
+def _refuse_objects(dtype: Any) -> None:
+    """Types of numbers, dates and texts of fixed length hold no objects."""
+    if not isinstance(dtype, str) or np.dtype(dtype).kind not in pieces.KINDS:
+        raise ValueError(f"values are of the type {dtype!r}, which is never saved")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} must be a whole number")
+    return value

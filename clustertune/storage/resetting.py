@@ -231,7 +231,7 @@ def _name(argument: str, value: Any) -> str | None:
 def _names(datasets: Any) -> tuple[str, ...]:
     listed = isinstance(datasets, list | tuple)
     if listed and all(isinstance(name, str) for name in datasets):
-        return tuple(dict.fromkeys(datasets))
+        return arguments.distinct("datasets", datasets)
     raise TypeError(f"datasets={datasets!r} must be a list of names of data sets")
 
 

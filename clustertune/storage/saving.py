@@ -1,10 +1,12 @@
 """``save`` and ``load``: collections in memory, as files, and as they were again.
 
 Below PATH there is one folder for each save, in it one for each collection with a file
-for each piece (Parquet for frames, Zarr for arrays), and beside it a manifest, which is
-written last: without it there is no save. Workers write and read again what they hold;
-that everybody sees the same storage is found out before, and that all that was written
-is there after. Options of a storage, which may be secrets, are in none of the files.
+for each piece (Parquet for frames, Zarr for arrays), and next to it a manifest. The
+manifest is written last: without it there is no save. Workers write their pieces and
+read them again. Before that, all processes are checked to see the same storage;
+afterwards, all files are checked to be there. No file contains the options of a
+storage, which may be secrets. They travel in tasks, so the scheduler holds them as long
+as these tasks.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
+from zlib import crc32
 
 import dask.array as da
 import dask.dataframe as dd
@@ -42,15 +47,17 @@ from clustertune.model import Goal, Notify
 from clustertune.progress import Progress
 from clustertune.remote import pieces, ship
 from clustertune.storage import manifests
-from clustertune.storage.manifests import FOLDER, MANIFEST, SCHEMA_VERSION, Target
+from clustertune.storage.manifests import MANIFEST, SCHEMA_VERSION, Target
 from clustertune.wording import bytes_text, plural, printable, seconds_text
 
-NEEDED = {"array": "zarr", "dataframe": "pyarrow", "series": "pyarrow"}
+NEEDED = {"array": "numcodecs", "dataframe": "pyarrow", "series": "pyarrow"}
 SEEN = 30.0  # seconds in which what somebody has written is seen by others
 ANSWER = 60.0  # seconds in which a worker writes a small file
 POLL = 0.1  # seconds between two looks
 
 Remaining = Callable[[], float]
+
+logger = logging.getLogger("clustertune")
 
 
 # --- the public calls -----------------------------------------------------------------
@@ -230,7 +237,7 @@ def refuse(given: Inputs, loaded: Mapping[str, Any]) -> None:
 def _refuse_types(collection: Any, kind: str) -> None:
     if kind == "array":
         meta, dtype = meta_from_array(collection), collection.dtype
-        if type(meta) is not np.ndarray or dtype.kind not in "biufcmMSU":
+        if type(meta) is not np.ndarray or dtype.kind not in pieces.KINDS:
             raise TypeError(
                 f"its pieces are {type(meta).__name__} of {dtype}; what is kept are "
                 "NumPy arrays of numbers, dates and text of fixed length: convert it "
@@ -354,10 +361,39 @@ async def write(
     RefusedError, SaveError, VersionMismatchError
         As :func:`save`; there is no save then, or still the one that was there.
     """
-    client, given = cluster.client, cluster.given
     await check(cluster, place, overwrite=overwrite)
-    loaded = await cluster.futures()
+    # no other save has this folder, so two at the same time never mix their files
     folder = f"clustertune-{uuid4().hex[:8]}"
+    try:
+        saved = await _written(cluster, place, folder, notify)
+    except BaseException:
+        await _removed(place, folder)
+        raise
+    given = cluster.given
+    order = [x.label for x in given]
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "folder": folder,
+        # what was given twice was saved once
+        "order": [order.index(given.same[label]) for label in given.training],
+        "collections": saved,
+    }
+    await _storage(partial(_switch, place, manifest, overwrite=overwrite), place)
+    return sum(piece["bytes"] for entry in saved for piece in entry["pieces"])
+
+
+async def _written(
+    cluster: LiveCluster, place: Target, folder: str, notify: Notify
+) -> list[dict[str, Any]]:
+    """Have workers write all pieces to a new folder; what the manifest says of them.
+
+    Raises
+    ------
+    RefusedError, SaveError, VersionMismatchError
+        As :func:`write`.
+    """
+    client, given = cluster.client, cluster.given
+    loaded = await cluster.futures()
     await _refuse_unshared(client, place, folder, given)
     graph = graphs.Graph()
     for number, x in enumerate(given):
@@ -377,17 +413,30 @@ async def write(
         _entry(f"{folder}/{i}", x, [answers[key] for key in graph.pieces[x.label]])
         for i, x in enumerate(given)
     ]
-    order = [x.label for x in given]
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "folder": folder,
-        # what was given twice was saved once
-        "order": [order.index(given.same[label]) for label in given.training],
-        "collections": saved,
-    }
-    notify("seeing that all is there", None)
-    await _storage(partial(_finish, place, manifest, given), place)
-    return sum(piece["bytes"] for entry in saved for piece in entry["pieces"])
+    notify("checking all files", None)
+    await _storage(partial(_complete, place, saved, given), place)
+    return saved
+
+
+async def _removed(place: Target, folder: str) -> None:
+    """Remove the folder of a save that failed; the failure itself is raised."""
+
+    def remove() -> None:
+        files, root = place.files()
+        if files.exists(f"{root}/{folder}"):
+            files.rm(f"{root}/{folder}", recursive=True)
+
+    try:
+        await asyncio.wait_for(asyncio.to_thread(remove), ANSWER)
+    # storages raise errors of their own
+    except Exception as error:  # noqa: BLE001
+        why = printable(repr(error), longest=300)
+        logger.warning(
+            "%s/%s of a save that failed could not be removed (%s); remove it by hand",
+            place.path,
+            folder,
+            why,
+        )
 
 
 def _writer(collection: Any) -> tuple[Callable[..., Any], list[str]]:
@@ -448,34 +497,62 @@ def _chunks(
     return chunks
 
 
-def _finish(place: Target, manifest: Mapping[str, Any], given: Inputs) -> None:
-    """See every file, write the small ones and the manifest, and let the old save go.
+def _complete(place: Target, saved: Sequence[dict[str, Any]], given: Inputs) -> None:
+    """Check that every file is there, and write the small ones.
 
     Raises
     ------
     SaveError
-        Something that a worker has written is not there.
+        A file that a worker has written is not there.
     """
     files, root = place.files()
-    for entry, x in zip(manifest["collections"], given, strict=True):
+    for entry, x in zip(saved, given, strict=True):
         folder = f"{root}/{entry['folder']}"
         _refuse_missing(files, folder, entry, x.collection)
-        if entry["kind"] != "array":
-            meta = x.collection._meta  # noqa: SLF001 (its name is a property)
-            files.pipe_file(f"{folder}/meta.parquet", pieces.encode(meta))
-        if entry.get("divisions"):
-            data = pieces.encode(_divisions(x.collection))
-            files.pipe_file(f"{folder}/divisions.parquet", data)
-    text = json.dumps(manifest).encode()
-    old = [n for n in manifests.names(files, root) if FOLDER.fullmatch(n)]
-    # renamed at once where it can be: an old manifest is there until then
-    files.pipe_file(f"{root}/{manifest['folder']}/{MANIFEST}", text)
-    files.mv(f"{root}/{manifest['folder']}/{MANIFEST}", f"{root}/{MANIFEST}")
-    if files.cat_file(f"{root}/{MANIFEST}") != text:
-        raise SaveError(f"{place.path}/{MANIFEST} is not what was written")
-    for name in old:
-        if name != manifest["folder"]:
-            files.rm(f"{root}/{name}", recursive=True)
+        if entry["kind"] == "array":
+            continue
+        small = {"meta": x.collection._meta}  # noqa: SLF001 (its name is a property)
+        if entry["divisions"]:
+            small["divisions"] = _divisions(x.collection)
+        entry["crc32"] = {}
+        for name, frame in small.items():
+            data = pieces.encode(frame)
+            files.pipe_file(f"{folder}/{name}.parquet", data)
+            entry["crc32"][name] = crc32(data)
+
+
+def _switch(place: Target, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make the manifest name the new save, then remove the save that it replaces.
+
+    Another save may be written to the same path at the same time. Each has a folder of
+    its own, and the manifest is replaced in one step, so it always names a complete
+    save. Only the folder that the replaced manifest named is removed: any other one may
+    belong to a save that is still being written.
+
+    Raises
+    ------
+    RefusedError
+        Another save was completed meanwhile, and may not be replaced.
+    SaveError
+        Another save replaced this one.
+    """
+    files, root = place.files()
+    new = manifest["folder"]
+    old = manifests.current(files, root)
+    if old is not None and not overwrite:
+        files.rm(f"{root}/{new}", recursive=True)
+        manifests.raise_for_save(place)
+    files.pipe_file(f"{root}/{new}/{MANIFEST}", json.dumps(manifest).encode())
+    files.mv(f"{root}/{new}/{MANIFEST}", f"{root}/{MANIFEST}")
+    if manifests.current(files, root) != new:
+        raise SaveError(
+            f"{place.path}/{MANIFEST} names another save, which ended at the same "
+            f"time. The files of this one are in {new}, where load does not look; save "
+            "the data to another path"
+        )
+    if old is not None:
+        with suppress(FileNotFoundError):  # another save removed it first
+            files.rm(f"{root}/{old}", recursive=True)
 
 
 def _refuse_missing(
@@ -597,9 +674,8 @@ def _add_reads(graph: graphs.Graph, place: Target, entry: Mapping[str, Any]) -> 
     graph.pieces[folder] = [(name, *block) for block in blocks]
     for block, piece in zip(blocks, saved, strict=True):
         path = f"{folder}/{'.'.join(map(str, block))}" + ("" if array else ".parquet")
-        how: tuple[Any, ...] = (path, piece["crc32"], piece["shape"])
-        how += () if array else (series,)
         key = (name, *block)
+        how = (path, piece) if array else (path, piece["crc32"], piece["shape"], series)
         graph.tasks[key] = load(key, place.url, dict(place.options), *how)
 
 
@@ -618,9 +694,26 @@ def _collection(
     files, root = place.files()
     folder = f"{root}/{entry['folder']}"
     series = entry["kind"] == "series"
-    meta = pieces.decode(files.cat_file(f"{folder}/meta.parquet"), series=series)
+    meta = pieces.decode(_unchanged(files, folder, entry, "meta"), series=series)
     divisions: Any = (None,) * (len(keys) + 1)
     if entry["divisions"]:
-        data = files.cat_file(f"{folder}/divisions.parquet")
+        data = _unchanged(files, folder, entry, "divisions")
         divisions = tuple(pieces.decode(data, series=False)["divisions"].tolist())
     return from_graph(own, meta, divisions, keys, "loaded")
+
+
+def _unchanged(files: Any, folder: str, entry: Mapping[str, Any], name: str) -> bytes:
+    """The bytes of a small file of a frame.
+
+    Raises
+    ------
+    SaveError
+        They are not the bytes that were saved.
+    """
+    data: bytes = files.cat_file(f"{folder}/{name}.parquet")
+    if crc32(data) != entry["crc32"][name]:
+        raise SaveError(
+            f"{entry['folder']}/{name}.parquet is not as it was saved: its checksum is "
+            "another"
+        )
+    return data

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from distributed import Client, wait
 from distributed.utils_test import gen_cluster
@@ -18,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from hypothesis.extra import pandas as frames
+from pyarrow import parquet
 
 import clustertune
 from clustertune.errors import RefusedError, SaveError
@@ -95,9 +103,28 @@ def test_any_array(array: np.ndarray[Any, Any]) -> None:
     """Bit by bit, NaN and -0.0 too."""
     url = "memory://test-any-array"
     said = pieces.save_array(url, {}, "0.0", array)
-    again = pieces.load_array(url, {}, "0.0", said["crc32"], said["shape"])
+    again = pieces.load_array(url, {}, "0.0", said)
     assert again.dtype == array.dtype
     assert again.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zarr_reads_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tools open what is saved, also if a piece has several files."""
+    import zarr
+
+    array = np.arange(35).reshape(7, 5).astype(np.dtype(kind))
+    monkeypatch.setattr(pieces, "MOST", 2 * array.nbytes // 7)
+    said = pieces.save_array(str(tmp_path), {}, "x", array)
+    assert len(said["crc32"]) == 4
+    opened: Any = zarr.open_array(str(tmp_path / "x"), mode="r")
+    assert opened.dtype == array.dtype
+    np.testing.assert_array_equal(opened[...], array)
+    np.testing.assert_array_equal(
+        pieces.load_array(str(tmp_path), {}, "x", said), array
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,10 +240,15 @@ async def test_a_save_that_fails(c: Any, s: Any, a: Any, b: Any) -> None:
         await clustertune.save(c, "memory://failed", bad)
     with pytest.raises(SaveError, match="nothing was saved there, or the save was"):
         await clustertune.load(c, "memory://failed")
-    with pytest.raises(RefusedError, match="what is left of a save"):
+    files, root = manifests.place("path", "memory://failed", None).files()
+    assert files.find(root) == []  # a save that fails removes its files
+    files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
+    with pytest.raises(RefusedError, match="holds an unfinished save"):
         await clustertune.save(c, "memory://failed", x)
     await clustertune.save(c, "memory://failed", x, overwrite=True)
     assert len(await clustertune.load(c, "memory://failed")) == 1
+    # it may be written by another process now
+    assert files.exists(f"{root}/clustertune-0123abcd/0/0.0/0.0")
 
 
 def _list(value: Any) -> list[Any]:
@@ -231,15 +263,15 @@ async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
     await clustertune.save(c, path, x, frame)
     files, root = manifests.place("path", path, None).files()
     names = files.find(root)
-    for end in ("1.parquet", "0.1/0.0"):
+    for end in ("1.parquet", "0.1/0.0", "0.1/.zarray", "meta.parquet"):
         (name,) = [n for n in names if n.endswith(end)]
         data = files.cat_file(name)
         # of other bytes that are compressed some say the same with another bit
         files.pipe_file(name, data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(SaveError, match="loading"):
+        with pytest.raises(SaveError, match=r"loading|not as it was saved"):
             await clustertune.load(c, path)
         files.rm_file(name)
-        with pytest.raises(SaveError, match="loading"):
+        with pytest.raises(SaveError):
             await clustertune.load(c, path)
         files.pipe_file(name, data)
     assert len(await clustertune.load(c, path)) == 2
@@ -298,10 +330,207 @@ def test_workers_without_clustertune(tmp_path: Path) -> None:
     assert manifest["collections"][0]["chunks"] == [[30, 5, 65], [3, 1]]
 
 
+# --- saves that somebody has changed --------------------------------------------------
+
+
+class _Evil:
+    """Unpickling it makes a file."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers whose numcodecs unpickles, as releases below 0.16.6 always do."""
+    monkeypatch.setenv("NUMCODECS_ALLOW_UNSAFE_PICKLE_DECODE", "1")
+
+
+def test_a_save_that_is_to_run_code(
+    unsafe: None, spawned: None, local_cluster: Any, tmp_path: Path
+) -> None:
+    """It is refused, and runs nothing: neither on workers nor on the client."""
+    path, marker = tmp_path / "save", tmp_path / "marker"
+    _, client = local_cluster(2)
+    x = client.persist(X)
+    frame = client.persist(dd.from_pandas(PANDAS, npartitions=2))
+    wait([x, frame])
+    payload = pickle.dumps(_Evil(marker))
+    for changes in (
+        {"compressor": {"id": "pickle"}},
+        {"compressor": None, "filters": [{"id": "pickle"}]},
+        {"compressor": None, "dtype": "|O", "filters": [{"id": "pickle"}]},
+    ):
+        for honest in (False, True):  # whether the manifest has the new checksum
+            clustertune.save(client, path, x, frame, overwrite=True)
+            manifest = json.loads((path / manifests.MANIFEST).read_text())
+            folder = path / manifest["folder"] / "0" / "0.0"
+            described = json.loads((folder / ".zarray").read_text())
+            (folder / ".zarray").write_text(json.dumps(described | changes))
+            (folder / "0.0").write_bytes(payload)
+            if honest:
+                saved = manifest["collections"][0]["pieces"][0]
+                saved["crc32"] = [crc32(payload)]
+                (path / manifests.MANIFEST).write_text(json.dumps(manifest))
+            with pytest.raises(SaveError, match="does not match the manifest"):
+                clustertune.load(client, path)
+            # with the metadata that was saved the chunk itself is no chunk
+            (folder / ".zarray").write_text(json.dumps(described))
+            with pytest.raises(SaveError, match=r"checksum|Zstd"):
+                clustertune.load(client, path)
+    assert not marker.exists()
+
+
+def _with_pickled_type(data: bytes, payload: bytes) -> bytes:
+    """A Parquet file with a column type that old releases of pyarrow unpickle."""
+    table = parquet.read_table(pa.BufferReader(data))
+    fields = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": payload,
+    }
+    schema = table.schema.set(0, table.schema.field(0).with_metadata(fields))
+    out = pa.BufferOutputStream()
+    parquet.write_table(pa.Table.from_arrays(table.columns, schema=schema), out)
+    changed: bytes = out.getvalue().to_pybytes()
+    return changed
+
+
+def test_frames_that_are_to_run_code(local_cluster: Any, tmp_path: Path) -> None:
+    """Pickled types of columns are never unpickled, even if all checksums are right."""
+    path, marker = tmp_path / "save", tmp_path / "marker"
+    _, client = local_cluster(2)
+    frame = client.persist(dd.from_pandas(PANDAS[["a"]], npartitions=2))
+    wait(frame)
+    payload = pickle.dumps(_Evil(marker))
+    for name in ("0.parquet", "meta.parquet"):
+        clustertune.save(client, path, frame, overwrite=True)
+        manifest = json.loads((path / manifests.MANIFEST).read_text())
+        (entry,) = manifest["collections"]
+        file = path / entry["folder"] / name
+        changed = _with_pickled_type(file.read_bytes(), payload)
+        file.write_bytes(changed)
+        with pytest.raises(SaveError, match="its checksum is another"):
+            clustertune.load(client, path)
+        where = entry["pieces"][0] if name == "0.parquet" else entry["crc32"]
+        where["crc32" if name == "0.parquet" else "meta"] = crc32(changed)
+        (path / manifests.MANIFEST).write_text(json.dumps(manifest))
+        (loaded,) = clustertune.load(client, path)
+        pd.testing.assert_frame_equal(loaded.compute(), PANDAS[["a"]])
+    assert not marker.exists()
+
+
+def test_a_pyarrow_that_unpickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads nothing."""
+    data = pieces.encode(PANDAS[["a"]])
+    monkeypatch.setattr(pa, "__version__", "14.0.0")
+    with pytest.raises(ValueError, match=r"pip install 'pyarrow>=14\.0\.1'"):
+        pieces.decode(data, series=False)
+
+
+@gen_cluster(**TWO)
+async def test_a_link_to_another_folder(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Replacing a save removes nothing behind a link."""
+    with TemporaryDirectory() as folder:
+        path, precious = Path(folder) / "save", Path(folder) / "precious"
+        precious.mkdir()
+        (precious / "file").write_text("x")
+        x = c.persist(X)
+        await clustertune.save(c, path, x)
+        manifest = json.loads((path / manifests.MANIFEST).read_text())
+        old = path / manifest["folder"]
+        old.rename(path / "clustertune-ffffffff")
+        old.symlink_to(precious, target_is_directory=True)
+        with suppress(SaveError):  # older releases of fsspec cannot remove a link
+            await clustertune.save(c, path, x, overwrite=True)
+        assert (precious / "file").read_text() == "x"
+        (x2,) = await clustertune.load(c, path)
+        np.testing.assert_array_equal(await c.compute(x2), await c.compute(x))
+
+
+# --- two saves at the same time -------------------------------------------------------
+
+SAVER = """
+import sys
+import dask.array as da
+import clustertune
+from clustertune.errors import SaveError
+from distributed import Client
+
+if __name__ == "__main__":
+    path, number = sys.argv[1], int(sys.argv[2])
+    with Client(processes=False, n_workers=1, threads_per_worker=2,
+                dashboard_address="127.0.0.1:0") as client:
+        X = client.persist(da.full((400, 4), number, chunks=(10, 4)))
+        y = client.persist(da.full(400, number, chunks=10))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        done = 0
+        for _ in range(6):
+            try:
+                clustertune.save(client, path, X, y, overwrite=True)
+                done += 1
+            except SaveError as error:
+                assert "names another save" in str(error), error
+        print(done, flush=True)
+"""
+
+
+def test_two_saves_at_the_same_time(local_cluster: Any, tmp_path: Path) -> None:
+    """Two processes replace each other's save; what is loaded is one of them, whole."""
+    script, path = tmp_path / "saver.py", tmp_path / "save"
+    script.write_text(SAVER)
+    savers = [
+        subprocess.Popen(
+            [sys.executable, script, path, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in (1, 2)
+    ]
+    try:
+        pipes: Any = [(saver.stdin, saver.stdout) for saver in savers]
+        assert [out.readline() for _, out in pipes] == ["ready\n"] * 2
+        for to, _ in pipes:
+            to.write("go\n")
+            to.flush()
+        done = [int(out.readline() or 0) for _, out in pipes]
+        assert [saver.wait(60) for saver in savers] == [0, 0]
+    finally:
+        for saver in savers:
+            saver.kill()
+            saver.communicate()
+    assert all(done), done
+    _, client = local_cluster(1)
+    X2, y2 = clustertune.load(client, path)
+    values = np.unique(np.concatenate([X2.compute().ravel(), y2.compute()]))
+    assert X2.shape == (400, 4)
+    assert y2.shape == (400,)
+    assert values.tolist() in ([1], [2])
+
+
+@gen_cluster(**TWO)
+async def test_a_save_that_came_first(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Without overwrite a save does not replace one that was completed meanwhile."""
+    path = "memory://came-first"
+    place = manifests.place("path", path, None)
+    files, root = place.files()
+    await clustertune.save(c, path, c.persist(X))
+    other = {"folder": "clustertune-0123abcd"}
+    files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
+    with pytest.raises(RefusedError, match="holds a save of clustertune"):
+        saving._switch(place, other, overwrite=False)
+    assert not files.exists(f"{root}/clustertune-0123abcd")
+    assert len(await clustertune.load(c, path)) == 1
+
+
 # --- manifests ------------------------------------------------------------------------
 
 GOOD: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "folder": "clustertune-0123abcd",
     "order": [0],
     "collections": [
@@ -310,10 +539,17 @@ GOOD: dict[str, Any] = {
             "folder": "clustertune-0123abcd/0",
             "dtype": "<f8",
             "chunks": [[2]],
-            "pieces": [{"crc32": 1, "shape": [2], "bytes": 5}],
+            "pieces": [
+                {"crc32": [1], "shape": [2], "dtype": "<f8", "rows": 2, "bytes": 5}
+            ],
         }
     ],
 }
+ARRAY = GOOD["collections"][0]
+
+
+def _with_piece(**changes: Any) -> dict[str, Any]:
+    return {"collections": [ARRAY | {"pieces": [ARRAY["pieces"][0] | changes]}]}
 
 
 @pytest.mark.parametrize(
@@ -328,6 +564,15 @@ GOOD: dict[str, Any] = {
         {"collections": [GOOD["collections"][0] | {"kind": "pickle"}]},
         {"collections": [GOOD["collections"][0] | {"chunks": [[2, 2]]}]},
         {"collections": [GOOD["collections"][0] | {"dtype": "nothing"}]},
+        {"collections": [ARRAY | {"dtype": "|O"}]},
+        {"collections": [ARRAY | {"dtype": "i4,O"}]},
+        {"collections": [ARRAY | {"chunks": []}]},
+        _with_piece(dtype="|O"),
+        _with_piece(dtype=["i4", "O"]),
+        _with_piece(rows=0),
+        _with_piece(shape=[3]),
+        _with_piece(shape=[-2]),
+        _with_piece(crc32="pickle"),
         {"collections": None},
     ],
 )
@@ -341,11 +586,11 @@ def test_a_manifest_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None
         manifests.read(place)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "5", '{"schema_version": 2}', "{}"])
+@pytest.mark.parametrize("text", ["", "[]", "5", '{"schema_version": 1}', "{}"])
 def test_other_files(tmp_path: Path, text: str) -> None:
     """They are no manifests, or of another release."""
     (tmp_path / manifests.MANIFEST).write_text(text)
-    with pytest.raises(SaveError, match=r"not a manifest|schema version 2; this"):
+    with pytest.raises(SaveError, match=r"not a manifest|schema version 1; this"):
         manifests.read(manifests.place("path", tmp_path, None))
 
 
