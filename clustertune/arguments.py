@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
 
 from clustertune import environment
+from clustertune.wording import printable
 
 # what Dask's parsers raise for what they cannot read, infinite amounts among it
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
@@ -237,6 +239,23 @@ def nbytes(name: str, value: Any) -> int | None:
     if found < 2**20:
         raise ValueError(text)
     return found
+
+
+def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
+    """The same texts, none of which is given twice.
+
+    Raises
+    ------
+    ValueError
+        One is.
+    """
+    for value, n in Counter(values).items():
+        if n > 1:
+            raise ValueError(
+                f"{name}: {printable(repr(value), longest=60)} is given {n} times; "
+                "give each name once"
+            )
+    return tuple(values)
 
 
 def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str]:

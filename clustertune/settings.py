@@ -7,8 +7,11 @@ the defaults, so that ``dask config list`` shows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import yaml
 
 from clustertune import checks
 from clustertune.past import record
+from clustertune.wording import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,98 @@ class HistorySettings:
     def path(self) -> Path:
         """Of the file; raises HistoryError where the user has no folder for it."""
         return record.file_of(self.file)
+
+
+def refuse_wrong() -> None:
+    """Check all settings, and the environment variables that set some.
+
+    Raises
+    ------
+    ValueError
+        A setting does not exist or has a wrong value, or a variable is misspelt.
+    """
+    refuse_unknown()
+    try:
+        of_checks()
+        of_history()
+    except ValueError as error:
+        for name in os.environ:
+            # as Dask makes a setting of the variable
+            if _ours(name) and name[5:].lower().replace("__", ".") in str(error):
+                raise ValueError(f"{error}; {name} sets it") from error
+        raise
+
+
+def refuse_unknown() -> None:
+    """Refuse names of settings, and of environment variables, that do not exist.
+
+    Dask ignores a variable that it cannot read, and takes any other name.
+
+    Raises
+    ------
+    ValueError
+        There is such a name; the text says which names there are.
+    """
+    for name in os.environ:
+        if _ours(name):
+            _refuse_variable(name)
+    known = _defaults()["clustertune"]
+    for name in _section("clustertune"):
+        if name.replace("-", "_") not in known:
+            raise ValueError(
+                f"clustertune has no setting {name!r}; it has {', '.join(known)}"
+                f"{_near(name, known)}"
+            )
+
+
+def _ours(variable: str) -> bool:
+    upper = f"{variable.upper()}_"
+    return upper.startswith(("DASK_CLUSTERTUNE_", "CLUSTERTUNE__"))
+
+
+def _refuse_variable(variable: str) -> None:
+    """Refuse an environment variable that sets none of the settings.
+
+    Raises
+    ------
+    ValueError
+        It is misspelt.
+    """
+    known: dict[str, Any] = {**_defaults()["clustertune"]}
+    known["checks"] = {
+        name: checks.settings_of(module) for name, module in checks.available().items()
+    }
+    names = {f"DASK_CLUSTERTUNE{path}" for path in _paths(known)}
+    if variable.startswith("DASK_") and variable.upper() in names:
+        return
+    # the names of the level at which the variable leaves the known ones
+    level: Any = known
+    for part in variable.upper().partition("CLUSTERTUNE")[2].split("__")[1:]:
+        if not isinstance(level.get(part.lower()), Mapping):
+            break
+        level = level[part.lower()]
+    raise ValueError(
+        f"the environment variable {printable(variable, longest=100)} sets nothing: "
+        "names are DASK_CLUSTERTUNE__ and a setting, with __ between its parts"
+        f"{_near(variable.upper(), names)}. Correct or unset it; settings here are "
+        f"{', '.join(level) or 'none'}"
+    )
+
+
+def _paths(known: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Names of variables, without what all begin with; headings among them."""
+    yield path
+    for name, value in known.items():
+        below = f"{path}__{name.upper()}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, below)
+        else:
+            yield below
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def of_checks() -> Mapping[str, Mapping[str, Any]]:
@@ -112,6 +208,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+@cache
 def _defaults() -> Mapping[str, Any]:
     text = files("clustertune").joinpath("clustertune.yaml").read_text()
     found: Mapping[str, Any] = yaml.safe_load(text)

@@ -37,7 +37,8 @@ is of the wrong kind, is an error before anything is asked of the cluster.
   ```
 
 - As variables: `DASK_CLUSTERTUNE__HISTORY__JOB=nightly`,
-  `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
+  `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`. A misspelt variable that begins
+  with `DASK_CLUSTERTUNE_` or `CLUSTERTUNE__` is an error that names it.
 - In Python:
 
 ```python

@@ -140,9 +140,12 @@ async def test_a_history_that_cannot_be_written(
     assert "mv " in note
     assert str(report).count(note) == 1
     assert Report.from_json(report.to_json()).notes == report.notes
-    with noted_in(tmp_path, keep="many"):
-        report = await clustertune.trim(c)
-    assert "keep='many' must be a whole number" in report.notes[0]
+    # a wrong setting is refused before the call does anything, as the docs promise
+    with (
+        noted_in(tmp_path, keep="many"),
+        pytest.raises(ValueError, match="keep='many' must be a whole number"),
+    ):
+        await clustertune.trim(c)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -224,7 +227,18 @@ def test_listing(file: Path, command: tuple[str, ...]) -> None:
     found = json.loads(run(*command, "--last", "1", "-f", "json").stdout)
     assert found["schema_version"] == 1
     assert found["records"][0]["kind"] == "restart"
-    assert "nothing is noted in" in run(*command, "--job", "no").stdout
+    for form in ("text", "json"):
+        none = run(*command, "--job", "nightli", "-f", form)
+        assert none.exit_code == 1
+        assert "no record is of the job 'nightli' (did you mean nightly?)" in (
+            none.stderr
+        )
+    none = run(*command, "--job", "nightly", "--kind", "restart")
+    assert (none.exit_code, none.stdout) == (1, "")
+    assert (
+        "no record of the job 'nightly' is of the kind restart; there are fit"
+        in none.stderr
+    )
     assert "nothing is noted in" in run(*command, "--path", "/no/such").stdout
 
 
@@ -254,8 +268,13 @@ def test_what_if(file: Path) -> None:
     assert found["what_if"]["predictions"][0]["seconds"] == pytest.approx(8.5)
     assert found["what_if"]["error"] >= 0
     result = run("what-if", "--workers", "8", "--job", "other")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no record is of the job 'other'; jobs are nightly" in result.stderr
+    few = ("--path", str(file.with_name("few.sqlite")))
+    Store(Path(few[1])).add(fits()[:1], keep=100)
+    result = run("what-if", "--workers", "8", *few)
     assert (result.exit_code, result.stdout[:22]) == (1, "unknown: too few runs:")
-    result = run("what-if", "--workers", "8", "--job", "other", "-f", "json")
+    result = run("what-if", "--workers", "8", *few, "-f", "json")
     assert "too few runs" in json.loads(result.stdout)["unknown"]
 
 

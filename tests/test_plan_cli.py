@@ -112,6 +112,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
     [
         (["plan", "divine"], "No such command 'divine'"),
         (["plan", "--workload", "xgboost"], "Missing option '--dataset'"),
+        (["plan", *["--dataset", "X"] * 2, "a"], "--dataset: 'X' is given 2 times"),
         (["plan", "trim", "--dry-run"], "No such option"),
         (["plan", "trim", "--expires", "soon"], "--expires='soon' must be a duration"),
         (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),

@@ -66,7 +66,12 @@ def test_the_text_of_one() -> None:
         (["run"], "Missing argument 'PLAYBOOK'"),
         (["run", "obsrve"], "(did you mean observe?)"),
         (["run", "/no/such.yaml"], "cannot be read: No such file"),
-        (["run", "observe", "--set", "x"], "'x' is not of the form KEY=VALUE"),
+        (["run", "observe", "--set", "x"], "--set x is not of the form KEY=VALUE"),
+        (["run", "observe", "--set", "x=1", "--set", "x=2"], "'x' is given 2 times"),
+        (
+            ["run", "observe", *["--dataset", "X"] * 2],
+            "--dataset: 'X' is given 2 times",
+        ),
         (["run", "observe", "--set", "x=1"], "--set x=1: 'x' is not in this playbook"),
         (["run", "observe"], "which cluster? give ADDRESS"),
         (["run", "observe", "--workload", "x"], "known are"),

@@ -6,9 +6,11 @@ import dask
 import pytest
 from click.testing import CliRunner
 from dask.config import collect_env
+from distributed import Client
 
 from clustertune import checks, settings
 from clustertune.cli import main
+from clustertune.data import inputs
 
 
 def test_dask_knows_the_defaults() -> None:
@@ -24,6 +26,89 @@ def test_the_environment() -> None:
     assert collect_env({name: "0.2"}) == {
         "clustertune": {"checks": {"memory_pressure": {"near": 0.2}}}
     }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DASK_CLUSTERTUNE__HISTORY__JOB",
+        "DASK_CLUSTERTUNE__REASON",
+        "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR",
+        "DASK_CLUSTERTUNE__CHECKS",
+        "CLUSTERTUNE_BROWSER",
+        "DASK_CLUSTERTUNER",
+    ],
+)
+def test_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of settings, and of other programs, are accepted."""
+    monkeypatch.setenv(name, "1")
+    settings.refuse_wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("DASK_CLUSTERTUNE__HISTRY__JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
+        ("DASK_CLUSTERTUNE__HISTORY__JBO", "settings here are enabled, path, keep, j"),
+        ("DASK_CLUSTERTUNE__HISTORY__JOB__X", "settings here are enabled, path"),
+        ("DASK_CLUSTERTUNE_HISTORY__JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
+        ("DASK_CLUSTERTUNE__HISTORY___JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
+        ("DASK_CLUSTERTUNE__HISTORY__", "mean DASK_CLUSTERTUNE__HISTORY?)"),
+        ("CLUSTERTUNE__HISTORY__JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
+        ("dask_clustertune__reason", "mean DASK_CLUSTERTUNE__REASON?)"),
+        (
+            "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESURE__NEAR",
+            "mean DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR?)",
+        ),
+        ("DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__FAR", "settings here are near"),
+        ("DASK_CLUSTERTUNE__CHECKS__NO_ROWS__MOST", "settings here are none"),
+        ("DASK_CLUSTERTUNE__X\x1b[31m", "DASK_CLUSTERTUNE__X\\x1b[31m sets nothing"),
+    ],
+)
+def test_misspelt_variables(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask would ignore them: every call and every command refuses them."""
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match="sets nothing") as caught:
+        inputs.check_client(Client.__new__(Client), inputs.NOTHING)
+    assert text in str(caught.value)
+    for command in (["trim", "tcp://127.0.0.1:1"], ["history"], ["playbooks"]):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 2
+        assert "sets nothing" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("HISTORY__KEEP", "many", "clustertune.history.keep='many' must be a whole"),
+        ("HISTORY", "5", "clustertune.history=5 must be a mapping"),
+        ("CHECKS__MEMORY_PRESSURE__NEAR", "0,1", "must be a number of at least 0"),
+    ],
+)
+def test_malformed_variables(
+    name: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the setting and the variable."""
+    variable = f"DASK_CLUSTERTUNE__{name}"
+    monkeypatch.setenv(variable, value)
+    found = collect_env({variable: value})
+    with (
+        dask.config.set({"clustertune": found["clustertune"]}),
+        pytest.raises(ValueError, match=f"; {variable} sets it") as caught,
+    ):
+        inputs.check_client(Client.__new__(Client), inputs.NOTHING)
+    assert text in str(caught.value)
+
+
+def test_a_setting_that_does_not_exist() -> None:
+    """In a file, say."""
+    with (
+        dask.config.set({"clustertune.histroy.job": "x"}),
+        pytest.raises(ValueError, match=r"no setting 'histroy'.*mean history\?"),
+    ):
+        settings.refuse_wrong()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from clustertune.cli.running import (
     FAILED,
     REFUSED,
     format_option,
+    pairs,
     part_of,
     rendered,
     run,
@@ -95,12 +96,10 @@ def resize(
     """Give workers other threads, memory or variables, without losing data."""
     if not (nthreads or memory_limit or variables):
         raise click.UsageError("give --nthreads, --memory-limit or --env")
-    odd = [v for v in variables if not v.partition("=")[1]]
-    if odd:
-        raise click.UsageError(f"--env {odd[0]} is not of the form NAME=VALUE")
+    named = pairs("--env", variables, "NAME=VALUE")
     try:
         arguments.nbytes("--memory-limit", memory_limit)
-        env = arguments.variables("--env", dict(v.split("=", 1) for v in variables))
+        env = arguments.variables("--env", named)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     options: dict[str, Any] = {

@@ -104,7 +104,23 @@ def _list(
 ) -> None:
     with _checked():
         found = histories.history(job, kind=kind, last=last, path=path)
-    click.echo(found.to_json() if form == "json" else str(found))
+        if form == "json":
+            click.echo(found.to_json())
+        _refuse_missing(found)
+    if form == "text":
+        click.echo(str(found))
+
+
+def _refuse_missing(found: histories.History) -> None:
+    """Raise if no record matches the request, although there are others.
+
+    Raises
+    ------
+    LookupError
+        The text says which jobs or kinds there are.
+    """
+    if found.missing:
+        raise LookupError(found.missing)
 
 
 _id = click.IntRange(1)
@@ -169,7 +185,9 @@ def what_if(
     prediction is where the time is known. Exit code 1: there were too few runs.
     """
     with _checked():
-        found = histories.history(job, path=path).what_if(workers)
+        past = histories.history(job, path=path)
+        _refuse_missing(past)
+        found = past.what_if(workers)
     if form == "json":
         key = "unknown" if isinstance(found, Unknown) else "what_if"
         data = found.reason if isinstance(found, Unknown) else _with_errors(found)
@@ -192,7 +210,9 @@ def _with_errors(found: WhatIf) -> dict[str, object]:
 def trends(job: str | None, path: str | None, form: str) -> None:
     """Say what grows from run to run, and how many workers would do."""
     with _checked():
-        found = histories.history(job, path=path).trends()
+        past = histories.history(job, path=path)
+        _refuse_missing(past)
+        found = past.trends()
     click.echo(found.to_json() if form == "json" else str(found))
 
 

@@ -17,7 +17,13 @@ from tabulate import tabulate
 from clustertune import workloads
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
-from clustertune.cli.running import format_option, rendered, told_usage
+from clustertune.cli.running import (
+    format_option,
+    once,
+    pairs,
+    rendered,
+    told_usage,
+)
 from clustertune.cli.running import run as run_on
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.errors import PlaybookError
@@ -38,10 +44,7 @@ def _complete(
 def _values(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str]:
-    odd = [text for text in given if not text.partition("=")[1]]
-    if odd:
-        raise click.BadParameter(f"{odd[0]!r} is not of the form KEY=VALUE")
-    return dict(text.split("=", 1) for text in given)
+    return pairs("--set", given, "KEY=VALUE")
 
 
 @click.command(
@@ -62,8 +65,9 @@ def _values(
     "given several times."
 )  # fmt: skip
 @click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", help="A published data "
-    "set that it acts on: the first is X, the second y, and so on."
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
+    help="A published data set that it acts on: the first is X, the second y, and so "
+    "on."
 )  # fmt: skip
 @click.option("--workload", metavar="NAME", help="What will train, like xgboost.")
 @click.option(

@@ -11,7 +11,7 @@ from clustertune import arguments, workloads
 from clustertune.cli.changing import change, worker_option
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
-from clustertune.cli.running import format_option
+from clustertune.cli.running import format_option, once
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.tuning.calls import Call
 
@@ -95,8 +95,8 @@ def _options_of_prepare(command: Callable[..., None]) -> Callable[..., None]:
 @on_a_cluster(manager=True)
 @format_option
 @click.option(
-    "--dataset", "datasets", multiple=True, required=True, metavar="NAME", help="A "
-    "published data set: the first is X, the second y, and so on."
+    "--dataset", "datasets", multiple=True, required=True, metavar="NAME",
+    callback=once, help="A published data set: the first is X, the second y, and so on."
 )  # fmt: skip
 @click.option("--sample-weight", metavar="NAME", help="A published data set.")
 @click.option("--qid", metavar="NAME", help="A published data set.")

@@ -15,6 +15,7 @@ from clustertune.cli.running import (
     CONNECT,
     REFUSED,
     format_option,
+    once,
     rendered,
     seconds_of,
     told,
@@ -37,8 +38,9 @@ from clustertune.storage import resetting
 @click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
 @click.option("--save-to", metavar="PATH", help="Where --dataset is saved before.")
 @click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", help="A published data set "
-    "that is saved, loaded and published again; may be given several times."
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
+    help="A published data set that is saved, loaded and published again; may be given "
+    "several times."
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace a save that is in PATH.")
 @click.option(

@@ -54,6 +54,25 @@ def seconds_of(option: str, text: str | None) -> float | None:
         raise click.UsageError(str(error)) from error
 
 
+def once(
+    _context: click.Context, option: click.Parameter, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """A callback: names that an option was given, none of them twice."""
+    with typed(ValueError):
+        return arguments.distinct(option.opts[0], names)
+
+
+def pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
+    """By name the values of texts like NAME=VALUE, none of the names twice."""
+    odd = [text for text in given if not text.partition("=")[1]]
+    if odd:
+        raise click.UsageError(f"{option} {odd[0]} is not of the form {form}")
+    found = [text.partition("=") for text in given]
+    with typed(ValueError):
+        arguments.distinct(option, [name for name, _, _ in found])
+    return {name: value for name, _, value in found}
+
+
 def rendered(thing: Any, form: str) -> str:
     """A report or a diagnosis as text, JSON or HTML."""
     if form == "json":
@@ -79,7 +98,7 @@ async def told_usage(work: Awaitable[T]) -> T:
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect, work, and turn what goes wrong into one line and an exit code."""
     try:
-        settings.of_checks()
+        settings.refuse_wrong()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     with told():

@@ -21,6 +21,7 @@ from dask.core import flatten
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
+from clustertune import settings
 from clustertune.cluster.monitor import refuse_closed
 from clustertune.data.conversion import fixed_bytes
 from clustertune.errors import AlignmentError
@@ -465,13 +466,14 @@ def _columns(x: da.Array) -> int | None:
 
 
 def check_client(client: Any, inputs: Inputs) -> None:
-    """Refuse what is no client, a client that is closed, and data of another cluster.
+    """Refuse wrong settings, a closed client, and data of another cluster.
 
     Raises
     ------
     TypeError, ConnectionLostError, ValueError, AlignmentError
         As the case may be.
     """
+    settings.refuse_wrong()
     if not isinstance(client, Client):
         raise TypeError(
             f"client must be a dask.distributed.Client; it was {type(client).__name__}"

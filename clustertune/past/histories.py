@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -17,7 +18,13 @@ from clustertune.past import trends
 from clustertune.past.record import Record, Store, file_of
 from clustertune.past.trends import Difference, Leak, Regression, Sizing, WhatIf
 from clustertune.snapshots import Unknown
-from clustertune.wording import bytes_text, plural, printable, seconds_text
+from clustertune.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+)
 
 SCHEMA_VERSION = 1
 KINDS = (
@@ -63,11 +70,14 @@ class History:
     path
         The file that they are in.
     records
-        As they were asked for; see :class:`clustertune.past.record.Record`.
+        Those that match the request; see :class:`clustertune.past.record.Record`.
+    missing
+        Why there are none, although the file has records.
     """
 
     path: Path
     records: tuple[Record, ...]
+    missing: str = ""
 
     def what_if(self, workers: Sequence[int]) -> WhatIf | Unknown:
         """Predict how long the last job's fit takes on so many workers.
@@ -136,7 +146,7 @@ class History:
 
     def __str__(self) -> str:
         if not self.records:
-            return f"nothing is noted in {printable(str(self.path))}"
+            return self.missing or f"nothing is noted in {printable(str(self.path))}"
         more = len(self.records) - MOST
         table = self._table("simple")
         return f"({plural(more, 'older one')})\n{table}" if more > 0 else table
@@ -265,10 +275,34 @@ def history(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
+    settings.refuse_unknown()
     file = settings.of_history().path if path is None else file_of(str(path))
-    records = Store(file).read(
+    store = Store(file)
+    records = store.read(
         job=job,
         kinds=() if kind is None else (kind,),
         last=arguments.count("last", last),
     )
-    return History(path=file, records=records)
+    missing = "" if records else _missing(store, job, kind)
+    return History(path=file, records=records, missing=missing)
+
+
+def _missing(store: Store, job: str | None, kind: str | None) -> str:
+    """Why no record matches a request, and which jobs and kinds there are."""
+    every = store.read()
+    if not every:
+        return ""
+    shown = printable(repr(job), longest=100)
+    of_job = [r for r in every if job in (None, r.job)]
+    if of_job:
+        which = "" if job is None else f" of the job {shown}"
+        kinds = sorted({printable(r.kind) for r in of_job})
+        return (
+            f"no record{which} is of the kind {kind}; there are "
+            f"{names_text(kinds, most=MOST)}"
+        )
+    jobs = sorted({printable(r.job) for r in every if r.job})
+    near = get_close_matches(str(job), jobs, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    known = f"jobs are {names_text(jobs, most=MOST)}" if jobs else "no record has a job"
+    return f"no record is of the job {shown}{meant}; {known}"

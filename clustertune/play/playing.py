@@ -169,6 +169,7 @@ def run_on_datasets(
     unpublishes them. The playbook is one that was read, so that what is carried out is
     what a dry run has shown, whatever becomes of the file.
     """
+    arguments.distinct("data sets", names)
     material = DataSets(client=client, names=names) if names else None
     playing = playing_of(client, playbook, material, None, workload, dry_run, progress)
     return client.sync(playing.play)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dask
 
-import clustertune.settings  # noqa: F401, with it Dask's configuration has our defaults
+from clustertune import settings
 from clustertune.play.plainyaml import LARGEST
 from clustertune.play.playbook import Playbook
 from clustertune.play.reading import load, unknown
@@ -22,6 +22,7 @@ def folders() -> tuple[Path, ...]:
     ValueError
         ``clustertune.playbooks`` is set to something else than a folder.
     """
+    settings.refuse_unknown()
     own = dask.config.get("clustertune.playbooks", None)
     if own is None:
         return (_shipped(),)

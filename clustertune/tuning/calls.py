@@ -89,6 +89,8 @@ class Call:
         for name, default in known.items():
             if default is Parameter.empty and name not in self.options:
                 raise ValueError(f"options: a plan of {self.verb} needs {name}")
+        if self.verb == "prepare":
+            arguments.distinct("names", self.names)
         arguments.variables("options.env", self.options.get("env"))
 
     def refused(self, planned: Report) -> bool:

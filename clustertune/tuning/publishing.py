@@ -173,6 +173,9 @@ class Roles:
         for name in roles.all:
             if not (isinstance(name, str) and name):
                 raise TypeError(f"{name!r} must be the name of a published data set")
+        arguments.distinct("data sets", roles.training)
+        for pair in roles.eval_set:
+            arguments.distinct("eval_set", pair)
         return roles
 
     @property

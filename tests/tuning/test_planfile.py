@@ -284,6 +284,7 @@ def test_arguments_are_as_a_file_gives_them_back() -> None:
         ("trim", (), {"wait": 5}, ValueError, "wait cannot be given to a plan of trim"),
         ("trim", (), {"progress": True}, ValueError, "there are workers, timeout"),
         ("trim", (), {"workers": {1}}, TypeError, "workers={1} cannot be kept in a fi"),
+        ("prepare", ("X", "X"), {}, ValueError, "'X' is given 2 times; give each"),
         ("resize", (), {"env": {1: "x"}}, TypeError, "cannot be kept in a file"),
         ("resize", (), {"env": {"BROWSER": "x"}}, ValueError, "BROWSER is not a vari"),
         ("resize", (), {"allow_any_env": True}, ValueError, "allow_any_env cannot be"),
