@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import numpy as np
 from fsspec.core import url_to_fs
@@ -74,14 +75,26 @@ def place(name: str, path: Any, storage_options: Any) -> Target:
         raise ValueError(
             f"{name}={text!r} must be a folder of its own, without caches (::) between"
         )
+    if _has_password(text):
+        raise ValueError(
+            f"{name} contains a password, which reports and logs would show; give it "
+            'as storage_options={"password": ...}'
+        )
     options = dict(storage_options or {})
     try:
         files, root = url_to_fs(text, **options)
-    except (ImportError, ValueError, TypeError) as error:
+    except (ImportError, ValueError, TypeError, OSError) as error:
         raise ValueError(f"{name}={text!r} cannot be used: {error}") from error
     if "file" in _protocols(files):
         options["auto_mkdir"] = True
     return Target(text, files.unstrip_protocol(root), options)
+
+
+def _has_password(text: str) -> bool:
+    try:
+        return "://" in text and urlsplit(text).password is not None
+    except ValueError:  # such as brackets that are no address
+        return "@" in text
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

@@ -84,7 +84,9 @@ def save(
     *collections
         Persisted Dask Arrays (written as Zarr), DataFrames and Series (as Parquet).
     storage_options
-        What fsspec needs for that URL; it is sent to the workers and kept nowhere.
+        What fsspec needs for that URL. It is sent to the workers in tasks, which the
+        scheduler holds as long as the data that :func:`load` returns; no file, report
+        or log has it.
     overwrite
         Whether a save of clustertune that is there may be replaced. It goes when the
         new one is complete.

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +202,37 @@ async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
     texts = [files.cat_file(name) for name in files.find(root)]
     assert texts
     assert not any(b"hunter2" in text for text in texts)
+
+
+@gen_cluster(**TWO)
+async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The scheduler holds them in tasks, and nothing that it or we show has them."""
+    path, options = "memory://secrets", {"token": "hunter2"}
+    x = c.persist(X)
+    await clustertune.save(c, path, x, storage_options=options)
+    (loaded,) = await clustertune.load(c, path, storage_options=options)
+    await c.compute(loaded)
+    shown = {
+        "tasks": [(k, repr(t), repr(t.run_spec)) for k, t in s.tasks.items()],
+        "events": {topic: list(s.get_events(topic)) for topic in s.get_events()},
+        "dump": s._to_dict(),
+        "logs": [s.get_logs(), a.get_logs(), b.get_logs()],
+        "target": manifests.place("path", path, options),
+    }
+    for name, what in shown.items():
+        assert "hunter2" not in repr(what), name
+    files, root = manifests.place("path", path, options).files()
+    (piece, *_) = [name for name in files.find(root) if name.endswith("0.0/0.0")]
+    files.pipe_file(piece, b"x")
+    with pytest.raises(SaveError) as caught:
+        await clustertune.load(c, path, storage_options=options)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    assert "hunter2" not in repr([s.get_logs(), a.get_logs(), b.get_logs()])
+    # as the page on security says
+    assert any("hunter2" in str(pickle.dumps(t.run_spec)) for t in s.tasks.values())
+    with pytest.raises(ValueError, match="path contains a password") as refused:
+        clustertune.save(c, "ftp://me:hunter2@127.0.0.1:1/x", x)
+    assert "hunter2" not in str(refused.value)
 
 
 @gen_cluster(**TWO)
