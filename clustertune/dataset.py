@@ -20,6 +20,7 @@ import fsspec
 import numpy as np
 
 from clustertune import arguments
+from clustertune.remote.pieces import refuse_old_pyarrow
 from clustertune.wording import bytes_text, names_text, plural
 
 EXTENSIONS = (".parquet", ".parq", ".pq")  # those that Dask reads in a folder
@@ -220,6 +221,7 @@ class _Tally:
 def _looked_into(fs: Any, file: str, dtype: str | None, where: str) -> _Tally:
     from pyarrow import parquet as pq
 
+    refuse_old_pyarrow()
     width = np.dtype(dtype).itemsize if dtype else None
     try:
         with fs.open(file) as opened:

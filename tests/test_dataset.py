@@ -181,6 +181,16 @@ def test_what_cannot_be_read(
         dataset.parquet(path)
 
 
+def test_a_pyarrow_that_unpickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads no footer."""
+    frame().to_parquet(tmp_path / "data.parquet")
+    monkeypatch.setattr(pa, "__version__", "14.0.0")
+    with pytest.raises(ValueError, match=r"pip install 'pyarrow>=14\.0\.1'"):
+        dataset.parquet(tmp_path / "data.parquet")
+
+
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no dependency, so it is asked for."""
     monkeypatch.setattr(dataset, "find_spec", lambda name: None)

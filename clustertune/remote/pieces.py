@@ -265,14 +265,9 @@ def decode(data: bytes, *, series: bool) -> Any:
     import json
 
     import pyarrow as pa
-    from packaging.version import Version
     from pyarrow import parquet
 
-    if Version(pa.__version__) < Version(OLDEST):
-        raise ValueError(
-            f"pyarrow {pa.__version__} unpickles what is in a file (CVE-2023-47248), "
-            f"so nothing was read: pip install 'pyarrow>={OLDEST}'"
-        )
+    refuse_old_pyarrow()
     table = parquet.read_table(pa.BufferReader(data))
     metadata = table.schema.metadata
     frame = table.to_pandas()
@@ -290,6 +285,24 @@ def decode(data: bytes, *, series: bool) -> Any:
         return frame
     column = frame.iloc[:, 0]
     return column.rename(None) if b"clustertune.unnamed" in metadata else column
+
+
+def refuse_old_pyarrow() -> None:
+    """Refuse a pyarrow that unpickles types of columns as it opens a file.
+
+    Raises
+    ------
+    ValueError
+        It is such a release.
+    """
+    import pyarrow as pa
+    from packaging.version import Version
+
+    if Version(pa.__version__) < Version(OLDEST):
+        raise ValueError(
+            f"pyarrow {pa.__version__} unpickles what is in a file (CVE-2023-47248), "
+            f"so nothing was read: pip install 'pyarrow>={OLDEST}'"
+        )
 
 
 def _texts(frame: Any) -> dict[int, str]:
