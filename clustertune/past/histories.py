@@ -70,7 +70,7 @@ class History:
     path
         The file that they are in.
     records
-        Those that match the request; see :class:`clustertune.past.record.Record`.
+        The records that match the request; see :class:`clustertune.past.record.Record`.
     missing
         Why there are none, although the file has records.
     """

@@ -526,8 +526,8 @@ def _complete(place: Target, saved: Sequence[dict[str, Any]], given: Inputs) -> 
 def _switch(place: Target, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
     """Make the manifest name the new save, then remove the save that it replaces.
 
-    Another save may be written to the same path at the same time. Each has a folder of
-    its own, and the manifest is replaced in one step, so it always names a complete
+    Another save may be written to the same path at the same time. Each has its own
+    folder, and the manifest is replaced in one step, so it always names a complete
     save. Only the folder that the replaced manifest named is removed: any other one may
     belong to a save that is still being written.
 

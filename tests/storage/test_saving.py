@@ -362,7 +362,7 @@ def test_workers_without_clustertune(tmp_path: Path) -> None:
     assert manifest["collections"][0]["chunks"] == [[30, 5, 65], [3, 1]]
 
 
-# --- saves that somebody has changed --------------------------------------------------
+# --- saves that were changed to run code ----------------------------------------------
 
 
 class _Evil:
