@@ -4,8 +4,8 @@ Some variables make a process run commands (``BROWSER``), load code (``LD_PRELOA
 ``OMP_TOOL_LIBRARIES``, ``DASK_DISTRIBUTED__WORKER__PRELOAD``) or write files
 (``MALLOC_TRACE``, ``MALLOC_CONF``, ``MKL_VERBOSE_OUTPUT_FILE``). A playbook or a plan
 file that sets one could run any code on all workers. So the names below are the only
-ones that they may set. They take numbers or fixed words, never a path. Each name was
-looked up in the manual of its library; a prefix such as ``OMP_`` would not be safe.
+ones that they may set. They take numbers or fixed words, never a path. Prefixes such as
+``OMP_`` would not be safe.
 """
 
 from __future__ import annotations
