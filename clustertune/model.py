@@ -468,11 +468,12 @@ class Trim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Keys in memory with some prefix that are to be let go."""
+    """Keys in memory with some prefix that are to be released."""
 
     prefix: str
     kept: tuple[Key, ...] = ()  # of these none
-    include_other_clients: bool = False  # else only what nobody else wants
+    include_other_clients: bool = False  # else only what no other client wants
+    together: tuple[str, ...] = ()  # all prefixes that are released in this call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

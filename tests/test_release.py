@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import dask.array as da
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from distributed import Client, Event, LocalCluster, Nanny, wait
@@ -22,6 +23,7 @@ from clustertune.cli import main
 from clustertune.errors import RefusedError
 from clustertune.model import Holding, Step, View
 from clustertune.plans import guards
+from clustertune.remote import holdings
 from clustertune.testing import MemoryCluster, view, worker
 from tests.processes import soon
 
@@ -113,7 +115,7 @@ def test_what_a_drop_loses_is_listed() -> None:
     assert step.price.at_risk == (
         "3 keys (3.0 MiB), named b and a; 2 of them were scattered; 2.0 MiB are those "
         "which are published as test and train; the published test and train will "
-        "point to nothing"
+        "be unpublished"
     )
     (step,) = drop.steps(seen())
     assert step.price.at_risk == "nothing: no data is in memory"
@@ -172,7 +174,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     ]
     assert len(s.tasks) == 32
     report = await clustertune.release(c, keep=[X, some])
-    assert report.steps[0].reason == "10 keys (3.1 KiB) let go"
+    assert report.steps[0].reason == "10 keys (3.1 KiB) released"
     assert len(s.tasks) == 22
     with pytest.raises(Exception, match="cancelled"):
         await c.compute(old.sum())
@@ -180,7 +182,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     assert await c.gather(some) == [1, 2]
     with pytest.raises(RefusedError, match="are published as kept"):
         await clustertune.release(c, "ones_like")
-    with pytest.raises(ValueError, match="nothing in memory is named nope; there is"):
+    with pytest.raises(ValueError, match=r"prefix nope, so nothing.* random_sample"):
         await clustertune.release(c, "nope")
     with pytest.raises(TypeError, match="keep="):
         await clustertune.release(c)
@@ -237,13 +239,73 @@ async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
     X = c.persist(da.ones((100, 4), chunks=10))
     await c.publish_dataset(X, name="train")
     await wait(X)
-    with pytest.raises(RefusedError, match="train will point to nothing"):
+    await c.publish_dataset("a text", name="no keys")
+    with pytest.raises(RefusedError, match="train will be unpublished"):
         await clustertune.restart(c, drop_data=True)
     assert float(await c.compute(X.sum())) == 400
     with pytest.raises(TypeError, match="neither"):
         await clustertune.restart(c, X, drop_data=True)
     await clustertune.restart(c, drop_data=True, include_other_clients=True)
     assert not s.tasks
+    assert await c.list_datasets() == ("no keys",)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_prefix_that_is_not_there(c: Any, s: Any, a: Any) -> None:
+    """The message lists what there is, also if that is nothing; it names no name."""
+    await c.publish_dataset("a text", name="no keys")
+    text = r"^prefixes: no data in memory has the prefix nosuch, since no data is in me"
+    with pytest.raises(ValueError, match=text):
+        await clustertune.release(c, "nosuch", include_other_clients=True)
+    y, x = await c.scatter([1]), c.submit(float, 1)
+    await wait(x)
+    with pytest.raises(ValueError, match=r"Prefixes in memory: float and int$"):
+        await clustertune.release(c, "nosuch")
+    del x, y
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_published_data_that_is_released(c: Any, s: Any, *workers: Any) -> None:
+    """Its name goes in the same step; other names and their data stay."""
+    X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
+    z = c.map(np.ones, [5], pure=False, key="zero")
+    await wait([X, y, z])
+    await c.publish_dataset(X, name="X")
+    await c.publish_dataset([X, y], name="both")
+    await c.publish_dataset(z, name=("other", 1))
+    await c.publish_dataset("a text", name="no keys")
+    everything = {"include_other_clients": True}
+    with pytest.raises(
+        RefusedError, match=r"both also holds zeros, which would .* lost"
+    ):
+        await clustertune.release(c, "ones", **everything)
+    assert len(await c.list_datasets()) == 4
+    plan = await clustertune.release(c, "ones", "zeros", dry_run=True, **everything)
+    assert "unpublish X and both" in str(plan)
+    report = await clustertune.release(c, "ones", "zeros", **everything)
+    assert report.status == "done"
+    assert [step.reason.partition(" (")[0] for step in report.steps] == ["4 keys"] * 2
+    unpublished = [s.reason.partition("unpublished ")[2] for s in report.steps]
+    assert sorted(unpublished) in (["", "X and both"], ["X", "both"])
+    assert set(await c.list_datasets()) == {("other", 1), "no keys"}
+    assert list(s.tasks) == [z[0].key]
+    again = await c.get_dataset(("other", 1))
+    assert len(await c.gather(again[0])) == 5
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_name_that_got_other_data_meanwhile(c: Any, s: Any, *w: Any) -> None:
+    """The scheduler looks once more: what only the name holds is never lost."""
+    X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
+    await wait([X, y])
+    await c.publish_dataset([X, y], name="both")
+    names = [f.key for f in X]
+    del X, y
+    await soon(lambda: len(s.tasks[names[0]].who_wants) == 1)
+    count, nbytes, gone = await holdings.release(s, c.id, "ones", (), True)
+    assert (count, nbytes, gone) == (0, 0, [])
+    X, y = await c.get_dataset("both")
+    assert len(await c.gather([*X, *y])) == 8
 
 
 @gen_cluster(**WORKERS)

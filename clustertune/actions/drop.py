@@ -1,9 +1,8 @@
 """Restart all workers at once and lose what they hold; only where that is asked for.
 
 The quick way to clean processes when the data is not needed, or can be loaded again.
-All clients lose what they have on the cluster, and published names point to nothing
-then: both are listed first, and refused where others are concerned and the caller has
-not said that they may be.
+All clients lose what they have on the cluster, and published names are removed with
+their data. Both are listed first. Data of other clients needs the caller's consent.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def at_risk(holdings: tuple[Holding, ...]) -> str:
     text += f"; {nbytes_text(others)} are those which {whose(others)}" if others else ""
     names = sorted({n for h in holdings for n in h.published})
     if names:
-        text += f"; the published {names_text(names, most=5)} will point to nothing"
+        text += f"; the published {names_text(names, most=5)} will be unpublished"
     return text
 
 

@@ -50,17 +50,18 @@ def steps(
         own = [h for h in by_prefix[prefix] if h.alone]
         others = [h for h in by_prefix[prefix] if not h.alone]
         if prefix in prefixes or (not prefixes and own):
-            yield _step(prefix, own, others, kept, include_other_clients)
+            args = Release(
+                prefix=prefix,
+                kept=kept,
+                include_other_clients=include_other_clients,
+                together=tuple(prefixes),
+            )
+            yield _step(args, own, others)
 
 
-def _step(
-    prefix: str,
-    own: list[Holding],
-    others: list[Holding],
-    kept: tuple[Key, ...],
-    include_other_clients: bool,
-) -> Step:
-    going = [*own, *others] if include_other_clients else own
+def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
+    prefix = args.prefix
+    going = [*own, *others] if args.include_other_clients else own
     shown = going or others  # which the guard will refuse
     count = sum(h.keys for h in shown)
     summary = f"let go of {plural(count, 'key')} named {prefix} ({nbytes_text(shown)})"
@@ -70,6 +71,8 @@ def _step(
         summary += (
             f", some of which {whose(others)}" if own else f", which {whose(others)}"
         )
+    names = sorted({n for h in going for n in h.published})
+    summary += f"; unpublish {names_text(names)}" if names else ""
     scattered = sum(h.scattered for h in shown)
     never = (
         f"; {scattered:,} were scattered: they are gone for good" if scattered else ""
@@ -83,10 +86,27 @@ def _step(
             at_risk=f"{plural(count, 'key')} named {prefix}{never}",
         ),
         gain=f"{nbytes_text(shown)} of memory",
-        args=Release(
-            prefix=prefix, kept=kept, include_other_clients=include_other_clients
-        ),
+        args=args,
     )
+
+
+def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
+    """Published names that hold keys of a prefix and keys that are to stay; or nothing.
+
+    The name would go, and what only the name holds with it.
+    """
+    holdings = view.now.holdings or ()
+    names = {n for h in holdings if h.prefix == prefix and h.keys for n in h.published}
+    for name in sorted(names):
+        other = {h.prefix for h in holdings if h.keys and name in h.published}
+        staying = sorted(other - {prefix, *together})
+        if staying:
+            return (
+                f"the published {names_text([name])} also holds {names_text(staying)}, "
+                "which would be lost with the name. Give these prefixes, too, or run "
+                f"client.unpublish_dataset({name!r}) first"
+            )
+    return ""
 
 
 def nbytes_text(holdings: Collection[Holding]) -> str:

@@ -376,14 +376,16 @@ class LiveCluster:
 
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
         """Have clients want keys no more; their futures are cancelled."""
-        count, nbytes = await self._lease.ask(
+        count, nbytes, names = await self._lease.ask(
             "release_keys",
             owner=self.client.id,
             prefix=release.prefix,
             kept=keys.pack(release.kept),
             others=release.include_other_clients,
+            together=list(release.together),
         )
-        said = f"{plural(count, 'key')} ({bytes_text(nbytes)}) let go"
+        said = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
+        said += f"; unpublished {names_text(names)}" if names else ""
         return Result(nbytes=0, said=said)
 
     async def scale(self, n_workers: int, notify: Notify) -> None:

@@ -216,9 +216,11 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
 
 def release_takes_from_nobody(step: Step, view: View) -> str | None:
     """What other clients want is theirs, unless the caller means them, too."""
-    if not isinstance(step.args, Release) or step.args.include_other_clients:
+    if not isinstance(step.args, Release):
         return None
     prefix = step.args.prefix
+    if step.args.include_other_clients:
+        return release.divided_names(view, prefix, step.args.together) or None
     found = [h for h in view.now.holdings or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None

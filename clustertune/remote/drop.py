@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.holdings import wanted
+from clustertune.remote.holdings import unpublish_all, wanted
 from clustertune.remote.restart import LOOK, Refused, identity
 from clustertune.remote.survey import COMING
 
@@ -49,6 +49,7 @@ class Dropping:
         self.doing = "waiting for all tasks to end"
         self.keys = 0
         self.nbytes = 0
+        self.names: list[str] = []  # published ones that went with their data
 
     async def run(self) -> str:
         """Restart them; answers with why not, or who is missing, or nothing."""
@@ -62,6 +63,7 @@ class Dropping:
         self.doing = "restarting all workers"
         there = {identity(ws) for ws in self.scheduler.workers.values()}
         end = monotonic() + self.timeout
+        self.names = unpublish_all(self.scheduler)
         try:
             await self.scheduler.restart(
                 timeout=self.timeout, stimulus_id=f"clustertune-drop-{time()}"

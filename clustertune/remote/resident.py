@@ -412,16 +412,26 @@ class Resident(SchedulerPlugin):
         return await holdings(self.scheduler, owner, set(unpack(kept)))
 
     async def release_keys(
-        self, token: str, owner: str, prefix: str, kept: Sequence[Any], others: bool
-    ) -> tuple[int, int]:
-        """Let go of keys with a prefix, but for packed ones; says how many, and bytes.
+        self,
+        token: str,
+        owner: str,
+        prefix: str,
+        kept: Sequence[Any],
+        others: bool,
+        together: Sequence[str] = (),
+    ) -> tuple[int, int, list[str]]:
+        """Release keys with a prefix, but for packed ones; as ``holdings.release``.
 
-        Of those that others want, too, only if ``others`` is set.
+        Keys that other clients want, too, only if ``others`` is set.
         """
         self._check(token)
         event = {"action": "release", "prefix": prefix, "client": owner}
-        answer = await release(self.scheduler, owner, prefix, set(unpack(kept)), others)
-        self.scheduler.log_event(NAME, event | {"keys": answer[0]})
+        keep = set(unpack(kept))
+        answer = await release(
+            self.scheduler, owner, prefix, keep, others, frozenset(together)
+        )
+        count, _, names = answer
+        self.scheduler.log_event(NAME, event | {"keys": count, "unpublished": names})
         return answer
 
     def drop(

@@ -12,6 +12,8 @@ from itertools import islice
 from time import time
 from typing import Any
 
+from dask.utils import stringify
+
 from clustertune.remote import unmet
 from clustertune.remote.details import installed
 
@@ -45,11 +47,27 @@ async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[st
 
 
 def _clients(scheduler: Any) -> list[list[Any]]:
-    now = time()
+    """(id, keys, seconds of silence) of every client that is a process."""
+    now, names = time(), shared(scheduler)
     return [
         [str(name), len(cs.wants_what), max(0.0, now - cs.last_seen)]
         for name, cs in islice(scheduler.clients.items(), MOST)
+        if name not in names
     ]
+
+
+def shared(scheduler: Any) -> dict[str, tuple[str, str]]:
+    """Kind and name of what is shared by name, by the client that holds it for all."""
+    extensions = scheduler.extensions
+    found = {}
+    for extension, table, kind in (
+        ("publish", "datasets", "published"),
+        ("variables", "variables", "variable"),
+        ("queues", "queues", "queue"),
+    ):
+        for name in getattr(extensions.get(extension), table, ()):
+            found[f"{kind}-{stringify(name)}"] = (kind, str(name))
+    return found
 
 
 async def _published(scheduler: Any, datasets: Any) -> list[list[Any]]:

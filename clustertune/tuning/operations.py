@@ -374,7 +374,7 @@ def release(
         Collections or futures, or a list of them, whose keys stay.
     include_other_clients
         Whether keys go that other clients want kept, or that are published. Their
-        futures are cancelled, and published names point to nothing.
+        futures are cancelled, and their published names removed.
     dry_run
         Change nothing; the report lists what would go.
     progress
@@ -420,13 +420,11 @@ def release(
         )
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
-        there = sorted({h.prefix for h in view.now.holdings or ()})
+        holdings = view.now.holdings or ()
+        there = sorted({h.prefix for h in holdings if h.keys and h.prefix})
         unknown = [p for p in wanted if p not in there]
         if unknown:
-            raise ValueError(
-                f"prefixes: nothing in memory is named {names_text(unknown)}; there "
-                f"is {names_text(there, most=20) or 'no data'}"
-            )
+            raise ValueError(_unknown_prefixes(unknown, there))
         yield from releasing.steps(view, wanted, kept, include_other_clients=others)
 
     procedure = _release(
@@ -434,6 +432,16 @@ def release(
     )
     report: Report = client.sync(carry_out, procedure)
     return report
+
+
+def _unknown_prefixes(unknown: Sequence[str], there: Sequence[str]) -> str:
+    which = f"no data in memory has the prefix {names_text(unknown)}"
+    if not there:
+        return f"prefixes: {which}, since no data is in memory. Nothing was released"
+    return (
+        f"prefixes: {which}, so nothing was released. Prefixes in memory: "
+        f"{names_text(there, most=20)}"
+    )
 
 
 def let_go(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dask.array as da
-from distributed import Client, Event, wait
+from distributed import Client, Event, Queue, Variable, wait
 from distributed.utils_test import gen_cluster
 
+import clustertune
 from clustertune.remote import survey as module
 from clustertune.remote.survey import survey
 from tests.processes import soon
@@ -74,6 +75,26 @@ async def test_bytes_are_those_in_memory(c, s, a, b):
 def _after(x, gate):
     Event(gate).wait(10)
     return x
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_shared_names_are_no_clients(c, s, a, b):
+    """Variables, queues and data sets hold keys; a client may be named like them."""
+    future = c.submit(increment, 1)
+    await c.publish_dataset([future], name="X")
+    await Variable("v", client=c).set(future)
+    await (await Queue("q", client=c)).put(future)
+    async with Client(s.address, asynchronous=True, name="variable") as other:
+        theirs = other.submit(increment, 2)
+        await wait([future, theirs])
+        assert {"published-X", "variable-v", "queue-q"} <= set(s.clients)
+        rows = (await survey(s, c.id, []))["clients"]
+        keys = {"fire-and-forget": 0, c.id: 1, other.id: 1}
+        assert {row[0]: row[1] for row in rows} == keys
+        report = await clustertune.check(c)
+        (found,) = [f for f in report.found if f.check == "other_clients"]
+        assert found.evidence == {"clients": 1, "keys": 1}
+        del theirs
 
 
 @gen_cluster(client=True, nthreads=TWO)
