@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
@@ -146,11 +145,10 @@ def number_type(name: str, value: Any) -> str | None:
         return None
     text = f"{name}={value!r} must be float32, float64, a type of integers, or None"
     try:
-        with warnings.catch_warnings():  # NumPy's, about names that it will forget
-            warnings.simplefilter("ignore")
-            found = np.dtype(value)
-    # of what looks like a list of types NumPy says what Python says of it
-    except (TypeError, ValueError, SyntaxError) as error:
+        found = np.dtype(value)
+    # for what looks like a list of types NumPy raises Python's own error; its warnings
+    # about outdated names may be errors, too
+    except (TypeError, ValueError, SyntaxError, Warning) as error:
         raise ValueError(text) from error
     if found.kind in "iu" or found in (np.float32, np.float64):
         return str(found.name)

@@ -6,9 +6,10 @@ pieces and the worker of each are known beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,9 @@ from distributed import Client
 
 from clustertune.data import conversion as converting
 from clustertune.model import Conversion, Int64s, Key
+
+THRESHOLD = "distributed.admin.large-graph-warning-threshold"
+_threshold = Lock()
 
 
 @dataclass
@@ -60,8 +64,7 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
     # as a graph of layers it is named at random; of a dict Dask would hash every task
     layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
     with ExitStack() as around:
-        quiet = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
-        around.enter_context(dask.config.set(quiet))
+        around.enter_context(_without_warning())
         if graph.where:
             bound = {"workers": _lookup(graph.where, ())}
             around.enter_context(annotate(**bound, allow_other_workers=graph.loose))
@@ -69,6 +72,17 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
             around.enter_context(annotate(priority=_lookup(graph.priority, 0)))
         futures = client.get(layers, wanted, sync=False)
     return dict(zip(wanted, futures, strict=True))
+
+
+@contextmanager
+def _without_warning() -> Iterator[None]:
+    """Have Dask not warn that the graph is large: that advice is for users' graphs.
+
+    Dask reads the threshold from its configuration, which all threads share. So one
+    thread at a time changes it, or it would not be put back.
+    """
+    with _threshold, dask.config.set({THRESHOLD: "1 TB"}):
+        yield
 
 
 def _lookup(known: Mapping[Key, Any], rest: Any) -> Callable[[Key], Any]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from threading import Event
+from typing import Any
+
 import dask
 import dask.array as da
 import numpy as np
+import pytest
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -43,3 +48,32 @@ async def test_what_was_bound_is_let_go(c, s, a, b):
         assert not [k for k, ts in s.tasks.items() if ts.worker_restrictions]
     await b.close()
     np.testing.assert_array_equal(await c.compute(p.X), numbers)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_two_threads_that_submit_at_once(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's threshold is as it was, whichever of them ends first."""
+    seen: list[Any] = []
+    get, inside, more = c.get, Event(), Event()
+
+    def slow(*arguments: Any, **how: Any) -> Any:
+        seen.append(dask.config.get(graphs.THRESHOLD))
+        if len(seen) == 1:
+            inside.set()
+            more.wait(0.5)  # for the other one, which must not come
+        return get(*arguments, **how)
+
+    monkeypatch.setattr(c, "get", slow)
+    one, two = (graphs.constants("x", [[1]], [a.address]) for _ in range(2))
+    with dask.config.set({graphs.THRESHOLD: "12 MB"}):
+        first = asyncio.ensure_future(asyncio.to_thread(graphs.submit, c, one))
+        await asyncio.to_thread(inside.wait, 10)
+        second = asyncio.to_thread(graphs.submit, c, two)
+        made = await asyncio.gather(first, second)
+        assert dask.config.get(graphs.THRESHOLD) == "12 MB"
+    assert seen == ["1 TB", "1 TB"]
+    for futures in made:
+        (future,) = futures.values()
+        assert (await future).tolist() == [1]
