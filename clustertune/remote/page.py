@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
+from clustertune.remote import events
+from clustertune.remote.events import MOST_TEXT
 from clustertune.remote.keys import count, unpack
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
 from clustertune.remote.shares import MOST_KEYS, by_name, summary
 from clustertune.wording import bytes_text, seconds_text
 
+logger = logging.getLogger("distributed.clustertune")
+
 TOPIC = "clustertune"  # of Dask's events
 MOST_FINDINGS = 200
 MOST_EVENTS = 100
-MOST_TEXT = 2000  # characters of a text of an event
 COUNT = 10.0  # seconds between two counts of who holds which piece
 SLICE = 1000  # keys between two yields to the event loop
 FRESH = 0.5  # seconds for which several readers are given the same state
@@ -114,7 +118,7 @@ class Showing:
         """Before and after of the report that is kept; read once."""
         text = self.resident.report
         if text and text is not self.report:
-            self.report, self.prepared = text, _prepared(json.loads(text))
+            self.report, self.prepared = text, _readable(text)
         return self.prepared
 
     # --- who holds what ---------------------------------------------------------------
@@ -234,8 +238,8 @@ def _columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, A
 
 
 def _events(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
-    """Events of Dask's log in words; what has begun is said when it has ended."""
-    latest = deque(logged, maxlen=MOST_EVENTS)
+    """Events of Dask's log in words; one with state began is shown when it ends."""
+    latest = deque(events.well_formed(logged), maxlen=MOST_EVENTS)
     return [
         {"time": at, "kind": _kind(event), "text": _words(event)}
         for at, event in latest
@@ -269,30 +273,23 @@ def _words(event: Mapping[str, Any]) -> str:
         if name not in _UNSAID and _is_said(value)
     ]
     steps = event.get("steps") or ()
-    said += [str(s.get("summary")) for s in steps if isinstance(s, dict)]
-    action = event.get("action", "")
+    said += [step["summary"] for step in steps]
+    action = event["action"]
     if action == "schedule":  # of which every change of state is told
         action = f"schedule {event.get('state')}"
     return f"{action}: {', '.join(said)}"[:MOST_TEXT]
 
 
 def _is_said(value: Any) -> bool:
-    """Text, or a number that is one of this world: anybody may log anything."""
-    if isinstance(value, int | float):
-        return 0 < abs(value) < 2**63
-    return isinstance(value, str) and bool(value)
-
-
-def _figure(value: Any, text: Callable[[float], str]) -> str:
-    """With its unit."""
-    return value if isinstance(value, str) else text(value)
+    """A text or a number that is not zero."""
+    return isinstance(value, str | int | float) and bool(value)
 
 
 _UNSAID = ("action", "state", "client", "time", "pid", "more_steps", "doing")
 _SAID: Mapping[str, Callable[[Any], str]] = {  # of others their names are said, too
     "keys": lambda n: f"{n} keys",
-    "nbytes": lambda n: _figure(n, bytes_text),
-    "seconds": lambda n: _figure(n, seconds_text),
+    "nbytes": bytes_text,
+    "seconds": seconds_text,
     "lost": lambda n: f"{n} lost",
     "again": lambda n: f"{n} computed again",
     "address": lambda text: f"back as {text}",
@@ -301,6 +298,16 @@ _SAID: Mapping[str, Callable[[Any], str]] = {  # of others their names are said,
     "problem": str,
     "error": str,
 }
+
+
+def _readable(text: str) -> dict[str, Any] | None:
+    """What is shown of a report; None if this release cannot read it."""
+    try:
+        return _prepared(json.loads(text))
+    # any client may leave a text of any form
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        logger.warning("clustertune cannot show the last report: %r", error)
+        return None
 
 
 def _prepared(report: Mapping[str, Any]) -> dict[str, Any]:

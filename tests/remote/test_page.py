@@ -13,6 +13,7 @@ from distributed.utils_test import gen_cluster
 
 from clustertune.cluster import monitor
 from clustertune.dashboard import state as states
+from clustertune.dashboard.timeline import Timeline
 from clustertune.remote import page
 from clustertune.remote.keys import pack
 from clustertune.remote.resident import NAME
@@ -151,13 +152,49 @@ async def test_events_and_holds(c, s, a, b):
     "value",
     ["many", pytest.param(10**5000, id="huge"), float("inf"), float("nan"), True, None],
 )
-@pytest.mark.parametrize("name", ["nbytes", "seconds", "keys", "{keys}"])
-def test_anybody_may_log_anything(name: str, value: Any) -> None:
-    """Of an event that is none of ours all is said, and nothing raised."""
-    (event,) = page._events([(1.0, {"action": "move", name: value})])
+def test_fields_that_are_not_ours(value: Any) -> None:
+    """Texts and numbers of any size are shown, other values are not; nothing raises."""
+    (event,) = page._events([(1.0, {"action": "move", "{keys}": value})])
     assert event["text"].startswith("move: ")
     assert ("many" in event["text"]) == (value == "many")
     assert len(event["text"]) <= page.MOST_TEXT
+
+
+MALFORMED: list[Any] = [
+    5, None, "text", [], {}, {"action": 5}, {"action": ""}, {"action": None},
+    {"action": ["x"]}, {"action": "a" * 10**6},
+    {"action": "x", "steps": 5}, {"action": "x", "steps": "text"},
+    {"action": "x", "steps": [5]}, {"action": "x", "steps": [{"summary": 5}]},
+    {"action": "x", "steps": [{}]}, {"action": "x", "state": {}},
+    {"action": "x", "nbytes": "many"}, {"action": "x", "seconds": float("nan")},
+    {"action": "x", "keys": True}, {"action": "x", "keys": 10**5000},
+    {"action": "x", "lost": float("inf")}, {"action": "x", "problem": {"a": 1}},
+    {"action": "x", "error": np.ones(3)}, {"action": "x", "status": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_event_is_skipped(event: Any) -> None:
+    good = {"action": "trim", 7: "x", "y" * 10**6: 1, "array": np.ones(3)}
+    logged = [(1.0, event), (2.0, good | {"reason": None})]
+    assert page._events(logged) == [{"time": 2.0, "kind": "did", "text": "trim: "}]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_no_client_breaks_the_page(c, s, a, b):
+    """Neither by an event nor by a report; what is right is shown."""
+    await opened(c, s)
+    await c.log_event(NAME, {"action": "x", "steps": 5})
+    for event in (*MALFORMED, {"action": "<b>", "steps": [{"summary": "s"}]}):
+        s.log_event(NAME, event)
+    await monitor.ask(c, "keep", report='{"steps": 5}')
+    state = await looked(c)
+    assert [e["text"] for e in state["events"]] == ["<b>: s"]
+    assert state["prepared"] is None
+    timeline = Timeline()
+    timeline.update(state | {"history": {"time": [0], "process": [1], "managed": [1]}})
+    assert "&lt;b&gt;: s" in timeline.list.text
+    assert "<b>" not in timeline.list.text
 
 
 @gen_cluster(client=True, nthreads=TWO)
