@@ -6,7 +6,6 @@ import sys
 from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import Any
 
 import click
@@ -176,10 +175,8 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
     stops (exit code 5) if they change while it is carried out. Without ADDRESS it is
     the cluster that Dask's configuration names, else that of the plan.
     """
-    with told():
-        with typed(OSError, ValueError):
-            stored = StoredPlan.load(Path(plan))
-        stored.refuse_expired(time())
+    with told(), typed(OSError, ValueError):
+        stored = StoredPlan.load(Path(plan))
 
     async def make(client: Client, **how: Any) -> Report:
         try:

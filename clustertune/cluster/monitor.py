@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -474,7 +474,7 @@ async def _snapshot(
 ) -> Snapshot:
     workers = read(identity, found, await _facts(client, identity["workers"]))
     return Snapshot(
-        time=time(),
+        time=found["time"],
         scheduler=identity["address"],
         workers=workers,
         memory_manager=found["manager"],

@@ -13,7 +13,9 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import dask
@@ -111,10 +113,32 @@ def who() -> str:
     return printable(f"{user}@{socket.gethostname()}", longest=200)
 
 
+_reason: ContextVar[str | None] = ContextVar("reason", default=None)
+
+
+@contextmanager
+def because(reason: str | None) -> Iterator[None]:
+    """Log this reason for what the task that runs the block does, and no other task.
+
+    None leaves the reason of Dask's configuration.
+    """
+    token = _reason.set(reason)
+    try:
+        yield
+    finally:
+        _reason.reset(token)
+
+
+def reason() -> Any:
+    """The reason for changes: of this call, else the setting ``clustertune.reason``."""
+    own = _reason.get()
+    return dask.config.get("clustertune.reason", None) if own is None else own
+
+
 def why() -> str | None:
-    """The reason that was given for changes, if one was: ``clustertune.reason``."""
-    reason = dask.config.get("clustertune.reason", None)
-    return None if reason is None else printable(str(reason), longest=1000)
+    """The reason for changes, as it is logged."""
+    given = reason()
+    return None if given is None else printable(str(given), longest=1000)
 
 
 def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:

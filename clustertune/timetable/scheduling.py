@@ -1,8 +1,8 @@
 """``schedule_restart``: a rolling restart that waits for a gap between runs.
 
-What is asked for is checked here, where clustertune is installed, before anything is
-sent: instants become numbers, the condition plain values, and what could never be
-restarted is refused. Then the scheduler waits (``remote/schedules.py``).
+What is asked for is checked here, where clustertune is installed: instants become
+numbers, the condition plain values, and what could never be restarted is refused. Then
+the scheduler waits (``remote/schedules.py``). All times are by the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import monotonic, time
+from datetime import tzinfo
+from time import monotonic
 from typing import Any
 
-import dask
 from distributed import Client
 
 from clustertune import arguments, workloads
@@ -23,7 +23,7 @@ from clustertune.cluster.live import Asked, LiveCluster, ids_of
 from clustertune.data import inputs
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.model import Goal, Refusal, View
-from clustertune.plans import guards
+from clustertune.plans import events, guards
 from clustertune.remote import keys, park, ship
 from clustertune.timetable import conditions, instants, scheduled
 from clustertune.timetable.conditions import Condition
@@ -69,7 +69,8 @@ def schedule_restart(
         When, at the earliest: after each of these instants once, in the next gap then.
         Five fields as of cron: ``"0 3 * * *"``. None: once, in the next gap.
     tz
-        Time zone of ``cron``: ``"Europe/Berlin"``. None: that of this machine.
+        Time zone of ``cron``: ``"Europe/Berlin"``. None: that of this machine. The
+        clock is that of the scheduler.
     condition
         Only if that is so then: ``"leak"`` (unmanaged memory of a worker grows from run
         to run), ``"memory:critical"`` (a worker is at the line at which it pauses, and
@@ -100,7 +101,7 @@ def schedule_restart(
     ------
     TypeError, ValueError
         An argument is not what it must be; an expression says no instant before it
-        expires. Nothing was sent.
+        expires. Nothing was scheduled.
     RefusedError
         A worker has no nanny that could start it again, or its manager does not allow
         it; or 20 restarts wait already.
@@ -112,9 +113,8 @@ def schedule_restart(
     >>> clustertune.schedule_restart(                           # doctest: +SKIP
     ...     client, cron="0 3 * * *", expires="2 days")
     """
-    now = time()
-    until = now + arguments.duration("expires", expires)
-    if until > now + LONGEST:
+    lasting = arguments.duration("expires", expires)
+    if lasting > LONGEST:
         raise ValueError(f"expires={expires!r} must be at most a year")
     given = inputs.of_rows(collections)
     inputs.check_client(client, given)
@@ -122,9 +122,10 @@ def schedule_restart(
         client=client,
         given=given,
         idle_for=arguments.duration("idle_for", idle_for),
-        instants=_instants(cron, tz, now, until),
+        cron=cron,
+        zone=_zone(cron, tz),
         condition=conditions.parse(condition),
-        expires=until,
+        lasting=lasting,
         workers=arguments.names("workers", workers),
         reason=_reason(reason),
         wait=arguments.duration("wait", wait),
@@ -169,9 +170,10 @@ class _Order:
     client: Client
     given: inputs.Inputs
     idle_for: float
-    instants: tuple[float, ...]
+    cron: str | None
+    zone: tzinfo
     condition: Condition | None
-    expires: float
+    lasting: float  # seconds until it expires
     workers: tuple[str | int, ...] | None
     reason: str | None
     wait: float
@@ -179,14 +181,22 @@ class _Order:
     timeout: float
 
 
-def _instants(
-    cron: str | None, tz: str | None, now: float, until: float
-) -> tuple[float, ...]:
-    if cron is None:
-        if tz is not None:
-            raise TypeError("tz is the time zone of cron: give cron, too")
-        return ()
+def _zone(cron: str | None, tz: str | None) -> tzinfo:
+    """The time zone, after a look at both: the instants themselves come later."""
+    if cron is None and tz is not None:
+        raise TypeError("tz is the time zone of cron: give cron, too")
     zone = instants.zone(tz)
+    if cron is not None:
+        instants.between(cron, zone, 0.0, 0.0)
+    return zone
+
+
+def _instants(
+    cron: str | None, zone: tzinfo, now: float, until: float
+) -> tuple[float, ...]:
+    """The instants from now on; times are those of the scheduler."""
+    if cron is None:
+        return ()
     found = instants.between(cron, zone, now, until)
     if found:
         return found
@@ -204,7 +214,7 @@ def _instants(
 
 def _reason(reason: object) -> str | None:
     if reason is None:
-        reason = dask.config.get("clustertune.reason", None)
+        reason = events.reason()
     if reason is None:
         return None
     if isinstance(reason, str) and 0 < len(reason) <= MOST_REASON:
@@ -235,6 +245,9 @@ async def _sent(order: _Order) -> Schedule:
     )
     await cluster.open(None)
     view = await cluster.look(lambda *_: None)
+    now = view.now.time
+    expires = now + order.lasting
+    found = _instants(order.cron, order.zone, now, expires)
     ids = (
         None if order.workers is None else sorted(ids_of(order.workers, view), key=str)
     )
@@ -246,29 +259,28 @@ async def _sent(order: _Order) -> Schedule:
             id="",
             state="planned",
             idle_for=order.idle_for,
-            expires=order.expires,
-            instants=order.instants,
+            expires=expires,
+            instants=found,
             condition=None if order.condition is None else str(order.condition),
             workers=None if ids is None else tuple(ids),
             reason=order.reason,
             notes=notes,
         )
-    answer = await monitor.ask(order.client, "schedule", terms=_terms(order, view, ids))
+    terms = _terms(order, view, ids) | {"instants": list(found), "expires": expires}
+    answer = await monitor.ask(order.client, "schedule", terms=terms)
     if "refused" in answer:
         raise RefusedError(answer["refused"])
     return scheduled.read(answer, order.client, notes)
 
 
 def _terms(order: _Order, view: View, ids: list[str | int] | None) -> dict[str, Any]:
-    """What the resident is sent: plain values, and code for nannies asked before."""
+    """The request but for its times: plain values, and code for approved nannies."""
     approved = monitor.known(order.client).addresses
     layouts = (m.keys for x in view.layouts for m in x.members if m.loaded)
     return {
         "owner": order.client.id,
         "reason": order.reason,
         "idle_for": order.idle_for,
-        "instants": list(order.instants),
-        "expires": order.expires,
         "condition": None if order.condition is None else order.condition.plain(),
         "workers": ids,
         "collections": [keys.pack(names) for names in layouts],

@@ -35,7 +35,8 @@ class StoredPlan:
     Attributes
     ----------
     made, expires : float
-        When it was made, and until when it may be carried out; epoch seconds.
+        When it was made, and until when it may be carried out; epoch seconds by the
+        scheduler's clock.
     by : str
         Who made it: user, host and process.
     reason : str

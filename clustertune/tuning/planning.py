@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import time
 from typing import Any
 
-import dask
 from distributed import Client
 
 from clustertune import arguments, report
@@ -143,7 +141,6 @@ def apply(
     """
     stored = plan if isinstance(plan, StoredPlan) else StoredPlan.load(plan)
     dry = arguments.flag("dry_run", dry_run)
-    stored.refuse_expired(time())
     inputs.check_client(client, inputs.NOTHING)
     done: Report = client.sync(_apply, client, stored, dry, progress)
     return done
@@ -177,7 +174,7 @@ async def _plan(
     with approval.asking(recorder):
         found = await call.make(client, dry_run=True, progress=progress)
     assert recorder.view is not None
-    made = time()
+    made = recorder.view.now.time
     return StoredPlan(
         made=made,
         expires=made + seconds,
@@ -208,7 +205,7 @@ async def _apply(
     because = events.why() or stored.reason or None
     with (
         approval.asking(Comparison(stored)),
-        dask.config.set({"clustertune.reason": because}),
+        events.because(because),
     ):
         try:
             return await stored.call.make(client, dry_run=dry_run, progress=progress)
@@ -268,11 +265,14 @@ class Comparison:
         ------
         ChangedError
             It is not, or workers are not those that are left by what was done.
+        RefusedError
+            The stored plan has expired, by the scheduler's clock.
         """
         if self._begun:
             self._refuse_workers(view)
             return
         self._begun = True
+        self.stored.refuse_expired(view.now.time)
         changed = [*self._differences(view, found), *_other_steps(self.stored, plan)]
         if changed:
             raise _changed(changed, "nothing was done")

@@ -20,6 +20,7 @@ from clustertune.actions import restart
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
 from clustertune.facts import fingerprint
 from clustertune.model import Burden, Finding, Plan, Refusal, Restart, Severity, View
+from clustertune.plans import events
 from clustertune.plans.journal import Journal
 from clustertune.report import Report, planned
 from clustertune.testing import MemoryCluster, layout, view, worker
@@ -234,6 +235,39 @@ async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) ->
     (event,) = [e for e in events if e["action"] == "prepare"]
     assert event["reason"] == "more workers"  # of who has planned
     assert [step["action"] for step in event["steps"]] == ["rebalance"]
+
+
+@gen_cluster(client=True)
+async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A call that goes on at the same time has its own, or none."""
+    with dask.config.set({"clustertune.reason": "planned"}):
+        plan = await clustertune.plan(c, "trim")
+    reasons: dict[str, Any] = {}
+    inside, over = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def make(self, _client: Any, **_how: Any) -> None:
+            reasons["apply"] = events.why()
+            inside.set()
+            await over.wait()
+            reasons["still"] = await asyncio.to_thread(events.why)
+
+    slow = replace(plan, call=Slow())
+    applied = asyncio.ensure_future(clustertune.apply(c, slow))
+    await inside.wait()
+    reasons["another call"] = events.why()
+    reasons["setting"] = dask.config.get("clustertune.reason", None)
+    with dask.config.set({"clustertune.reason": "mine"}):
+        reasons["of the caller"] = events.why()
+    over.set()
+    await applied
+    assert reasons == {
+        "apply": "planned",
+        "still": "planned",
+        "another call": None,
+        "setting": None,
+        "of the caller": "mine",
+    }
 
 
 @gen_cluster(client=True)
