@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import time
 from typing import Any
 
 import dask
@@ -148,11 +149,101 @@ def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
         assert other.stdout.readline() == "held\n"
         holds = local.scheduler.plugins["clustertune"].holds
         assert [h["label"] for h in holds.there()] == ["theirs"]
-        assert holds.frozen == 15
-        holds.frozen = 3  # a heartbeat comes every 200 ms here
+        assert holds.owners.grace == 15
+        holds.owners.grace = 3  # a heartbeat comes every 200 ms here
         other.send_signal(fate)
         until(lambda: not holds.there())
         other.kill()
+
+
+@gen_cluster(
+    client=True, nthreads=TWO, config={"distributed.client.heartbeat": "1 hour"}
+)
+async def test_a_client_with_a_slow_heartbeat(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keeps its hold by the requests of the hold itself."""
+    monkeypatch.setattr("clustertune.watch.holding.REFRESH", 0.1)
+    async with clustertune.hold(c) as held:
+        held.monitor.interval = 3600.0
+        resident = s.plugins["clustertune"]
+        resident.owners.grace = 0.6
+        began = s.clients[c.id].last_seen
+        await soon(lambda: time() - began > 2)
+        assert resident.holds.there()
+        assert s.clients[c.id].last_seen == began
+    assert held.measures is not None
+    assert held.measures.unheld == 0
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_broken_connection(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Does not end the hold of a client that reconnects under the same id."""
+    async with clustertune.hold(c, label="mine") as held:
+        holds = s.plugins["clustertune"].holds
+        name, first = held._name, s.clients[c.id]
+        c.scheduler_comm.comm.abort()
+        await soon(lambda: s.clients.get(c.id) is not first)
+        assert name in holds.kept
+        async with Client(s.address, asynchronous=True) as other:
+            with pytest.raises(LeaseHeldError, match="mine"):
+                await clustertune.trim(other, timeout="1.5 s")
+        await soon(lambda: c.status == "running")
+        assert name in holds.kept
+    assert holds.kept == {}
+    assert held.measures is not None
+    assert held.measures.unheld == 0
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_connection_that_is_broken_as_the_block_ends(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """The hold is given back once the client has reconnected."""
+    async with clustertune.hold(c):
+        holds = s.plugins["clustertune"].holds
+        reconnect, network = c._reconnect, asyncio.Event()
+
+        async def late() -> None:
+            await network.wait()
+            await reconnect()
+
+        c._reconnect = late
+        c.scheduler_comm.comm.abort()
+        await soon(lambda: c.status == "connecting")
+    assert holds.kept
+    network.set()
+    await soon(lambda: not holds.kept)
+    await soon(lambda: c.status == "running")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_hold_that_is_lost(
+    c: Any,
+    s: Any,
+    a: Any,
+    b: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told at once, and the hold is taken again as soon as that is possible."""
+    monkeypatch.setattr("clustertune.watch.holding.REFRESH", 0.1)
+    async with clustertune.hold(c) as held:
+        resident = s.plugins["clustertune"]
+        async with Client(s.address, asynchronous=True) as other:
+            resident.holds.forget(c.id, "frozen")
+            resident.acquire(other.id, "a plan", "t")
+            await soon(lambda: any("ended this hold" in m for m in messages(caplog)))
+            assert resident.holds.kept == {}
+            resident.release("t")
+            await soon(lambda: any("taken again" in m for m in messages(caplog)))
+        assert list(resident.holds.kept) == [held._name]
+    assert held.measures is not None
+    assert held.measures.unheld > 0
+    assert "the hold was lost for up to" in str(held.measures)
+    lost = [e for _, e in s.get_events("clustertune") if e["action"] == "hold lost"]
+    assert [(e["label"], e["problem"]) for e in lost] == [("a hold", "frozen")]
+    assert len([m for m in messages(caplog) if "ended this hold" in m]) == 1
 
 
 @gen_cluster(client=True, nthreads=TWO)

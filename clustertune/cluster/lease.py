@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
 from distributed import Client
 
 from clustertune.cluster import monitor
-from clustertune.errors import LeaseHeldError
+from clustertune.errors import ConnectionLostError, LeaseHeldError
 from clustertune.model import Notify
 from clustertune.wording import printable
 
@@ -24,6 +24,54 @@ logger = logging.getLogger("clustertune")
 
 WAIT = 0.25  # seconds in which it is told how far a job is, if it has not ended
 LANDING = 10.0  # seconds that a cancelled job is given to land what is in flight
+REFRESH = 3.0  # seconds between two signs for the scheduler that a call goes on
+AGAIN = 0.5  # seconds between two tries to give something back
+
+_returning: set[asyncio.Task[Any]] = set()  # keeps them alive
+
+
+async def give_back(client: Client, method: str, **arguments: Any) -> Any:
+    """End a lease or a hold; its answer.
+
+    The client keeps both while it lives, so the request has to arrive: where the client
+    is reconnecting, it is repeated in the background until the client closes.
+
+    Raises
+    ------
+    ConnectionLostError
+        It has not arrived yet, or never will, since the client is closed.
+    asyncio.TimeoutError
+        It was not answered yet.
+    """
+    task = asyncio.ensure_future(_delivered(client, method, **arguments))
+    _returning.add(task)
+    task.add_done_callback(_returned)
+    end = LANDING
+    while not task.done():
+        if client.status == "connecting":
+            raise ConnectionLostError("the client is reconnecting")
+        if end <= 0:
+            raise asyncio.TimeoutError
+        await asyncio.wait([task], timeout=AGAIN)
+        end -= AGAIN
+    return task.result()
+
+
+async def _delivered(client: Client, method: str, **arguments: Any) -> Any:
+    while True:
+        try:
+            return await monitor.ask(client, method, **arguments)
+        except ConnectionLostError as error:
+            gone = isinstance(error, monitor.ResidentGoneError)
+            if gone or client.status not in ("running", "connecting"):
+                raise
+        await asyncio.sleep(AGAIN)
+
+
+def _returned(task: asyncio.Task[Any]) -> None:
+    _returning.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        logger.debug("clustertune could not give back: %r", task.exception())
 
 
 class Lease:
@@ -56,9 +104,40 @@ class Lease:
         self.token = uuid4().hex
         try:
             await self._acquire(label, notify)
+            async with self._refreshed():
+                yield
+        finally:
+            await asyncio.shield(self._give_back())
+
+    @asynccontextmanager
+    async def _refreshed(self) -> AsyncIterator[None]:
+        """Give the scheduler signs of life also where the call asks nothing for long.
+
+        The client's own heartbeat may be slower than the scheduler's patience.
+        """
+        task = asyncio.ensure_future(self._refresh())
+        try:
             yield
         finally:
-            await asyncio.shield(self.quietly("release", token=self.token))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _refresh(self) -> None:
+        there = True
+        while there:  # otherwise the next request of the call raises
+            await asyncio.sleep(REFRESH)
+            # what the call itself asks raises: this is only a sign
+            with suppress(ConnectionLostError):
+                there = await monitor.ask(self.client, "is_held", name=self.token)
+
+    async def _give_back(self) -> None:
+        if not self.opened or self.client.status in ("closed", "closing"):
+            return  # it ends with the client
+        try:
+            await give_back(self.client, "release", token=self.token)
+        # whatever it is, it must not hide what the caller has to say
+        except Exception as error:  # noqa: BLE001
+            logger.warning("clustertune could not release its lease: %r", error)
 
     async def _acquire(self, label: str, notify: Notify) -> None:
         mine = {"owner": self.client.id, "label": label, "token": self.token}

@@ -19,11 +19,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from distributed import Client
+from distributed.comm.core import CommClosedError
 
 from clustertune import adapters
 from clustertune.cluster import counting, links
 from clustertune.cluster import overhead as measuring
 from clustertune.errors import (
+    ClustertuneError,
     ConnectionLostError,
     LeaseHeldError,
     VersionMismatchError,
@@ -52,6 +54,15 @@ Process = tuple[str, str]
 SILENCE = 60.0  # seconds for which a worker that did not answer is not asked again
 PATIENCE = 10.0  # seconds in which a worker answers what it knows of itself
 SOON = 1.0  # seconds in which a worker tells its memory; the scheduler hears it anyway
+NOTICED = 0.2  # seconds in which a client notices that its own connection is broken
+RECONNECT = 5.0  # seconds in which a client that lost its connection gets another one
+#: requests that change nothing: repeated where a connection breaks
+REPEATABLE = frozenset(
+    (
+        "burdens", "holdings", "in_vain", "is_held", "list_schedules", "look", "page",
+        "past", "progress", "recall", "survey", "wanted",
+    )
+)  # fmt: skip
 
 
 @dataclass
@@ -102,6 +113,7 @@ async def identify(client: Client) -> Mapping[str, Any]:
     ConnectionLostError
         The client is closed, or its scheduler does not answer.
     """
+    await _reconnected(client)
     scheduler = _scheduler(client)
     try:
         identity: Mapping[str, Any] = await scheduler.identity(n_workers=-1)
@@ -131,6 +143,23 @@ def _scheduler(client: Client) -> Any:
     return client.scheduler
 
 
+class ResidentGoneError(ConnectionLostError):
+    """The scheduler answers, and has no resident: it was started again."""
+
+
+async def _reconnected(client: Client) -> None:
+    """Wait a few seconds for a client that has just lost its connection.
+
+    Dask reconnects it under the same id. A scheduler that is gone is reported after
+    that time.
+    """
+    end = monotonic() + RECONNECT
+    while True:
+        if client.status != "connecting" or monotonic() > end:
+            return
+        await asyncio.sleep(0.05)
+
+
 async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     """See that code may be sent to all sides, and put the resident in place.
 
@@ -158,10 +187,23 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
             "upgrade clustertune here"
         )
     if answer["busy"] is not None:
-        raise LeaseHeldError(
-            "an older clustertune is carrying out a plan on this cluster "
-            f"({printable(answer['busy']['label'])}); try again when it has ended"
+        raise LeaseHeldError(_in_use(answer["protocol"], answer["busy"]))
+
+
+def _in_use(protocol: int, busy: Mapping[str, Any]) -> str:
+    """Why the resident of an older clustertune stays."""
+    label, client = printable(busy["label"]), printable(busy["client"])
+    older = f"an older clustertune (protocol {protocol})"
+    if not client:
+        return (
+            f"{older} keeps {label} on this scheduler. This release would end them, so "
+            "it did nothing. Use the older release, or restart the scheduler"
         )
+    return (
+        f"{older} is in use on this cluster: {label} (client {client}). This release "
+        "would end that, so it did nothing. Run this again when it has ended, or use "
+        "the older release"
+    )
 
 
 def _failed(error: BaseException) -> str:
@@ -220,25 +262,41 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
     ConnectionLostError
         The scheduler does not answer, or was started again and has no resident.
     LeaseHeldError
-        The lease of this plan has ended: somebody else may hold the cluster now.
+        The lease of this plan has ended: another client may hold the cluster now.
     VersionMismatchError
         The resident fails at it.
     """
-    scheduler = _scheduler(client)
+    await _reconnected(client)
+    request = {"method": method, "asker": client.id, **arguments}
     try:
-        answer = await scheduler.clustertune(method=method, **arguments)
+        answer = await _request(client, request, again=method in REPEATABLE)
     except OSError as error:
-        if isinstance(error, PermissionError):
-            raise LeaseHeldError(str(error)) from error
         raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+    except ClustertuneError:
+        raise
     # of any kind: it is that of another process
     except Exception as error:
         raise VersionMismatchError(_failed(error)) from error
     if answer is None:  # what distributed answers where there is no such handler
-        raise ConnectionLostError(
+        raise ResidentGoneError(
             "clustertune's resident is gone: the scheduler was started again"
         )
+    if "lease_ended" in answer:
+        raise LeaseHeldError(printable(answer["lease_ended"]))
     return answer["result"]
+
+
+async def _request(client: Client, request: Mapping[str, Any], *, again: bool) -> Any:
+    scheduler = _scheduler(client)
+    try:
+        return await scheduler.clustertune(**request)
+    except CommClosedError:
+        # the network broke all connections; the client's own is made again by Dask
+        if not again:
+            raise
+        await asyncio.sleep(NOTICED)
+        await _reconnected(client)
+        return await _scheduler(client).clustertune(**request)
 
 
 async def last_report(client: Client) -> Report | None:

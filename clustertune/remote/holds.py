@@ -1,7 +1,7 @@
 """Holds: blocks of a client's in which nothing of ours touches the workers of a fit.
 
 Adaptive scaling takes no worker away meanwhile, and other clients get no lease. A hold
-ends with its client, or when the scheduler has not heard of that client for a while.
+ends when its client closes, or after a grace period without a sign of that client.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from time import time
 from typing import Any
 
+from clustertune.remote.owners import Owners
+
+TOPIC = "clustertune"  # of Dask's events
+
 
 class Holds:
     """Of one scheduler, by name."""
 
-    def __init__(self, scheduler: Any, frozen: float):
-        self.scheduler = scheduler
-        self.frozen = frozen  # seconds without a heartbeat of the client
+    def __init__(self, owners: Owners):
+        self.owners = owners
         self.kept: dict[str, dict[str, Any]] = {}
 
     def take(self, owner: str, label: str, name: str) -> None:
@@ -26,15 +29,18 @@ class Holds:
         """Whether it was still there."""
         return self.kept.pop(name, None) is not None
 
-    def forget(self, client: str) -> None:
-        self.kept = {n: h for n, h in self.kept.items() if h["client"] != client}
+    def forget(self, client: str, problem: str = "") -> None:
+        """End all holds of a client; with a problem the loss is logged."""
+        gone = {n: h for n, h in self.kept.items() if h["client"] == client}
+        self.kept = {n: h for n, h in self.kept.items() if n not in gone}
+        for hold in gone.values() if problem else ():
+            log_loss(self.owners.scheduler, "hold", hold, problem)
 
     def there(self) -> list[dict[str, Any]]:
-        """Those whose clients live, oldest first."""
-        for hold in list(self.kept.values()):
-            client = self.scheduler.clients.get(hold["client"])
-            if client is None or time() - client.last_seen > self.frozen:
-                self.forget(hold["client"])
+        """The holds of living clients, oldest first; the others end here."""
+        for client in {h["client"] for h in self.kept.values()}:
+            if not self.owners.is_alive(client):
+                self.forget(client, self.owners.silence())
         return list(self.kept.values())
 
     def of_others(self, owner: str) -> dict[str, Any] | None:
@@ -43,5 +49,11 @@ class Holds:
 
 
 def told(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """What others are told of who has a hold or the lease."""
+    """The part of a lease or a hold that other clients may read: not its token."""
     return {name: holder[name] for name in ("client", "label", "since")}
+
+
+def log_loss(scheduler: Any, kind: str, holder: Mapping[str, Any], why: str) -> None:
+    """Log in Dask's event log that a lease or a hold ended without its client."""
+    event = {"action": f"{kind} lost", "label": holder["label"], "problem": why}
+    scheduler.log_event(TOPIC, event | {"client": holder["client"]})

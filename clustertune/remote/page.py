@@ -70,6 +70,14 @@ class Showing:
         self.facts |= kept
         self.made = 0.0
 
+    def handed(self) -> dict[str, Any]:
+        """What clients have handed over, for :meth:`restore` of the next resident."""
+        return {"facts": self.facts, "keys": self.keys}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what another resident was handed."""
+        self.facts, self.keys = dict(state["facts"]), list(state["keys"])
+
     def close(self) -> None:
         """End what runs."""
         if self.counting is not None:
@@ -243,7 +251,7 @@ def _events(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
     return [
         {"time": at, "kind": _kind(event), "text": _words(event)}
         for at, event in latest
-        if isinstance(event, dict) and event.get("state") != "began"
+        if event.get("state") != "began"
     ]
 
 

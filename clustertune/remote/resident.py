@@ -25,10 +25,11 @@ from clustertune.remote import memory, runs, unmet
 from clustertune.remote.bindings import Bindings, unpacked
 from clustertune.remote.drop import Dropping
 from clustertune.remote.holdings import holdings, release
-from clustertune.remote.holds import Holds, told
+from clustertune.remote.holds import Holds, log_loss, told
 from clustertune.remote.keys import Places, unpack
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.names import Names
+from clustertune.remote.owners import Owners, has_closed
 from clustertune.remote.page import Showing
 from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens
@@ -38,11 +39,23 @@ from clustertune.remote.survey import survey
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 14
-FROZEN = 15.0  # seconds without a heartbeat after which a client's lease may be taken
+PROTOCOL = 15
+STATE = 1  # format of what a resident hands over to a newer one
 YIELD = 2000  # keys between two yields to the event loop
 LONGEST = 1.0  # seconds that an answer how far a job is waits for its end, at most
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
+UNREADABLE = {
+    "client": "",
+    "label": "schedules, reports and run history that this release cannot read",
+    "since": 0.0,
+}
+
+
+class LeaseEndedError(PermissionError):
+    """A request of a call whose lease has ended; it is answered, not raised.
+
+    Dask logs a traceback for each exception of a handler, and this one is expected.
+    """
 
 
 def present(dask_scheduler: Any) -> int | None:
@@ -57,24 +70,32 @@ def present(dask_scheduler: Any) -> int | None:
 async def install(dask_scheduler: Any) -> dict[str, Any]:
     """Put the resident into the scheduler unless the same or a newer one is there.
 
+    An older one hands over what it keeps. It stays if that is not possible: while a
+    client holds the cluster, or if this release cannot read what it keeps.
+
     Returns
     -------
     dict
-        ``protocol`` of the resident that is there now, and ``busy``: who holds the
-        lease of an older one that could therefore not be replaced, or None.
+        ``protocol`` of the resident that is there now, and ``busy``: why an older one
+        could not be replaced (``client``, ``label``, ``since``), or None.
     """
     present = dask_scheduler.plugins.get(NAME)
-    if present is not None and present.protocol >= PROTOCOL:
+    if present is None:
+        Resident(dask_scheduler).attach()
+        return {"protocol": PROTOCOL, "busy": None}
+    if present.protocol >= PROTOCOL:
         return {"protocol": present.protocol, "busy": None}
-    if present is not None:
-        holder = present.holder()
-        if holder is not None:
-            return {"protocol": present.protocol, "busy": holder}
-        await present.close()
-        if dask_scheduler.plugins.get(NAME) is not present:
-            return await install(dask_scheduler)  # somebody else was as quick
-        dask_scheduler.remove_plugin(name=NAME)
-    Resident(dask_scheduler).attach()
+    if getattr(present, "state_format", None) != STATE:
+        return {"protocol": present.protocol, "busy": UNREADABLE}
+    busy = present.busy()
+    if busy is not None:
+        return {"protocol": present.protocol, "busy": busy}
+    # in one turn of the event loop: no request comes between the two
+    new = Resident(dask_scheduler)
+    new.restore(present.state())
+    dask_scheduler.remove_plugin(name=NAME)
+    new.attach()
+    await present.close(handed_over=True)
     return {"protocol": PROTOCOL, "busy": None}
 
 
@@ -83,6 +104,7 @@ class Resident(SchedulerPlugin):
 
     name = NAME
     protocol = PROTOCOL
+    state_format = STATE
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
@@ -94,7 +116,9 @@ class Resident(SchedulerPlugin):
         self.released: deque[str] = deque(maxlen=1000)  # tokens
         self.bindings = Bindings(scheduler)
         self.runs = runs.Runs()
-        self.holds = Holds(scheduler, FROZEN)
+        self.owners = Owners(scheduler)
+        self.graces: dict[str, asyncio.TimerHandle] = {}  # by client
+        self.holds = Holds(self.owners)
         self.names = Names(scheduler)
         self.findings: dict[str, Any] | None = None
         self.schedules = Schedules(self)
@@ -107,11 +131,16 @@ class Resident(SchedulerPlugin):
         watches = runs.watch(self.scheduler, self.runs), self.bindings.watch()
         self.watching = [asyncio.ensure_future(w) for w in watches]
 
-    async def close(self) -> None:
-        """End what runs. Unregistering a plugin alone would leave its tasks running."""
+    async def close(self, handed_over: bool = False) -> None:
+        """End what runs. Unregistering a plugin alone would leave its tasks running.
+
+        Schedules that were handed over go on in the next resident.
+        """
         self.showing.close()
+        for timer in self.graces.values():
+            timer.cancel()
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.values()]
-        tasks += self.schedules.close()
+        tasks += self.schedules.close(handed_over)
         tasks += self.watching
         for task in tasks:
             task.cancel()
@@ -127,19 +156,98 @@ class Resident(SchedulerPlugin):
         self.runs.forget(runs.worker_id(ws.address, ws.name, ws.nanny))
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """A plan whose client is gone lands what is in flight and stops; holds end."""
-        self.holds.forget(client)
+        """End what a client holds that closes; a lost one has a grace period.
+
+        Until that is over the client may reconnect, and nobody else gets its lease.
+        """
+        if has_closed(scheduler, client) or not self._owns(client):
+            self._end_all_of(client)
+            return
+        self.owners.begin_grace(client)
+        later = self.owners.grace + 0.1
+        loop = asyncio.get_running_loop()
+        self._forget_grace(client)
+        self.graces[client] = loop.call_later(later, self._end_grace, client)
+
+    def _owns(self, client: str) -> bool:
+        owners = [h["client"] for h in self.holds.kept.values()]
+        owners += [] if self.lease is None else [self.lease["client"]]
+        return client in owners or client in self.names.noted
+
+    def _end_grace(self, client: str) -> None:
+        self._forget_grace(client)
+        if not self.owners.is_alive(client):
+            self._end_all_of(client, self.owners.silence())
+
+    def _forget_grace(self, client: str) -> None:
+        timer = self.graces.pop(client, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _end_all_of(self, client: str, problem: str = "") -> None:
+        """End the lease, the holds and the noted names of a client.
+
+        A plan whose lease ends lands what is in flight and stops.
+        """
+        self._forget_grace(client)
+        self.owners.forget(client)
+        self.holds.forget(client, problem)
         self.names.forget(client)
         if self.lease is not None and self.lease["client"] == client:
-            self._end_lease()
+            self._end_lease(problem)
 
-    async def handle(self, method: str, **arguments: Any) -> Any:
-        """Entry for all requests; ``method`` is one of ``METHODS``."""
+    async def handle(self, method: str, asker: str = "", **arguments: Any) -> Any:
+        """Entry for all requests; ``method`` is one of ``METHODS``.
+
+        ``asker`` is the client. Each request is a sign that it is alive.
+        """
         if method not in METHODS:
             raise ValueError(f"clustertune's resident does not know {method!r}")
-        result = getattr(self, method)(**arguments)
+        self.owners.note(asker)
+        try:
+            result = getattr(self, method)(**arguments)
+            found = await result if asyncio.iscoroutine(result) else result
+        except LeaseEndedError as error:
+            return {"lease_ended": str(error)}
         # wrapped: None is what distributed answers where there is no such handler
-        return {"result": await result if asyncio.iscoroutine(result) else result}
+        return {"result": found}
+
+    # --- one resident after another ---------------------------------------------------
+
+    def busy(self) -> dict[str, Any] | None:
+        """Who would lose something if this resident ended now: client, label, since.
+
+        A lease, a hold and a running job belong to a client that speaks this protocol.
+        They cannot be handed over to a newer resident.
+        """
+        holder = self.holder() or next(iter(self.holds.there()), None)
+        if holder is not None:
+            return told(holder)
+        if any(not job.task.done() for job in self.jobs.values()):
+            return self._landing()
+        return self.schedules.running()
+
+    def state(self) -> dict[str, Any]:
+        """All that outlives a client, as plain data, for :meth:`restore`."""
+        return {
+            "report": self.report,
+            "released": list(self.released),
+            "findings": self.findings,
+            "names": dict(self.names.noted),
+            "schedules": self.schedules.state(),
+            "runs": self.runs.state(),
+            "showing": self.showing.handed(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what another resident kept; before this one is attached."""
+        self.report = state["report"]
+        self.released.extend(state["released"])
+        self.findings = state["findings"]
+        self.names.noted = dict(state["names"])
+        self.runs.restore(state["runs"])
+        self.showing.restore(state["showing"])
+        self.schedules.restore(state["schedules"])
 
     # --- what is there ----------------------------------------------------------------
 
@@ -202,10 +310,8 @@ class Resident(SchedulerPlugin):
         """Who holds the lease, unless that client is gone or frozen."""
         if self.lease is None or self.lease["client"] == OWNER:
             return self.lease
-        client = self.scheduler.clients.get(self.lease["client"])
-        seen = self.lease["seen"]
-        if client is None or time() - max(seen, client.last_seen) > FROZEN:
-            self._end_lease()
+        if not self.owners.is_alive(self.lease["client"]):
+            self._end_lease(self.owners.silence())
         return self.lease
 
     def acquire(self, owner: str, label: str, token: str) -> dict[str, Any]:
@@ -221,7 +327,7 @@ class Resident(SchedulerPlugin):
             ``since`` (epoch seconds).
         """
         if token in self.released:
-            raise PermissionError("this lease was released before it was granted")
+            raise LeaseEndedError("this lease was released before it was granted")
         holder = self.holder()
         if holder is not None:
             return {"holder": told(holder)}
@@ -229,12 +335,15 @@ class Resident(SchedulerPlugin):
         if hold is not None:
             return {"holder": hold}
         if any(not job.task.done() for job in self.jobs.values()):
-            landing = "a plan that has ended is landing its pieces"
-            return {"holder": {"client": "", "label": landing, "since": time()}}
+            return {"holder": self._landing()}
         self.jobs.clear()
-        self.lease = {"client": owner, "label": label, "token": token}
-        self.lease |= {"since": time(), "seen": time()}
+        self.lease = {"client": owner, "label": label, "token": token, "since": time()}
+        self.owners.note(owner)
         return {"token": token}
+
+    def _landing(self) -> dict[str, Any]:
+        label = "a plan that has ended is landing its partitions"
+        return {"client": "", "label": label, "since": time()}
 
     def release(self, token: str) -> None:
         """End the lease of this token, now or when it should come later."""
@@ -242,7 +351,17 @@ class Resident(SchedulerPlugin):
         if self.lease is not None and self.lease["token"] == token:
             self._end_lease()
 
-    def _end_lease(self) -> None:
+    def is_held(self, name: str) -> bool:
+        """Whether the lease with this token, or the hold with this name, is there."""
+        holder = self.holder()
+        if holder is not None and holder["token"] == name:
+            return True
+        self.holds.there()  # ends the holds of clients that are gone
+        return name in self.holds.kept
+
+    def _end_lease(self, problem: str = "") -> None:
+        if problem and self.lease is not None:
+            log_loss(self.scheduler, "lease", self.lease, problem)
         self.lease = None
         for job in self.jobs.values():
             job.work.stopped = True
@@ -264,6 +383,7 @@ class Resident(SchedulerPlugin):
         if holder is not None and holder["client"] != owner:
             return {"holder": told(holder)}
         self.holds.take(owner, label, name)
+        self.owners.note(owner)
         return {}
 
     def end_hold(self, name: str) -> bool:
@@ -312,10 +432,13 @@ class Resident(SchedulerPlugin):
         return self._begin(policy, self._carry_out(policy, deadline))
 
     def _check(self, token: str) -> None:
-        """See that the caller holds the lease; whoever asks is not frozen."""
+        """Raise unless the caller holds the lease."""
         if self.lease is None or self.lease["token"] != token:
-            raise PermissionError("this plan no longer holds the cluster's lease")
-        self.lease["seen"] = time()
+            raise LeaseEndedError(
+                "the lease of this call has ended: the scheduler had no sign of its "
+                f"client for {self.owners.grace:g} s, or the call has ended already. "
+                "Nothing more is done for it. Run the call again"
+            )
 
     async def _carry_out(self, policy: Placing, deadline: float) -> str:
         """The job's task; answers with what went wrong as a whole, or nothing."""
@@ -591,6 +714,7 @@ METHODS = frozenset(
         "past",
         "acquire",
         "release",
+        "is_held",
         "begin_hold",
         "end_hold",
         "move",

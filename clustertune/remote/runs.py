@@ -40,6 +40,23 @@ class Runs:
         self.peaks: dict[Id, int] = {}
         self.floors: dict[Id, int] = {}  # since there was work last
 
+    def state(self) -> dict[str, Any]:
+        """Plain data, for :meth:`restore` of the next resident."""
+        kept = {name: getattr(self, name) for name in ("began", "worked")}
+        return kept | {
+            "kept": list(self.kept),
+            "totals": list(self.totals),
+            "peaks": list(self.peaks.items()),
+            "floors": list(self.floors.items()),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where the resident before this one stopped."""
+        self.began, self.worked = state["began"], state["worked"]
+        self.kept.extend(state["kept"])
+        self.totals.extend(state["totals"])
+        self.peaks, self.floors = dict(state["peaks"]), dict(state["floors"])
+
     def tell(self, now: float, busy: bool, memory: Memory) -> None:
         """Take notice of one moment."""
         process = sum(both[0] for both in memory.values())

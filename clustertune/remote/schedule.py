@@ -14,6 +14,12 @@ from typing import Any
 TRIES = 3  # failures one after the other, after which it stops
 MOST_RESULTS = 20  # of one schedule that are kept
 ENDED = frozenset(("done", "failed", "expired", "cancelled"))
+#: attributes that a schedule hands over to the next resident, and those that are deques
+KEPT = (
+    "name", "terms", "made", "state", "waits", "cancelled", "tries", "idle_from",
+    "again", "restarted", "left",
+)  # fmt: skip
+LISTS = ("instants", "results")
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,21 @@ class Schedule:
         self.restarted = 0.0  # when all its workers were restarted last
         self.left: list[Any] | None = None  # workers of a restart that has begun
         self.results: deque[dict[str, Any]] = deque(maxlen=MOST_RESULTS)
+
+    def state_of(self) -> dict[str, Any]:
+        """Plain data, for :meth:`restored` in the next resident."""
+        kept = {name: getattr(self, name) for name in KEPT}
+        return kept | {name: list(getattr(self, name)) for name in LISTS}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Schedule:
+        """The schedule with this state."""
+        schedule = cls(state["name"], state["terms"], state["made"])
+        for name in KEPT:
+            setattr(schedule, name, state[name])
+        schedule.instants = deque(state["instants"])
+        schedule.results.extend(state["results"])
+        return schedule
 
     @property
     def ended(self) -> bool:

@@ -61,10 +61,13 @@ class Schedules:
         now, name = time(), uuid4().hex[:6]
         self.kept[name] = Schedule(name, terms, now)
         self._tell(self.kept[name], "made")
-        if self.task is None or self.task.done():
-            self.idle_since, self.seen = now, -1
-            self.task = asyncio.ensure_future(self._watch())
+        self._begin_watch()
         return self.kept[name].describe(now)
+
+    def _begin_watch(self) -> None:
+        if self.task is None or self.task.done():
+            self.idle_since, self.seen = time(), -1
+            self.task = asyncio.ensure_future(self._watch())
 
     def listed(self) -> list[dict[str, Any]]:
         return [s.describe(time()) for s in self.kept.values()]
@@ -80,9 +83,29 @@ class Schedules:
                 self._end(schedule, "cancelled")
         return schedule.describe(time())
 
-    def close(self) -> list[asyncio.Task[None]]:
+    def running(self) -> dict[str, Any] | None:
+        """The schedule that restarts workers now: client, label and since when."""
+        for schedule in self.kept.values():
+            if schedule.state == "running":
+                whose = {"client": schedule.terms["owner"], "since": schedule.made}
+                return whose | {"label": f"a scheduled restart ({schedule.name})"}
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Plain data, for :meth:`restore` of the next resident."""
+        return {"kept": [s.state_of() for s in self.kept.values()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Wait for the gaps of these schedules from now on."""
+        for one in state["kept"]:
+            schedule = Schedule.restored(one)
+            self.kept[schedule.name] = schedule
+        if self._waiting():
+            self._begin_watch()
+
+    def close(self, handed_over: bool = False) -> list[asyncio.Task[None]]:
         """Stop waiting; the task that is still to end."""
-        for schedule in self._waiting():
+        for schedule in () if handed_over else self._waiting():
             self._end(schedule, "cancelled")
         if self.task is None:
             return []

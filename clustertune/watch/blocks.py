@@ -39,7 +39,8 @@ class Block(ABC):
         trace: TracebackType | None,
     ) -> None:
         self._error = error
-        if self.client.status == "running":
+        # also while it reconnects: what was begun has to end
+        if self.client.status not in ("closed", "closing"):
             self.client.sync(self._end)
 
     async def __aenter__(self) -> Self:

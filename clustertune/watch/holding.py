@@ -13,8 +13,8 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
@@ -22,7 +22,8 @@ from uuid import uuid4
 from distributed import Client, performance_report
 
 from clustertune.cluster import monitor
-from clustertune.errors import ClustertuneError, LeaseHeldError
+from clustertune.cluster.lease import REFRESH, give_back
+from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
 from clustertune.model import Finding, Snapshot
 from clustertune.past import noting
 from clustertune.past.record import Record
@@ -42,7 +43,6 @@ logger = logging.getLogger("clustertune")
 SAID = ("paused_workers", "silent_workers", "memory_pressure", "abandoned_tasks")
 PATIENCE = 60.0  # seconds for which another client's plan is waited for
 UNNAMED = "a hold"
-ENDING = 10.0  # seconds in which a hold is given back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,7 @@ class Measures:
     spilled: int = 0  # bytes on disk at most, of all workers together
     busy: Mapping[str | int, float] = field(default_factory=dict)  # CPUs, on average
     gone: tuple[str | int, ...] = ()  # workers that went meanwhile
+    unheld: float = 0.0  # seconds, at most, for which the hold was lost
     predicted: int | None = None  # bytes of the fullest worker; None: not known
     idle: Mapping[str | int, int] = field(default_factory=dict)  # unmanaged, at first
 
@@ -77,6 +78,8 @@ class Measures:
         if self.busy:
             text += f"; {plural(round(sum(self.busy.values()), 1), 'CPU')} busy"
         text += f"; {workers_text(self.gone)} went meanwhile" if self.gone else ""
+        if self.unheld:
+            text += f"; the hold was lost for up to {seconds_text(self.unheld)}"
         return text
 
 
@@ -109,6 +112,8 @@ class Hold(Block):
         self._about = about  # makes a record of the data and the cluster
         self._name = uuid4().hex
         self._held = False
+        self._confirmed = 0.0  # monotonic: when the scheduler had the hold last
+        self._unheld = 0.0  # seconds
         self._noted = _Noted()
         self._around = AsyncExitStack()
 
@@ -131,6 +136,8 @@ class Hold(Block):
                 await self._around.enter_async_context(report)
             task = asyncio.ensure_future(self._listen())
             self._around.push_async_callback(_cancelled, task)
+            task = asyncio.ensure_future(self._keep())
+            self._around.push_async_callback(_cancelled, task)
             self._noted.start = monotonic()  # from here on it is the run's
         except BaseException:
             await self._around.aclose()
@@ -143,7 +150,9 @@ class Hold(Block):
             for text in self._noted.take(snapshot):
                 _tell(text)
         await self._around.aclose()
-        self.measures = measures = self._noted.measures(seconds, self._predicted)
+        self.measures = measures = replace(
+            self._noted.measures(seconds, self._predicted), unheld=self._unheld
+        )
         _tell(str(measures))
         label = "" if self._label == UNNAMED else self._label
         hindered = await noting.note(
@@ -161,30 +170,69 @@ class Hold(Block):
 
     async def _take(self) -> None:
         """Waits while a plan of another client's is being carried out."""
-        mine = {"owner": self.client.id, "label": self._label, "name": self._name}
         end = monotonic() + PATIENCE
-        while answer := await monitor.ask(self.client, "begin_hold", **mine):
+        while (holder := await self._ask_for_it()) is not None:
             if monotonic() > end:
                 raise LeaseHeldError(
-                    "another plan is being carried out on this cluster: "
-                    f"{printable(answer['holder']['label'])}; try again when it has "
-                    "ended"
+                    f"another plan is being carried out on this cluster: {holder}; try "
+                    "again when it has ended"
                 )
             await asyncio.sleep(0.2)
-        self._held = True
+
+    async def _ask_for_it(self) -> str | None:
+        """Take the hold; the label of another client's plan that is in the way."""
+        mine = {"owner": self.client.id, "label": self._label, "name": self._name}
+        answer = await monitor.ask(self.client, "begin_hold", **mine)
+        if answer:
+            return printable(answer["holder"]["label"])
+        self._held, self._confirmed = True, monotonic()
+        return None
+
+    async def _keep(self) -> None:
+        """Give the scheduler signs of life, and take a lost hold again."""
+        try:
+            while True:
+                await asyncio.sleep(REFRESH)
+                # the monitor reports it, and the hold is looked for when it is over
+                with suppress(ConnectionLostError):
+                    await self._refresh()
+        except Exception as error:  # noqa: BLE001, it must be told while the fit runs
+            _tell(
+                "the hold is no longer kept up, so adaptive scaling and other clients "
+                f"may change workers: {printable(repr(error), longest=200)}. Stop the "
+                "fit if a worker goes"
+            )
+
+    async def _refresh(self) -> None:
+        if await monitor.ask(self.client, "is_held", name=self._name):
+            self._confirmed = monotonic()
+            return
+        lost = self._confirmed
+        if self._held:
+            self._held = False
+            _tell(
+                "the scheduler ended this hold: it was started again, or had no sign "
+                "of this client for a while. Adaptive scaling and plans of other "
+                f"clients may have changed workers in the last {_since(lost)}. If a "
+                "worker is gone, stop the fit, and prepare and fit again"
+            )
+        if await self._ask_for_it() is None:
+            self._unheld += self._confirmed - lost
+            _tell(f"the hold was taken again after {_since(lost)}")
 
     async def _give_back(self) -> None:
         # also where the answer to the request for it did not come
-        request = monitor.ask(self.client, "end_hold", name=self._name)
         try:
-            there = await asyncio.wait_for(request, ENDING)
+            there = await give_back(self.client, "end_hold", name=self._name)
         except (ClustertuneError, asyncio.TimeoutError) as error:
             _tell(f"the hold could not be given back: {printable(repr(error))}")
         else:
+            if self._confirmed and not there:
+                self._unheld += monotonic() - self._confirmed
             if self._held and not there:
                 _tell(
                     "the hold had ended before: the scheduler was started again, or "
-                    "had not heard of this client for a while"
+                    "had no sign of this client for a while"
                 )
 
     async def _listen(self) -> None:
@@ -256,6 +304,11 @@ class _Noted:
             predicted=predicted,
             idle=self.idle,
         )
+
+
+def _since(moment: float) -> str:
+    """The time since a monotonic moment, in words."""
+    return seconds_text(monotonic() - moment)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

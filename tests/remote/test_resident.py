@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import array
+import asyncio
+import logging
+from time import time
 
 import numpy as np
 import pytest
 from distributed import Client, wait
-from distributed.utils_test import gen_cluster
+from distributed.utils_test import captured_logger, gen_cluster
 
+import clustertune
 from clustertune.cluster import monitor
 from clustertune.errors import (
     ConnectionLostError,
     LeaseHeldError,
     VersionMismatchError,
 )
-from clustertune.remote import keys, resident
+from clustertune.remote import keys, owners, resident
 from clustertune.remote.resident import NAME, Resident, install
 from tests.processes import soon
 
@@ -57,15 +61,104 @@ async def test_an_older_one_is_replaced(c, s, a, b):
     assert s.handlers[NAME].__self__ is s.plugins[NAME]
 
 
-@gen_cluster(client=True, nthreads=TWO)
-async def test_an_older_one_at_work_is_left(c, s, a, b):
-    """An older resident that carries out a plan is not taken away under it."""
+def older(s):
+    """The resident of an older release."""
     old = Resident(s)
     old.protocol = resident.PROTOCOL - 1
     old.attach()
+    return old
+
+
+def terms(owner):
+    """A restart that waits for a long time."""
+    found = {"owner": owner, "reason": "weekly", "idle_for": 600.0, "instants": []}
+    found |= {"condition": None, "workers": [0], "lines": [(0, {"spill": 0.7})]}
+    return found | {"expires": time() + 3600}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_older_one_at_work_is_left(c, s, a, b):
+    """A read-only check of a newer client does not end a plan or a hold."""
+    old = older(s)
     old.acquire(c.id, "prepare", "t")
-    with pytest.raises(LeaseHeldError, match="older clustertune"):
-        await monitor.open_door(c, await monitor.identify(c))
+    async with Client(s.address, asynchronous=True, set_as_default=False) as newer:
+        with pytest.raises(LeaseHeldError, match=f"use.*: prepare .client {c.id}"):
+            await clustertune.check(newer)
+        old.release("t")
+        old.begin_hold(c.id, "a night's training", "h")
+        with pytest.raises(LeaseHeldError, match=f"night's training .client {c.id}"):
+            await clustertune.check(newer)
+        assert s.plugins[NAME] is old
+        assert old.holds.there()
+        old.end_hold("h")
+        await clustertune.check(newer)
+    assert s.plugins[NAME] is not old
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_older_one_that_restarts_a_worker_is_left(c, s, a, b):
+    """Also between two workers of a scheduled restart, where nothing has the lease."""
+    old = older(s)
+    name = old.schedules.add(terms(c.id))["id"]
+    old.schedules.task.cancel()  # it would wait for a gap again
+    old.schedules.kept[name].state = "running"
+    with pytest.raises(LeaseHeldError, match=f"a scheduled restart .{name}"):
+        await clustertune.check(c)
+    assert s.plugins[NAME] is old
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
+    """Schedules, run history, findings, names and reports outlive a newer client."""
+    old = older(s)
+    name = old.schedules.add(terms(c.id))["id"]
+    ended = old.schedules.add(terms(c.id))["id"]
+    old.schedules.cancel(ended)
+    old.keep('{"x": 1}')
+    old.keep_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
+    now = time()
+    old.runs.tell(now - 100, True, {"w": (3, 2)})
+    old.runs.tell(now - 60, False, {"w": (3, 2)})
+    old.runs.tell(now - 1, True, {"w": (5, 4)})
+    old.note_names(c.id, ["X"])
+    before, listed = old.past(), old.list_schedules()["schedules"]
+    began = dict(vars(old.schedules.kept[name]))
+
+    await monitor.open_door(c, await monitor.identify(c))
+    new = s.plugins[NAME]
+    assert new is not old
+    assert s.handlers[NAME].__self__ is new
+    after = new.list_schedules()["schedules"]
+    assert (await monitor.ask(c, "list_schedules"))["schedules"][0]["id"] == name
+    assert [one | {"now": 0, "waits": 0} for one in after] == [
+        one | {"now": 0, "waits": 0} for one in listed
+    ]
+    assert [one["state"] for one in after] == ["waiting", "cancelled"]
+    there = vars(new.schedules.kept[name])
+    assert {k: there[k] for k in there if k != "waits"} == {
+        k: began[k] for k in there if k != "waits"
+    }
+    assert len(before) == 1
+    assert new.past() == before
+    assert (new.runs.began, new.runs.peaks["w"]) == (now - 1, 5)
+    assert now - 60 in [row[0] for row in new.runs.totals]
+    assert new.recall() == '{"x": 1}'
+    assert new.findings == {"time": 1.0, "found": [], "command": ""}
+    assert new.names.noted == {c.id: {"X": None}}
+    assert not new.schedules.task.done()
+    assert old.schedules.task.done()
+    states = [e["state"] for _, e in s.get_events(NAME) if e["action"] == "schedule"]
+    assert states == ["made", "made", "cancelled"]  # the last one by hand
+    new.schedules.cancel(name)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_one_that_cannot_be_read_is_left(c, s, a, b):
+    """Its schedules and reports would be lost: the error says what to do."""
+    old = older(s)
+    old.state_format = resident.STATE - 1
+    with pytest.raises(LeaseHeldError, match=r"cannot read.*restart the scheduler"):
+        await clustertune.check(c)
     assert s.plugins[NAME] is old
 
 
@@ -131,7 +224,63 @@ async def test_the_lease_ends_with_its_client(c, s, a, b):
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     await monitor.ask(other, "acquire", owner=other.id, label="other", token="o")
     await other.close()
-    await soon(lambda: s.plugins[NAME].lease is None)
+    await soon(lambda: s.plugins[NAME].lease is None, seconds=owners.GRACE / 3)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lost_client_has_a_grace_period(c, s, a, b):
+    """Its lease is granted to others only afterwards, and to nobody if it is back."""
+    await monitor.open_door(c, await monitor.identify(c))
+    there = s.plugins[NAME]
+    mine = {"owner": c.id, "label": "mine", "token": "m"}
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        theirs = {"owner": other.id, "label": "theirs", "token": "t"}
+        await monitor.ask(other, "acquire", **theirs)
+        first = s.clients[other.id]
+        other.scheduler_comm.comm.abort()
+        await soon(lambda: s.clients.get(other.id) is not first)
+        assert "holder" in await monitor.ask(c, "acquire", **mine)
+        await soon(lambda: other.status == "running")
+        assert await monitor.ask(other, "is_held", name="t")
+        there.owners.grace = 1.0
+        other._reconnect = other._close  # it does not come back
+        other.scheduler_comm.comm.abort()
+        await soon(lambda: other.id not in s.clients)
+        assert "holder" in await monitor.ask(c, "acquire", **mine)
+        await soon(lambda: there.lease is None)
+    (lost,) = [e for _, e in s.get_events(NAME) if e["action"] == "lease lost"]
+    assert (lost["label"], lost["client"]) == ("theirs", other.id)
+    assert "token" in await monitor.ask(c, "acquire", **mine)
+    assert there.graces == {}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_expected_end_is_no_traceback(c, s, a, b):
+    """Neither for a call whose lease has ended, nor for one whose client is gone."""
+    await monitor.open_door(c, await monitor.identify(c))
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    with captured_logger("distributed", level=logging.WARNING) as log:
+        async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+            await monitor.ask(other, "acquire", owner=other.id, label="x", token="t")
+            job = await monitor.ask(
+                other,
+                "move",
+                token="t",
+                workers=[b.address],
+                ceilings=[1],  # byte: there is never room
+                moves=[
+                    (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
+                ],
+                deadline=30,
+            )
+            asked = {"method": "progress", "job": job, "token": "t", "wait": 1.0}
+            answer = asyncio.ensure_future(s.plugins[NAME].handle(**asked))
+            await asyncio.sleep(0)
+        assert "lease_ended" in await answer
+        with pytest.raises(LeaseHeldError, match="Run the call again"):
+            await monitor.ask(c, "unpin", token="t", name="x")
+    assert "Traceback" not in log.getvalue()
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -140,13 +289,13 @@ async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
     await monitor.open_door(c, await monitor.identify(c))
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         await monitor.ask(other, "acquire", owner=other.id, label="frozen", token="f")
-        s.clients[other.id].last_seen -= resident.FROZEN - 1
-        s.plugins[NAME].lease["seen"] -= resident.FROZEN - 1
+        s.clients[other.id].last_seen -= owners.GRACE - 1
+        s.plugins[NAME].owners.seen[other.id] -= owners.GRACE - 1
         assert "holder" in await monitor.ask(
             c, "acquire", owner=c.id, label="mine", token="m"
         )
         s.clients[other.id].last_seen -= 2
-        s.plugins[NAME].lease["seen"] -= 2
+        s.plugins[NAME].owners.seen[other.id] -= 2
         assert "token" in await monitor.ask(
             c, "acquire", owner=c.id, label="mine", token="m"
         )
