@@ -158,7 +158,7 @@ class Resident(SchedulerPlugin):
     def remove_client(self, scheduler: Any, client: str) -> None:
         """End what a client holds that closes; a lost one has a grace period.
 
-        Until that is over the client may reconnect, and nobody else gets its lease.
+        Until then the client may reconnect, and no other client gets its lease.
         """
         if has_closed(scheduler, client) or not self._owns(client):
             self._end_all_of(client)

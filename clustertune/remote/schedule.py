@@ -14,7 +14,7 @@ from typing import Any
 TRIES = 3  # failures one after the other, after which it stops
 MOST_RESULTS = 20  # of one schedule that are kept
 ENDED = frozenset(("done", "failed", "expired", "cancelled"))
-#: attributes that a schedule hands over to the next resident, and those that are deques
+#: attributes that a schedule hands over to the next resident; the second are deques
 KEPT = (
     "name", "terms", "made", "state", "waits", "cancelled", "tries", "idle_from",
     "again", "restarted", "left",

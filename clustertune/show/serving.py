@@ -53,6 +53,7 @@ class Source:
         self._objection = ""  # why our code must not go to this cluster
         self._state: State = make(trouble="the cluster has not been looked at yet")
         self._seen: float | None = None  # epoch seconds
+        self._ahead = 0.0  # seconds by which this clock is ahead of the scheduler's
         self._asked = self._tried = -AGAIN  # monotonic
         self._turn = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
@@ -92,7 +93,8 @@ class Source:
             state: State = await monitor.ask(client, "page")
             return state
         scheduler: Any = client.scheduler
-        state = of_identity(await scheduler.identity(n_workers=-1), time())
+        now = time() - self._ahead
+        state = of_identity(await scheduler.identity(n_workers=-1), now)
         note = {
             "severity": "warning",  # nobody can say that such a cluster is ready
             "check": "panel",
@@ -102,9 +104,7 @@ class Source:
         }
         found = [note]
         command = "clustertune doctor"
-        return state | {
-            "findings": {"time": time(), "command": command, "found": found}
-        }
+        return state | {"findings": {"time": now, "command": command, "found": found}}
 
     def _lost(self, error: BaseException) -> str:
         since = (
@@ -123,6 +123,7 @@ class Source:
         if client is not None:
             await client.close()
         self._client = client = await self._connect()
+        self._ahead = await _ahead(client)
         try:
             await showing.tell(client)
             self._objection = ""
@@ -132,6 +133,17 @@ class Source:
         except ClustertuneError as error:
             self._objection = str(error)
         return client
+
+
+async def _ahead(client: Client) -> float:
+    """Seconds by which this machine's clock is ahead of the scheduler's.
+
+    The scheduler has logged, by its own clock, when this client connected a moment ago.
+    No code is sent for that. Without that event the clocks are taken to agree.
+    """
+    now = time()
+    logged = await client.get_events(client.id)
+    return next((now - at for at, _ in reversed(logged)), 0.0)
 
 
 async def connected(address: str, security: Any = None) -> Client:

@@ -229,7 +229,7 @@ async def test_the_lease_ends_with_its_client(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_lost_client_has_a_grace_period(c, s, a, b):
-    """Its lease is granted to others only afterwards, and to nobody if it is back."""
+    """Its lease is granted to others only afterwards, and never if it is back."""
     await monitor.open_door(c, await monitor.identify(c))
     there = s.plugins[NAME]
     mine = {"owner": c.id, "label": "mine", "token": "m"}

@@ -7,6 +7,7 @@ import json
 import sys
 from contextlib import asynccontextmanager
 from functools import partial
+from time import time
 
 import pytest
 from distributed import Scheduler
@@ -130,6 +131,23 @@ async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
         assert found["message"].endswith("looked into: another Python")
         assert verdict(state)[0] == "usable"  # that it is ready nobody knows
         assert not s.plugins.get("clustertune")
+
+
+@pytest.mark.parametrize("shift", [-3600.0, 3600.0], ids=["slow", "fast"])
+@gen_cluster(client=False, nthreads=ONE)
+async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
+    """Without code of ours, too, ages go by the scheduler's clock."""
+
+    async def refuse(client):
+        raise VersionMismatchError("another Python")
+
+    monkeypatch.setattr(showing, "tell", refuse)
+    monkeypatch.setattr(serving, "time", lambda: time() + shift)
+    async with source_of(s.address) as source:
+        state = await source.read()
+        assert abs(state["time"] - time()) < 30
+        assert state["findings"]["time"] == state["time"]
+        assert state["workers"]["silent"][0] < 30
 
 
 @gen_cluster(client=False, nthreads=ONE)
