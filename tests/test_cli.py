@@ -303,7 +303,7 @@ def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         result = run("check", "tcp://{}:{}".format(*listening.getsockname()))
     assert result.exit_code == 3
-    assert "is that the dashboard's port?" in one_line(result)
+    assert "Is that the dashboard's port?" in one_line(result)
 
 
 def test_certificates_for_an_address_without_encryption(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from distributed import Client
 from clustertune.cli.examples import examples
 from clustertune.cli.running import run
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.show.serving import Source, connected, serving
+from clustertune.cluster.connection import connected
+from clustertune.show.serving import CONNECT, Source, serving
 from clustertune.show.showing import add_panel
 from clustertune.wording import printable
 
@@ -67,7 +68,10 @@ def panel(
 
     async def go_on(client: Client) -> None:
         scheduler: Any = client.scheduler
-        source = Source(partial(connected, scheduler.address, client.security))
+        connect = partial(
+            connected, scheduler.address, security=client.security, seconds=CONNECT
+        )
+        source = Source(connect)
         try:
             async with serving(
                 source, port=number, address=address, origins=origins

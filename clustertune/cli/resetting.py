@@ -21,6 +21,8 @@ from clustertune.cli.running import (
     told,
     typed,
 )
+from clustertune.cluster.connection import no_connection_logs
+from clustertune.errors import ConnectionLostError
 from clustertune.report import Report
 from clustertune.storage import resetting
 
@@ -73,12 +75,7 @@ def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
             click.echo(str(plan), err=True)
         return consent.yes or click.confirm("Go on?", err=True)
 
-    with (
-        Client(
-            saturn.of_this_resource(), set_as_default=False, timeout=CONNECT
-        ) as client,
-        typed(ValueError, TypeError),
-    ):
+    with _client() as client, typed(ValueError, TypeError):
         found = resetting.reset(
             client,
             confirm=confirm,
@@ -88,3 +85,15 @@ def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
         )
     found.client.close()
     return found
+
+
+def _client() -> Client:
+    cluster = saturn.of_this_resource()
+    try:
+        with no_connection_logs(everything=True):
+            return Client(cluster, set_as_default=False, timeout=CONNECT)
+    # of any kind: it depends on what the server at that address answers
+    except Exception as error:
+        raise ConnectionLostError(
+            f"the scheduler of Saturn's cluster does not answer: {error!r}"
+        ) from error

@@ -23,6 +23,8 @@ from clustertune import (
     settings,
 )
 from clustertune.cli.target import Target
+from clustertune.cluster import connection
+from clustertune.cluster.connection import no_connection_logs
 from clustertune.report import acted
 from clustertune.wording import printable
 
@@ -101,66 +103,68 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
         settings.refuse_wrong()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    with told():
+    with told(), no_connection_logs():
         if target.cluster:
-            return asyncio.run(_attached(*target.cluster, work))
-        return asyncio.run(_connected(target, work))
+            return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
+        return asyncio.run(_connected(target, work, _at_most(2 * CONNECT)))
 
 
-async def _connected(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
+def _at_most(seconds: float) -> float:
+    """These seconds, or the ``--timeout`` of the running command if that is less."""
+    context = click.get_current_context(silent=True)
+    given = None if context is None else context.params.get("timeout")
+    limit = seconds_of("--timeout", given)
+    return seconds if limit is None else min(seconds, limit)
+
+
+async def _connected(
+    target: Target, work: Callable[[Client], Awaitable[T]], seconds: float
+) -> T:
     place = target.place
     try:
-        client = Client(
-            _address_in(place) if target.scheduler_file else place,
-            asynchronous=True,
-            timeout=CONNECT,
-            set_as_default=False,
-            security=target.security,
-        )
+        address = _address_in(place) if target.scheduler_file else place
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise _unreached(place, error) from error
+        text = f"no scheduler answers at {place}: {error!r}"
+        raise errors.ConnectionLostError(text) from error
     try:
-        # where something else listens, as the dashboard, Dask waits without end
-        await asyncio.wait_for(client, 2 * CONNECT)
-    # what Dask raises for an address of tls:// without certificates is a TypeError
-    except (OSError, asyncio.TimeoutError, ValueError, TypeError) as error:
-        await client.close()
-        raise _unreached(place, error) from error
-    except RuntimeError as error:
-        await client.close()
-        if target.security is None or "encryption required" not in str(error):
-            raise
-        raise errors.ConnectionLostError(
-            f"certificates were given, but connections to {place} are not encrypted; "
-            "the address of a scheduler with TLS begins with tls://"
-        ) from error
+        client = await connection.connected(
+            address, security=target.security, seconds=seconds
+        )
+    except errors.ConnectionLostError as error:
+        if target.scheduler_file:
+            error.args = (f"{place}: {error}",)
+        raise
     async with client:
+        return await _worked(client, work)
+
+
+async def _worked(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Work; errors of Dask's about a lost connection become ours."""
+    try:
         return await work(client)
+    except Exception as error:
+        lost = connection.lost(client, error)
+        if lost is None:
+            raise
+        raise lost from error
 
 
-async def _attached(kind: str, name: str, work: Callable[[Client], Awaitable[T]]) -> T:
+async def _attached(
+    kind: str, name: str, work: Callable[[Client], Awaitable[T]], seconds: float
+) -> T:
     async with AsyncExitStack() as stack:
         try:
             attaching = adapters.attach(kind, name, stack)
-            client = await told_usage(asyncio.wait_for(attaching, ATTACH))
+            client = await told_usage(asyncio.wait_for(attaching, seconds))
         except (OSError, asyncio.TimeoutError) as error:
-            raise _unreached(f"{kind}:{name}", error) from error
-        return await work(client)
+            raise errors.ConnectionLostError(
+                f"no scheduler answers at {kind}:{name}: {error!r}"
+            ) from error
+        return await _worked(client, work)
 
 
 def _address_in(scheduler_file: str) -> str:
     return str(json.loads(Path(scheduler_file).read_text())["address"])
-
-
-def _unreached(where: str | None, error: Exception) -> errors.ConnectionLostError:
-    if isinstance(error, asyncio.TimeoutError) and not str(error):
-        text = (
-            f"what listens at {where} does not answer as a scheduler does; is that the "
-            "dashboard's port? A scheduler's own is 8786, unless told otherwise"
-        )
-    else:
-        text = f"no scheduler answers at {where}: {error!r}"
-    return errors.ConnectionLostError(text)
 
 
 @contextmanager

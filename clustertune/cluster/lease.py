@@ -163,6 +163,9 @@ class Lease:
         request = monitor.ask(self.client, method, **arguments)
         try:
             await asyncio.wait_for(request, LANDING)
+        except (ConnectionLostError, asyncio.TimeoutError) as error:
+            self.opened = False  # later requests would only wait as long again
+            logger.info("clustertune could not %s: %r", method, error)
         # whatever it is, it must not hide what the caller has to say
         except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not %s: %r", method, error)

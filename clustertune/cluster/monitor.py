@@ -22,7 +22,7 @@ from distributed import Client
 from distributed.comm.core import CommClosedError
 
 from clustertune import adapters
-from clustertune.cluster import counting, links
+from clustertune.cluster import connection, counting, links
 from clustertune.cluster import overhead as measuring
 from clustertune.errors import (
     ClustertuneError,
@@ -118,7 +118,7 @@ async def identify(client: Client) -> Mapping[str, Any]:
     try:
         identity: Mapping[str, Any] = await scheduler.identity(n_workers=-1)
     except OSError as error:
-        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
+        raise ConnectionLostError(connection.not_answering(error)) from error
     return identity
 
 
@@ -175,11 +175,9 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
         if await ship.on_scheduler(client, resident.present) == resident.PROTOCOL:
             return
         answer = await ship.on_scheduler(client, resident.install)
-    except OSError as error:
-        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
     # of any kind: it is that of another process
     except Exception as error:
-        raise VersionMismatchError(_failed(error)) from error
+        raise _of_scheduler(client, error) from error
     if answer["protocol"] > resident.PROTOCOL:
         raise VersionMismatchError(
             "a newer clustertune is at work on this scheduler (protocol "
@@ -204,6 +202,13 @@ def _in_use(protocol: int, busy: Mapping[str, Any]) -> str:
         "would end that, so it did nothing. Run this again when it has ended, or use "
         "the older release"
     )
+
+
+def _of_scheduler(client: Client, error: Exception) -> Exception:
+    """The error for a request without an answer, or that failed on the scheduler."""
+    if isinstance(error, OSError):
+        return ConnectionLostError(connection.not_answering(error))
+    return connection.lost(client, error) or VersionMismatchError(_failed(error))
 
 
 def _failed(error: BaseException) -> str:
@@ -239,7 +244,10 @@ async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> s
     ]
     if not new and (memory.approved or memory.silent):
         return _approved(memory, processes)
-    sides = await versions.read(client, new)
+    try:
+        sides = await versions.read(client, new)
+    except OSError as error:
+        raise ConnectionLostError(connection.not_answering(error)) from error
     objections = sides.objections()
     if objections:
         shown = "; ".join(objections[:3])
@@ -270,13 +278,11 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
     request = {"method": method, "asker": client.id, **arguments}
     try:
         answer = await _request(client, request, again=method in REPEATABLE)
-    except OSError as error:
-        raise ConnectionLostError(f"the scheduler does not answer: {error}") from error
     except ClustertuneError:
         raise
     # of any kind: it is that of another process
     except Exception as error:
-        raise VersionMismatchError(_failed(error)) from error
+        raise _of_scheduler(client, error) from error
     if answer is None:  # what distributed answers where there is no such handler
         raise ResidentGoneError(
             "clustertune's resident is gone: the scheduler was started again"

@@ -146,29 +146,6 @@ async def _ahead(client: Client) -> float:
     return next((now - at for at, _ in reversed(logged)), 0.0)
 
 
-async def connected(address: str, security: Any = None) -> Client:
-    """A client of a scheduler, or an error and nothing that is left of it.
-
-    Raises
-    ------
-    OSError
-        No scheduler answers there.
-    """
-    client = Client(
-        address,
-        asynchronous=True,
-        timeout=CONNECT,
-        set_as_default=False,
-        security=security,
-    )
-    try:
-        await client
-    except BaseException:
-        await client.close()
-        raise
-    return client
-
-
 @asynccontextmanager
 async def serving(
     source: Source, *, port: int, address: str, origins: Sequence[str]

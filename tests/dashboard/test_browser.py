@@ -14,6 +14,7 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
+from clustertune.cluster.connection import connected
 from clustertune.show import serving
 from tests.browser import chromium, needs_browser
 from tests.processes import soon
@@ -108,7 +109,7 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
     async with Scheduler(port=0, **board) as first:
         address, port = first.address, first.port
 
-        source = serving.Source(partial(serving.connected, address))
+        source = serving.Source(partial(connected, address, seconds=10))
         async with (
             serving.serving(source, port=0, address="127.0.0.1", origins=[]) as url,
             chromium(tmp_path / "profile") as tab,

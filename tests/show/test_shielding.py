@@ -21,6 +21,7 @@ from tornado.httpclient import (
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import clustertune
+from clustertune.cluster import connection
 from clustertune.show import serving, shielding
 
 EVIL = "<script>alert(1)</script>"
@@ -42,7 +43,7 @@ async def connected(page: str, origin: str) -> WebSocketClientConnection:
 
 @asynccontextmanager
 async def served(address: str) -> AsyncIterator[str]:
-    source = serving.Source(partial(serving.connected, address))
+    source = serving.Source(partial(connection.connected, address, seconds=10))
     options: dict[str, Any] = {"port": 0, "address": "127.0.0.1", "origins": [PROXY]}
     async with serving.serving(source, **options) as url:
         yield url

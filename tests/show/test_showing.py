@@ -15,6 +15,7 @@ from distributed.utils_test import gen_cluster, gen_test
 from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
+from clustertune.cluster.connection import connected
 from clustertune.dashboard.state import verdict
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.remote import mount
@@ -97,7 +98,7 @@ def test_in_a_notebook_it_is_a_frame() -> None:
 
 @asynccontextmanager
 async def source_of(address: str):
-    source = serving.Source(partial(serving.connected, address))
+    source = serving.Source(partial(connected, address, seconds=10))
     try:
         yield source
     finally:
@@ -156,7 +157,7 @@ async def test_closed_while_it_connects(s, a):
     made = []
 
     async def connect():
-        client = await serving.connected(s.address)
+        client = await connected(s.address, seconds=10)
         made.append(client)
         try:
             await asyncio.Event().wait()
