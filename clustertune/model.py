@@ -528,6 +528,20 @@ class Result:
     nbytes: int | None = None  # bytes that travelled
     undone: str = ""  # what could not be done, and why; empty: all was done
     said: str = ""  # what there is to say of what was done
+    count: int | None = None  # workers, keys or collections that were finished
+    lost: int | None = None  # keys; None: not known, or the action can lose none
+    unchanged: bool = False  # nothing was changed, or what was begun is undone
+
+
+def land(error: BaseException, result: Result) -> None:
+    """Note on an error what became of the step that it has interrupted."""
+    error.clustertune_result = result  # type: ignore[attr-defined]
+
+
+def landed(error: BaseException) -> Result | None:
+    """Return what became of the step that this error has interrupted, if known."""
+    result: Result | None = getattr(error, "clustertune_result", None)
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,6 +553,8 @@ class Outcome:
     seconds: float | None = None
     nbytes: int | None = None
     reason: str = ""
+    count: int | None = None  # workers, keys or collections that were finished
+    lost: int | None = None  # keys; None: not known
 
 
 # --- the door to a cluster ----------------------------------------------------------
@@ -560,10 +576,10 @@ class Cluster(Protocol):
     async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
         """The view in which it is known how fast workers do what is planned."""
 
-    async def persist(self, load: Load, notify: Notify) -> None:
+    async def persist(self, load: Load, notify: Notify) -> Result:
         """Load everything given that is not in memory yet, jointly."""
 
-    async def scale(self, n_workers: int, notify: Notify) -> None:
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Bring the cluster to ``n_workers`` and wait until they run."""
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:

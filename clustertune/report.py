@@ -16,7 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from clustertune import strictly
+from clustertune import counts, strictly
 from clustertune.facts import layouts
 from clustertune.facts.layouts import WorkerShare
 from clustertune.model import Finding, Layout, Outcome, Plan, Severity, Step, View
@@ -65,6 +65,13 @@ class Done:
     nbytes: int | None = None
     seconds: float | None = None
     reason: str = ""
+    verb: str = ""  # what is counted: "restarted", "worker"; empty in older reports
+    noun: str = ""
+    count: int | None = None  # how many of them were finished
+    total: int | None = None  # of how many
+    workers: tuple[str | int, ...] = ()  # that the step is about
+    loses: bool = False  # whether such a step may lose keys
+    lost: int | None = None  # keys; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,11 +230,19 @@ def carried_out(outcome: Outcome) -> Done:
         nbytes=outcome.nbytes,
         seconds=outcome.seconds,
         reason=outcome.reason,
+        count=outcome.count,
+        lost=0 if outcome.status == "skipped" else outcome.lost,
     )
 
 
 def _done(step: Step, status: str, **what: Any) -> Done:
+    counted = counts.of(step)
     return Done(
+        verb=counted.verb,
+        noun=counted.noun,
+        total=counted.total,
+        workers=counted.workers,
+        loses=counted.loses,
         action=step.action,
         summary=step.summary,
         gain=step.gain,
@@ -265,28 +280,36 @@ def headlines(report: Report) -> list[str]:
         others = plural(len(wrong) - 1, "more finding")
         more = f" (and {others})" if len(wrong) > 1 else ""
         lines.append(f"wrong: {wrong[0].message}{more}")
-    acted = [s for s in report.steps if s.status in ("done", "partly", "planned")]
-    verb = "would do" if report.status == "planned" else "did"
-    if acted:
-        lines.append(f"{verb}: {_in_turn([s.summary for s in acted])}")
+    planned = [s for s in report.steps if s.status == "planned"]
+    if planned:
+        lines.append(f"would do: {_in_turn([s.summary for s in planned])}")
+    account = counts.line(report.steps, report.error)
+    if account and not report.error:
+        lines.append(f"did: {account}")
     risks = [s.at_risk for s in report.steps if not _is_safe(s)]
     if risks and report.status in ("planned", "failed"):
         lines.append(f"would lose: {_in_turn(risks)}")
-    if acted and report.status != "planned":
-        moved = sum(s.nbytes or 0 for s in acted)
+    if account:
+        moved = sum(s.nbytes or 0 for s in report.steps)
         cost = f"cost: {seconds_text(report.seconds)}, {bytes_text(moved)} moved"
         lines.append(cost)
-    if report.error:
-        lines.append(f"failed: {report.error}")
     left = [f for f in report.left if f.severity is not Severity.info]
     if left and report.status not in ("planned", "failed"):
         lines.append(f"left: {left[0].message}")
     unsettled = report.status == "left" and left
+    acted = planned or account
     if not acted and not report.error and not wrong and not unsettled:
         nothing = "nothing is wrong" if report.status == "looked" else "nothing to do"
         lines.append(f"{nothing} ({seconds_text(report.seconds)})")
-    most = 6 - len(report.notes)
-    return [printable(line) for line in (*lines[:most], *report.notes)]
+    # the last line of all: people look there after ^C
+    failed = [_failure(report, account)] if report.error else []
+    most = 6 - len(report.notes) - len(failed)
+    return [printable(line) for line in (*lines[:most], *report.notes, *failed)]
+
+
+def _failure(report: Report, account: str) -> str:
+    text = f"failed: {report.error}"
+    return f"{text}; {account}" if account else text
 
 
 def _in_turn(texts: Sequence[str]) -> str:

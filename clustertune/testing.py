@@ -190,7 +190,7 @@ class MemoryCluster:
     async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
         return view
 
-    async def persist(self, load: Load, notify: Notify) -> None:
+    async def persist(self, load: Load, notify: Notify) -> Result:
         self.calls.append("persist")
         self._refuse_overfull(load)
         addresses = list(self.workers)
@@ -212,6 +212,7 @@ class MemoryCluster:
             replace(x, members=tuple(_loaded(m) for m in x.members))
             for x in self.layouts
         )
+        return Result(count=len(load.targets))
 
     def _refuse_overfull(self, load: Load) -> None:
         lazy = [m for x in self.layouts for m in x.members if not m.loaded]
@@ -222,7 +223,7 @@ class MemoryCluster:
         for there, nbytes in enumerate(taken.tolist(), 1):
             refuse_overfull(labels, load.room, len(taken), there, nbytes)
 
-    async def scale(self, n_workers: int, notify: Notify) -> None:
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
         self.calls.append(f"scale {n_workers}")
         if n_workers > self.most:
             raise ScaleError(f"asked for {n_workers} workers, {self.most} run")
@@ -230,6 +231,7 @@ class MemoryCluster:
         while len(self.workers) < n_workers:
             new = next(free)
             self.workers[new.address] = new
+        return Result(nbytes=0, count=len(self.workers))
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
         self.calls.append(f"adapt {bounds.least} to {bounds.most:g}")
@@ -306,7 +308,7 @@ class MemoryCluster:
         elif any({old.address} == h for places in self.homes.values() for h in places):
             self.workers[old.address] = old
             return Result(nbytes=self.moved - before, undone="no other worker runs")
-        return Result(nbytes=self.moved - before, said="lost 0")
+        return Result(nbytes=self.moved - before, said="lost 0", count=1, lost=0)
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         self.calls.append(f"trim {len(trim.workers)}")

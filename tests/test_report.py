@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from clustertune import checks
 from clustertune.facts.layouts import WorkerShare
-from clustertune.model import Finding, Outcome, Plan, Price, Refusal, Severity, Step
+from clustertune.model import (
+    Finding,
+    Outcome,
+    Plan,
+    Price,
+    Refusal,
+    Restart,
+    Severity,
+    Step,
+)
 from clustertune.plans.journal import Journal
 from clustertune.report import (
     HEADLINES,
@@ -59,12 +68,62 @@ def finding(severity: Severity, message: str, check: str = "uneven_rows") -> Fin
 def test_a_thousand_steps_are_no_line() -> None:
     """The first are named, and how many more there are; a table has all of them."""
     steps = [replace(STEP, summary=f"restart worker {i}") for i in range(1000)]
-    done = [carried_out(Outcome(step=s, status="done")) for s in steps]
-    report = Report(status="done", seconds=9.0, steps=tuple(done))
+    report = Report(
+        status="planned", seconds=9.0, steps=tuple(planned(Plan(steps=tuple(steps))))
+    )
     line = headlines(report)[0]
-    assert line.startswith("did: restart worker 0; then restart worker 1; then ")
+    assert line.startswith("would do: restart worker 0; then restart worker 1; then ")
     assert line.endswith("restart worker 7; then 992 more")
     assert "restart worker 999" in str(report)
+    done = tuple(carried_out(Outcome(step=s, status="done")) for s in steps)
+    report = replace(report, status="done", steps=done)
+    assert headlines(report)[0] == "did: carried out 1,000 of 1,000 rebalance steps"
+
+
+def test_steps_of_older_reports_are_counted() -> None:
+    """They have neither verb nor number."""
+    step = carried_out(Outcome(step=STEP, status="done"))
+    old = replace(step, verb="", noun="", total=None)
+    report = Report(status="done", seconds=1.0, steps=(old, old))
+    assert headlines(report)[0] == "did: carried out 2 steps"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        ([("done", "", 0)], "restarted 1 of 1 worker; lost 0 keys"),
+        (
+            [("done", "", 2), ("failed", "gone", None), ("skipped", "not begun", None)],
+            "restarted 1 of 3 workers; failed 1: gone; skipped 2: not begun; "
+            "lost 2 keys, unknown for 1",
+        ),
+        (
+            [("skipped", "busy", 0), ("skipped", "busy", 0)],
+            "restarted 0 of 2 workers; skipped 0 and 1: busy; lost 0 keys",
+        ),
+    ],
+)
+def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
+    """By what became of each; lost keys are always stated."""
+    steps = tuple(
+        carried_out(
+            Outcome(
+                step=replace(
+                    STEP,
+                    action="restart",
+                    args=Restart(id=i, address="", ceilings={}, wait=1.0, timeout=1.0),
+                ),
+                status=status,
+                reason=reason,
+                lost=lost,
+            )
+        )
+        for i, (status, reason, lost) in enumerate(outcomes)
+    )
+    report = Report(status="left", seconds=1.0, steps=steps)
+    assert headlines(report)[0] == f"did: {text}"
+    failed = replace(report, status="failed", error="interrupted")
+    assert headlines(failed)[-1] == f"failed: interrupted; {text}"
 
 
 def test_nothing_to_do() -> None:
@@ -99,13 +158,12 @@ def test_what_a_dry_run_needs_to_know() -> None:
 
 
 def test_a_failure() -> None:
-    """The error is a line of its own, after what was done until then."""
+    """The last line is the error, with what was done until then."""
     done = carried_out(Outcome(step=STEP, status="done", seconds=1.0, nbytes=1024))
     report = Report(status="failed", seconds=3.0, steps=(done,), error="it broke")
     assert headlines(report) == [
-        "did: move it",
         "cost: 3 s, 1.0 KiB moved",
-        "failed: it broke",
+        "failed: it broke; carried out 1 of 1 rebalance step",
     ]
 
 

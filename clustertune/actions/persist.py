@@ -200,5 +200,4 @@ def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Load and wait."""
     assert isinstance(step.args, Load)
-    await cluster.persist(step.args, notify)
-    return Result()
+    return await cluster.persist(step.args, notify)

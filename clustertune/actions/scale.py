@@ -37,5 +37,4 @@ def step(there: int, wanted: int) -> Step:
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Scale and wait."""
     assert isinstance(step.args, int)
-    await cluster.scale(step.args, notify)
-    return Result(nbytes=0)
+    return await cluster.scale(step.args, notify)

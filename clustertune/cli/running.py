@@ -34,6 +34,8 @@ UNREACHED, REFUSED, FAILED, INTERRUPTED = 3, 4, 5, 130
 CONNECT = 10  # seconds
 ATTACH = 60  # seconds: a manager is asked, and may forward a port
 
+_ACCOUNT: list[str] = []  # what the interrupted command has finished and left
+
 format_option = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
     default="text", show_default=True, help="Form of the output.",
@@ -103,6 +105,7 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
         settings.refuse_wrong()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    _ACCOUNT.clear()
     with told(), no_connection_logs():
         if target.cluster:
             return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
@@ -142,6 +145,9 @@ async def _worked(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
     """Work; errors of Dask's about a lost connection become ours."""
     try:
         return await work(client)
+    except asyncio.CancelledError as error:  # ^C; no later error brings its text along
+        _ACCOUNT[:] = map(str, error.args)
+        raise
     except Exception as error:
         lost = connection.lost(client, error)
         if lost is None:
@@ -173,7 +179,8 @@ def told() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+        lines = "; ".join(["interrupted", *map(printable, _ACCOUNT)])
+        click.echo(lines, err=True)
         sys.exit(INTERRUPTED)
     except errors.ClustertuneError as error:
         click.echo(f"clustertune: {printable(str(error), longest=2000)}", err=True)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -171,11 +172,16 @@ class Lease:
             logger.warning("clustertune could not %s: %r", method, error)
 
     async def job(
-        self, method: str, tell: Callable[[dict[str, Any]], None], **arguments: Any
+        self,
+        method: str,
+        tell: Callable[[dict[str, Any]], None],
+        ended: list[dict[str, Any]] | None = None,
+        **arguments: Any,
     ) -> dict[str, Any]:
         """Have the resident carry a job out; its state at the end.
 
-        ``tell`` is given its state meanwhile. Cancelled, it stops the job.
+        ``tell`` is given its state meanwhile. Cancelled, it stops the job, waits a
+        while for its end, and appends the last state to ``ended``.
         """
         name = await self.ask(method, **arguments)
         asked = {"job": name, "wait": WAIT}
@@ -184,10 +190,26 @@ class Lease:
                 self.refuse_late()
                 tell(state)
         except BaseException:
-            await asyncio.shield(self.quietly("stop", job=name))
+            await asyncio.shield(self._stop(name, [] if ended is None else ended))
             raise
         found: dict[str, Any] = state
         return found
+
+    async def _stop(self, name: str, ended: list[dict[str, Any]]) -> None:
+        """Stop a job; what it has begun lands or is undone, as its last state shows."""
+        await self.quietly("stop", job=name)
+        asked, end = {"job": name, "wait": WAIT}, monotonic() + LANDING
+        while self.opened and (seconds := end - monotonic()) > 0:
+            try:
+                work = self.ask("progress", **asked)
+                state = await asyncio.wait_for(work, seconds)
+            # the caller reports that nothing is known, and raises its own error
+            except Exception as error:  # noqa: BLE001
+                logger.info("clustertune could not learn how a job ended: %r", error)
+                return
+            if state["finished"]:
+                ended.append(state)
+                return
 
     def refuse_late(self) -> None:
         """Before Python 3.12 a cancelled ``wait_for`` may go on: see for ourselves."""

@@ -49,6 +49,7 @@ from clustertune.model import (
     Result,
     Trim,
     View,
+    land,
 )
 from clustertune.remote import keys
 from clustertune.rows import grouping
@@ -238,7 +239,7 @@ class LiveCluster:
 
     # --- act --------------------------------------------------------------------------
 
-    async def persist(self, load: Load, notify: Notify) -> None:
+    async def persist(self, load: Load, notify: Notify) -> Result:
         """Load what is not, in one graph, each piece where it is to be."""
         lazy = [
             loading.Lazy(
@@ -260,6 +261,7 @@ class LiveCluster:
         futures = await self._computing.pieces(graph, notify, "loading", judge)
         make = partial(loading.collections, lazy, graph, futures)
         self._replace(await asyncio.to_thread(make))
+        return Result(count=len(lazy))
 
     def _replace(self, now: Mapping[str, Any]) -> None:
         """Collections, by label, that this call has made in place of those given."""
@@ -357,9 +359,11 @@ class LiveCluster:
             done = state["done"] / max(1, state["total"])
             notify(f"moving {state['total']} keys", done)
 
-        state = await self._lease.job(
+        ended: list[dict[str, Any]] = []
+        job = self._lease.job(
             "move",
             tell,
+            ended,
             workers=list(moves.workers),
             ceilings=list(moves.ceilings),
             moves=[
@@ -368,11 +372,12 @@ class LiveCluster:
             ],
             deadline=max(1.0, self.remaining()),
         )
-        reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
-        if state["waiting"]:
-            reasons.append(f"{state['waiting']} keys: the move was stopped before them")
-        reasons += [state["error"]] if state["error"] else []
-        return Result(nbytes=state["nbytes"], undone="; ".join(reasons))
+        try:
+            return _moved(await job)
+        except BaseException as error:
+            if ended:
+                land(error, _moved(ended[0]))
+            raise
 
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
         """Have clients want keys no more; their futures are cancelled."""
@@ -386,11 +391,11 @@ class LiveCluster:
         )
         said = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
         said += f"; unpublished {names_text(names)}" if names else ""
-        return Result(nbytes=0, said=said)
+        return Result(nbytes=0, said=said, count=count)
 
-    async def scale(self, n_workers: int, notify: Notify) -> None:
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Ask the cluster object for workers and wait until they are there."""
-        await self.staff.scale(n_workers, notify)
+        return await self.staff.scale(n_workers, notify)
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
         """Have adaptive scaling keep to other bounds; what they were is remembered."""
@@ -455,6 +460,19 @@ class LiveCluster:
         await self._lease.quietly("keep", report=report)
         if facts is not None:
             await self._lease.quietly("keep_facts", facts=facts)
+
+
+def _moved(state: Mapping[str, Any]) -> Result:
+    """What a move came to, from its last state."""
+    reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
+    if state["waiting"]:
+        reasons.append(f"{state['waiting']} keys: the move was stopped before them")
+    reasons += [state["error"]] if state["error"] else []
+    return Result(
+        nbytes=state["nbytes"],
+        undone="; ".join(reasons),
+        count=state["total"] - sum(state["left"].values()) - state["waiting"],
+    )
 
 
 def _joined(first: Any, then: Any) -> Any:

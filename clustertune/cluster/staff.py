@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from clustertune import adapters
 from clustertune.cluster import monitor, resizing
 from clustertune.cluster.lease import Lease
-from clustertune.errors import ScaleError
-from clustertune.model import Bounds, Drop, Key, Notify, Restart, Result, Trim
+from clustertune.errors import ConnectionLostError, ScaleError
+from clustertune.model import Bounds, Drop, Key, Notify, Restart, Result, Trim, land
 from clustertune.remote import keys, park, ship
 from clustertune.remote import trim as trimming
 from clustertune.wording import bytes_text, names_text, plural, printable
@@ -60,7 +60,7 @@ class Staff:
         if reason is not None:
             raise ScaleError(f"n_workers={wanted}: {reason}")
 
-    async def scale(self, n_workers: int, notify: Notify) -> None:
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Ask the cluster object for workers and wait until they are there.
 
         Raises
@@ -83,6 +83,7 @@ class Staff:
                     "longer timeout"
                 )
             await asyncio.sleep(POLL)
+        return Result(nbytes=0, count=there)
 
     async def _there(self) -> int:
         identity = await monitor.identify(self.client)
@@ -148,10 +149,12 @@ class Staff:
         verb = "closing" if restart.retire else "restarting"
         what = f"{verb} worker {names_text([restart.id])}"
         away = () if restart.retire else (restart.id,)
+        ended: list[dict[str, Any]] = []
         with adapters.expecting(self.client.cluster, away):
-            state = await self.lease.job(
+            job = self.lease.job(
                 "restart_worker",
                 lambda state: notify(f"{what}: {state['doing']}", None),
+                ended,
                 address=restart.address,
                 collections=self._pack(restart.collections),
                 workers=list(others),
@@ -161,13 +164,45 @@ class Staff:
                 retire=restart.retire,
                 parking=ship.pickled(park.open_parking) if restart.parking else b"",
             )
+            try:
+                state = await job
+            except BaseException as error:
+                if ended:
+                    back += [ended[0]["address"]] if ended[0]["address"] else []
+                    result = self._restarted(restart, ended[0], ids)
+                    land(error, await asyncio.shield(result))
+                raise
         back += [state["address"]] if state["address"] else []
-        way = "away" if restart.retire else "away and back"
-        said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         if restart.retire and not state["error"]:
             await adapters.retired(self.client.cluster, restart.id)
+        return await self._restarted(restart, state, ids)
+
+    async def _restarted(
+        self, restart: Restart, state: Mapping[str, Any], ids: Mapping[str, str | int]
+    ) -> Result:
+        """What a restart came to, from the last state of its job."""
+        way = "away" if restart.retire else "away and back"
+        said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
-        return Result(nbytes=state["nbytes"], undone=undone, said=said)
+        finished = bool(state["address"]) or (restart.retire and not state["error"])
+        return Result(
+            nbytes=state["nbytes"],
+            undone=undone,
+            said=said,
+            count=int(finished),
+            lost=state["lost"],
+            unchanged=not finished
+            and not state["lost"]
+            and await self._are_there([restart.address]),
+        )
+
+    async def _are_there(self, addresses: Collection[str]) -> bool:
+        """Whether all of these processes still run; False if nothing answers."""
+        try:
+            identity = await monitor.identify(self.client)
+        except ConnectionLostError:
+            return False
+        return set(identity["workers"]).issuperset(addresses)
 
     def _pack(self, collections: tuple[tuple[Key, ...], ...]) -> list[Any]:
         """Packed once for all workers that are restarted one after the other."""
@@ -188,10 +223,21 @@ class Staff:
                 timeout=drop.timeout,
             )
         if state["error"]:
-            return Result(nbytes=0, undone=printable(state["error"], longest=500))
+            # the keys were counted before; those of workers that still run are there
+            unchanged = await self._are_there(drop.workers)
+            return Result(
+                nbytes=0,
+                undone=printable(state["error"], longest=500),
+                count=0 if unchanged else None,
+                lost=0 if unchanged else state["keys"],
+                unchanged=unchanged,
+            )
         nbytes = bytes_text(state["nbytes"])
         return Result(
-            nbytes=0, said=f"{plural(state['keys'], 'key')} ({nbytes}) dropped"
+            nbytes=0,
+            said=f"{plural(state['keys'], 'key')} ({nbytes}) dropped",
+            count=len(drop.workers),
+            lost=state["keys"],
         )
 
     # --- their memory -----------------------------------------------------------------
@@ -215,7 +261,12 @@ class Staff:
             before, after, asked = answer
             text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
             said.append(text if asked else f"{text} (no malloc_trim there)")
-        return Result(nbytes=0, undone="; ".join(undone), said="; ".join(said))
+        return Result(
+            nbytes=0,
+            undone="; ".join(undone),
+            said="; ".join(said),
+            count=len(said),
+        )
 
 
 def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator[str]:

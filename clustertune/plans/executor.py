@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clustertune import actions
-from clustertune.model import Cluster, Notify, Outcome, Plan, Step, View
+from clustertune.model import (
+    Cluster,
+    Notify,
+    Outcome,
+    Plan,
+    Result,
+    Step,
+    View,
+    landed,
+)
 from clustertune.plans import guards
 from clustertune.plans.journal import error_text
 from clustertune.tuning import approval
@@ -65,17 +74,28 @@ async def _enact(
     try:
         result = await actions.available()[step.action].enact(step, cluster, notify)
     except BaseException as error:
-        reason = error_text(error)
-        took = clock() - start
-        record(Outcome(step=step, status="failed", seconds=took, reason=reason))
+        known = landed(error)
+        took, text = clock() - start, error_text(error)
+        if known is None:
+            record(Outcome(step=step, status="failed", seconds=took, reason=text))
+        else:
+            record(_outcome(step, known, took, text))
         raise
+    record(_outcome(step, result, clock() - start))
+
+
+def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Outcome:
+    """What became of a step; ``error`` has interrupted it."""
     status = "partly" if result.undone else "done"
-    record(
-        Outcome(
-            step=step,
-            status=status,
-            seconds=clock() - start,
-            nbytes=result.nbytes,
-            reason=result.undone or result.said,
-        )
+    reason = result.undone or result.said
+    if result.undone and result.unchanged:
+        status, reason = "skipped", f"{error}, and undone" if error else reason
+    return Outcome(
+        step=step,
+        status=status,
+        seconds=seconds,
+        nbytes=result.nbytes,
+        reason=reason,
+        count=result.count,
+        lost=result.lost,
     )

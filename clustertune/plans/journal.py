@@ -39,6 +39,17 @@ class Journal:
                     break
         return found
 
+    def stop(self) -> None:
+        """Note the steps of the last plan that were not begun when a call ended."""
+        if not self.outcomes or not self.plans:
+            return
+        begun = {id(o.step) for o in self.outcomes}
+        self.outcomes += [
+            Outcome(step=s, status="skipped", reason="not begun")
+            for s in self.plans[-1].steps
+            if id(s) not in begun
+        ]
+
     def status(self, dry_run: bool) -> str:
         """How a run that did not fail has ended."""
         last = self.plans[-1]

@@ -216,8 +216,6 @@ def _came(step: PlayedStep) -> str:
         return ", ".join(f"{counts[s]} {s}" for s in order if counts[s]) or "nothing"
     if step.report is None:
         return ""
-    done = [s.summary for s in step.report.steps if s.status in _TOLD]
-    return "; then ".join(done) or "nothing to do"
-
-
-_TOLD = ("done", "partly", "planned", "failed")
+    steps = step.report.steps
+    planned = [s.summary for s in steps if s.status == "planned"]
+    return "; then ".join(planned) or counts.line(steps) or "nothing to do"

@@ -636,11 +636,14 @@ def _status(report: Report) -> str:
     return report.status if report.status in ("done", "fine", "left") else "failed"
 
 
+UNDONE = ("skipped", "partly", "failed", "refused")
+
+
 def _reason(report: Report, status: str) -> str:
     """Why it is no better."""
     if status not in BAD:
         return ""
-    bad = [s for s in report.steps if s.status in ("partly", "failed", "refused")]
+    bad = [s for s in report.steps if s.status in UNDONE]
     texts = [f"{s.summary}: {s.reason}" for s in bad if s.reason]
     return report.error or "; ".join(texts[:3])
 

@@ -19,7 +19,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune import arguments, checks, workloads
-from clustertune.cluster import monitor
+from clustertune.cluster import connection, monitor
 from clustertune.cluster.live import Asked, LiveCluster
 from clustertune.data import conversion, inputs
 from clustertune.errors import (
@@ -39,6 +39,7 @@ from clustertune.settings import of_checks
 from clustertune.show import handover
 from clustertune.tuning import approval
 from clustertune.tuning.prepared import Again, Prepared
+from clustertune.tuning.procedure import attach
 from clustertune.wording import seconds_text
 
 logger = logging.getLogger("clustertune")
@@ -389,10 +390,10 @@ async def _prepare(request: Request, dry_run: bool) -> Prepared:
         if where := await asyncio.shield(cluster.rescue()):
             text += where
             _tell(ours, where)
+        journal.stop()
         report = journal.report("failed", monotonic() - start, text)
         report = await noting.note_call("prepare", journal, report)
-        if isinstance(ours, ClustertuneError):
-            ours.report = report
+        attach(ours, report)
         await _conclude(cluster, report, journal, progress, dry_run)
         if ours is error:
             raise
@@ -464,7 +465,7 @@ def _explain(
             "was not released, is whole, and lies as the report says as far as it was "
             "moved; what this call was loading is let go; give a longer timeout"
         )
-    return error
+    return connection.lost(cluster.client, error) or error
 
 
 def _tell(error: BaseException, where: str) -> None:

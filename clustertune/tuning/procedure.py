@@ -15,7 +15,8 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import checks, workloads
+from clustertune import checks, counts, workloads
+from clustertune.cluster import connection
 from clustertune.cluster.live import Asked, LiveCluster, ids_of
 from clustertune.data import inputs
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
@@ -79,10 +80,10 @@ async def carry_out(procedure: Procedure) -> Report:
         await asyncio.shield(cluster.staff.put_bounds_back())
         ours = _explained(error, procedure)
         text = error_text(ours)
+        journal.stop()
         report = journal.report("failed", monotonic() - start, text)
         report = await noting.note_call(procedure.name, journal, report)
-        if isinstance(ours, ClustertuneError):
-            ours.report = report
+        attach(ours, report)
         progress.finish(headlines(report))
         if journal.outcomes:  # one that was refused has not done anything
             await asyncio.shield(cluster.keep(report.to_json()))
@@ -158,7 +159,7 @@ async def _act(
     """
     for number, steps in enumerate(_together(plan)):
         if any(o.status != "done" for o in journal.outcomes):
-            reason = "not begun, as one before was not done"
+            reason = "not begun, as a step before was not done"
             journal.outcomes += [
                 Outcome(step=s, status="skipped", reason=reason) for s in steps
             ]
@@ -217,12 +218,24 @@ def _reasons(plan: Plan) -> str:
     return f"refused, and nothing was touched: {'; '.join(texts[:3])}{more}"
 
 
+def attach(error: BaseException, report: Report) -> None:
+    """Have the caller learn what was finished, undone and left, whatever ended it."""
+    account = counts.line(report.steps, report.error)
+    if isinstance(error, ClustertuneError):
+        error.report = report
+        error.args = (f"{error}; {account}",) if account else error.args
+    elif isinstance(error, asyncio.CancelledError) and account:
+        error.args = (account,)  # the command line prints it after ^C
+
+
 def _explained(error: BaseException, procedure: Procedure) -> BaseException:
+    if found := connection.lost(procedure.client, error):
+        return found
     if isinstance(error, asyncio.TimeoutError) and not isinstance(
         error, ClustertuneError
     ):
         return TimedOutError(
             f"{procedure.name} was not done within {seconds_text(procedure.timeout)}; "
-            "nothing is lost, and what was begun is undone; give a longer timeout"
+            "give a longer timeout"
         )
     return error

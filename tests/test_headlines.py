@@ -1,0 +1,159 @@
+"""Headlines of live calls are made of what was measured, whichever way they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, Event, wait
+
+import clustertune
+from clustertune.errors import TimedOutError
+from clustertune.report import Report, headlines
+from tests.processes import cluster as processes
+from tests.processes import until, workers_of
+
+
+def hold(name: str) -> None:
+    Event(name).wait()
+
+
+def start(local_cluster: Any, busy: int) -> tuple[Client, list[Any], Event, list[Any]]:
+    """Two workers with ten keys; one of them runs a task until the event is set."""
+    _, client = local_cluster(2)
+    data = client.map(lambda i: bytes(10_000 + i), range(10))
+    wait(data)
+    gate = Event("gate", client=client)
+    task = client.submit(hold, "gate", workers=[busy], pure=False)
+    until(lambda: any(client.processing().values()))
+    return client, data, gate, [task]
+
+
+def last(report: Report, begin: str) -> str:
+    (found,) = [x for x in headlines(report) if x.startswith(begin)]
+    return found
+
+
+def test_a_worker_that_is_busy(local_cluster: Any) -> None:
+    """It is not restarted, and the headline says so; so does JSON."""
+    client, data, gate, tasks = start(local_cluster, busy=1)
+    report = clustertune.restart(client, wait="0.3s")
+    assert report.status == "left"
+    line = last(report, "did: ")
+    assert line.startswith("did: restarted 1 of 2 workers; skipped 1: 1 tasks still")
+    assert line.endswith("; lost 0 keys")
+    assert [(s.count, s.total, s.lost) for s in report.steps] == [(1, 1, 0), (0, 1, 0)]
+    assert [s.status for s in report.steps] == ["done", "skipped"]
+    assert Report.from_json(report.to_json()) == report
+    assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
+    gate.set()
+    wait(tasks)
+
+
+def test_nothing_was_restarted(local_cluster: Any) -> None:
+    """Workers after the first that is busy are not begun."""
+    client, _, gate, tasks = start(local_cluster, busy=0)
+    report = clustertune.restart(client, wait="0.3s")
+    line = last(report, "did: ")
+    assert line.startswith("did: restarted 0 of 2 workers; skipped 0: 1 tasks still")
+    assert "; skipped 1: not begun, as a step before was not done; lost 0" in line
+    gate.set()
+    wait(tasks)
+
+
+def test_the_time_is_over(local_cluster: Any) -> None:
+    """The error names what was finished, undone and not begun."""
+    client, data, gate, tasks = start(local_cluster, busy=0)
+    with pytest.raises(TimedOutError) as stop:
+        clustertune.restart(client, timeout="3s")
+    text = str(stop.value)
+    assert "; restarted 0 of 2 workers; skipped 0: " in text
+    assert "and undone; skipped 1: not begun; lost 0 keys" in text
+    report = stop.value.report
+    assert report is not None
+    assert headlines(report)[-1].endswith("lost 0 keys")
+    assert [s.status for s in report.steps] == ["skipped", "skipped"]
+    assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
+    gate.set()
+    wait(tasks)
+
+
+def test_every_operation_counts(local_cluster: Any) -> None:
+    """Scale, resize, trim, release and a restart that drops data."""
+    cluster, client = local_cluster(2)
+    data = client.map(lambda i: bytes(10_000 + i), range(10))
+    wait(data)
+    done = {
+        "trimmed 2 of 2 workers": clustertune.trim(client),
+        "resized 1 of 1 worker; lost 0 keys": clustertune.resize(
+            client, nthreads=2, workers=[0]
+        ),
+        "removed 1 of 1 worker; lost 0 keys": clustertune.scale(client, 1),
+        "scaled to 2 of 2 workers": clustertune.scale(client, 2),
+        "restarted 2 of 2 workers; lost 10 keys": clustertune.restart(
+            client, drop_data=True
+        ),
+    }
+    for text, report in done.items():
+        assert last(report, "did: ") == f"did: {text}"
+    data = client.map(lambda i: bytes(20_000 + i), range(10), key="more")
+    wait(data)
+    report = clustertune.release(client, "more")
+    assert last(report, "did: ") == "did: released 10 keys"
+
+
+@pytest.mark.parametrize("how", ["^C", "killed"])
+def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
+    """^C, and a scheduler that is killed: one last line, and the documented code."""
+    with processes(tmp_path, 2) as file, Client(scheduler_file=file) as client:
+        client.wait_for_workers(2)
+        data = client.map(lambda i: bytes(10_000 + i), range(10))
+        wait(data)
+        busy = sorted(workers_of(client))[1]
+        task = client.submit(hold, "gate", workers=[busy], pure=False)
+        pid = client.run_on_scheduler(os.getpid)
+        command = [sys.executable, "-m", "clustertune", "restart", "--yes"]
+        running = subprocess.Popen(
+            [*command, "--scheduler-file", file],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            until(lambda: busy in client.run_on_scheduler(leaving))
+            if how == "^C":
+                running.send_signal(signal.SIGINT)
+            else:
+                os.kill(pid, signal.SIGKILL)
+            _, written = running.communicate(timeout=100)
+        finally:
+            running.kill()
+        line = written.splitlines()[-1]
+        assert "Traceback" not in written
+        assert "restarted " in line
+        if how == "^C":
+            assert running.returncode == 130
+            assert "interrupted, and undone" in line
+            assert line.endswith("lost 0 keys")
+            Event("gate", client=client).set()
+            wait([task])
+            assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
+        else:
+            assert running.returncode == 3
+            (only,) = written.splitlines()
+            assert "does not answer any more" in only
+            assert "unknown for " in only
+
+
+def leaving(dask_scheduler: Any) -> list[str]:
+    """Addresses of workers that a restart is waiting for."""
+    return [
+        w.address
+        for w in dask_scheduler.workers.values()
+        if w.status.name == "closing_gracefully" and w.processing
+    ]
