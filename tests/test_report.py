@@ -93,8 +93,8 @@ def test_steps_of_older_reports_are_counted() -> None:
     [
         ([("done", "", 0)], "restarted 1 of 1 worker; lost 0 keys"),
         (
-            [("done", "", 2), ("failed", "gone", None), ("skipped", "not begun", None)],
-            "restarted 1 of 3 workers; failed 1: gone; skipped 2: not begun; "
+            [("done", "", 2), ("failed", "gone", None), ("skipped", "busy", None)],
+            "restarted 1 of 3 workers; failed 1: gone; skipped 2: busy; "
             "lost 2 keys, unknown for 1",
         ),
         (

@@ -211,9 +211,12 @@ def _came(step: PlayedStep) -> str:
     if step.reason:
         return step.reason
     if step.status == "looked":
-        counts = Counter(str(f.severity) for f in step.found)
+        by_severity = Counter(str(f.severity) for f in step.found)
         order = ("critical", "warning", "unknown", "info")
-        return ", ".join(f"{counts[s]} {s}" for s in order if counts[s]) or "nothing"
+        return (
+            ", ".join(f"{by_severity[s]} {s}" for s in order if by_severity[s])
+            or "nothing"
+        )
     if step.report is None:
         return ""
     steps = step.report.steps
