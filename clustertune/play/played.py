@@ -11,7 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from clustertune import report
+from clustertune import counts, report
 from clustertune.model import Finding, Severity
 from clustertune.report import Report
 from clustertune.tuning.prepared import Prepared
