@@ -192,15 +192,16 @@ def _in_use(protocol: int, busy: Mapping[str, Any]) -> str:
     """Why the resident of an older clustertune stays."""
     label, client = printable(busy["label"]), printable(busy["client"])
     older = f"an older clustertune (protocol {protocol})"
-    if not client:
+    if not busy["since"]:  # it does not end by itself
         return (
             f"{older} keeps {label} on this scheduler. This release would end them, so "
             "it did nothing. Use the older release, or restart the scheduler"
         )
+    whose = f" (client {client})" if client else ""
     return (
-        f"{older} is in use on this cluster: {label} (client {client}). This release "
-        "would end that, so it did nothing. Run this again when it has ended, or use "
-        "the older release"
+        f"{older} is in use on this cluster: {label}{whose}. This release would end "
+        "that, so it did nothing. Run this again when it has ended, or use the older "
+        "release"
     )
 
 

@@ -244,7 +244,8 @@ class Resident(SchedulerPlugin):
         self.report = state["report"]
         self.released.extend(state["released"])
         self.findings = state["findings"]
-        self.names.noted = dict(state["names"])
+        there = self.scheduler.clients
+        self.names.noted = {c: n for c, n in state["names"].items() if c in there}
         self.runs.restore(state["runs"])
         self.showing.restore(state["showing"])
         self.schedules.restore(state["schedules"])
