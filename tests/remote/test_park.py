@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import os
+import pickle
 import sys
 import threading
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Nanny, Worker, WorkerPlugin, wait
 from distributed.utils import offload
@@ -144,9 +146,10 @@ async def test_more_than_memory(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
 
 
 @gen_cluster(**ONE)
-async def test_forgotten(c: Any, s: Any, nanny: Any) -> None:
+async def test_forgotten(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
     """It closes by itself as long as it holds nothing."""
-    await park.open_parking(nanny, NAME, 0, 1)  # it has to start within that time, too
+    monkeypatch.setattr(park, "PATIENCE", 1)
+    await park.open_parking(nanny, NAME, 0, 60)
     await soon(lambda: NAME not in s.aliases)
 
 
@@ -194,3 +197,46 @@ async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
     new = [f for f in after.found if f.check not in known or NAME in f.subject]
     assert [f.check for f in new] == ["parked_keys"], new
     await closed(s)
+
+
+@gen_cluster(client=True, nthreads=[], timeout=60)
+async def test_what_only_the_worker_can_read(c: Any, s: Any, tmp_path: Path) -> None:
+    """Its modules, its variables, its GPU: the nanny keeps bytes, and reads none."""
+    (tmp_path / "only_there.py").write_text(
+        "import os\n"
+        "class Value:\n"
+        "    def __init__(self): self.number = 7\n"
+        "    def __setstate__(self, state):\n"
+        "        assert os.environ['ONLY_THERE'] == '1'\n"
+        "        self.__dict__.update(state)\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path), "ONLY_THERE": "1"}
+    options: dict[str, Any] = {"nthreads": 1, "env": env}
+    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+        async with Nanny(s.address, **options):
+            value = c.submit(lambda: __import__("only_there").Value(), key="value")
+            await wait(value)
+            work = restarting(s)
+            assert await work.run() == ""
+            assert (work.keys, work.lost) == (1, 0)
+            assert await c.submit(lambda v: v.number, value) == 7
+            assert "only_there" not in sys.modules
+
+
+@gen_cluster(**ONE)
+async def test_bytes_of_many_kinds(c: Any, s: Any, nanny: Any) -> None:
+    """Come back as they were: arrays, frames, small values, and what is compressed."""
+    values = [
+        np.arange(10**6).reshape(1000, 1000)[::2],
+        np.zeros(10**6),
+        pd.DataFrame({"a": range(1000), "b": list("xy") * 500}),
+        {"some": [1, None, "text"]},
+        b"",
+    ]
+    kept = await c.scatter(values, hash=False)
+    work = restarting(s)
+    assert await work.run() == ""
+    found = await c.gather(kept)
+    for value, now in zip(values, found, strict=True):
+        assert type(now) is type(value)
+        assert pickle.dumps(now) == pickle.dumps(value)
