@@ -443,10 +443,11 @@ class Restart:
     address: str
     ceilings: Mapping[str | int, int]  # by id of the others: process bytes to fill
     wait: float  # seconds that running tasks are waited for
-    timeout: float  # seconds in which it has to be back
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned: pieces go together
     beside: tuple[str, ...] = ()  # addresses of others that are away at the same time
     size: Size | None = None  # with what it is started from then on; None: as it was
+    #: bytes of process memory with a lower limit: with all its keys, while they return
+    lines: tuple[int, int] = (0, 0)  # 0: any
     retire: bool = False  # it is closed instead, and what it held stays on the others
     parking: bool = False  # what it holds is kept in its nanny meanwhile
 
@@ -482,7 +483,6 @@ class Drop:
 
     workers: Mapping[str, str | int]  # ids by address
     wait: float  # seconds that running tasks are waited for
-    timeout: float  # seconds in which all have to be back
     include_other_clients: bool = False  # else only where nobody else has data
 
 

@@ -126,6 +126,7 @@ class WorkerSnapshot:
     burden: Burden | None = None  # None: the scheduler was not asked
     parking: bool = False  # keeps keys in a nanny while that one's worker is restarted
     room: Room | Unknown | None = None  # beside it; None: its nanny was not asked
+    least: int | None = None  # bytes its process had at the least; None: not known
     copying: float | None = None  # bytes per second of one thread; None: not timed
 
     @property

@@ -188,7 +188,7 @@ def away(*ids: int, **fields: Any) -> list[Step]:
     addresses = tuple(f"tcp://127.0.0.1/{id}" for id in ids)
     args = [
         Restart(
-            id=id, address=own, ceilings={}, wait=1, timeout=1,
+            id=id, address=own, ceilings={}, wait=1,
             beside=tuple(a for a in addresses if a != own), **fields,
         )
         for id, own in zip(ids, addresses, strict=True)
@@ -223,7 +223,7 @@ def test_limits_hold_for_its_steps(steps: Any, limits: Any, allowed: bool) -> No
 def test_limits_hold_where_all_are_dropped() -> None:
     """All workers are away then."""
     now = view([worker(i) for i in range(2)]).now
-    args = Drop(workers={w.address: w.id for w in now.workers}, wait=1, timeout=1)
+    args = Drop(workers={w.address: w.id for w in now.workers}, wait=1)
     step = Step(action="o", summary="", price=Price(nbytes=0, seconds=None), args=args)
     refuse_beyond(Limits(disrupted_workers=2), now, [step])
     with pytest.raises(RefusedError, match="2 workers would be away"):

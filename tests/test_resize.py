@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Event, LocalCluster, wait
+from distributed import Client, Event, LocalCluster, Nanny, wait
+from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.adapters import spec_cluster
 from clustertune.errors import RefusedError
 from clustertune.model import Size
+from clustertune.remote import resize as remote
+from clustertune.remote import ship
+from clustertune.remote.move import ManagerHold
+from clustertune.remote.restart import Restarting
 from tests.processes import cluster, until, workers_of
 
 GIB = 2**30
@@ -104,7 +110,7 @@ def test_a_limit_that_is_too_low(two: Any) -> None:
 
 
 def test_a_restart_that_does_not_come_about(two: Any) -> None:
-    """The nanny is told what was before: later it starts the worker as ever."""
+    """The nanny keeps what it had: later it starts the worker with that."""
     _, client = two
     first = next(iter(workers_of(client)))
     gate = Event("gate", client=client)
@@ -129,6 +135,114 @@ def test_started_by_hand(tmp_path: Any) -> None:
         report = clustertune.resize(client, nthreads=2)
         assert report.status == "done", str(report)
         assert {f[0] for f in client.run(facts).values()} == {2}
+
+
+def held(dask_scheduler: Any) -> dict[str, set[Any]]:
+    """By worker's name, the keys that it holds."""
+    workers = dask_scheduler.workers.values()
+    return {str(ws.name): {ts.key for ts in ws.has_what} for ws in workers}
+
+
+def bloat(dask_worker: Any) -> None:
+    """Memory that is no data of Dask's, and goes with the process."""
+    dask_worker.bloat = np.ones(350 * 2**20 // 8)
+
+
+def scattered(client: Client, mib: int = 120) -> list[Any]:
+    """On each worker so many MiB that cannot be computed again."""
+    some = [np.full(10 * 2**20 // 8, i) for i in range(mib // 10)]
+    found: list[Any] = []
+    for address in workers_of(client):
+        found += client.scatter(some, hash=False, workers=[address])
+    return found
+
+
+def assert_equal(client: Client, futures: list[Any], mib: int = 120) -> None:
+    expected = list(range(mib // 10)) * (len(futures) // (mib // 10))
+    assert [int(v[0]) for v in client.gather(futures)] == expected
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_lower_limit(local_cluster: Any, alone: bool) -> None:
+    """Its process has more than the new limit, and its nanny must not end it.
+
+    The nanny gets the limit once the worker is empty and has another process.
+    """
+    _, client = local_cluster(1 if alone else 3, memory_limit="1 GiB")
+    futures = scattered(client)
+    first = next(iter(workers_of(client)))
+    client.run(bloat, workers=[first])
+    name = workers_of(client)[first]["name"]
+    until(lambda: workers_of(client)[first]["metrics"]["memory"] > 500 * 2**20)
+    before = client.run_on_scheduler(held)
+    report = clustertune.resize(client, workers=[name], memory_limit="480 MiB")
+    assert report.status == "done", str(report)
+    assert "lost 0" in report.steps[0].reason
+    assert client.run_on_scheduler(held) == before
+    (address,) = [a for a, w in workers_of(client).items() if w["name"] == name]
+    limits = client.run(limit, workers=[address], nanny=True)
+    limits |= {"worker": workers_of(client)[address]["memory_limit"]}
+    assert set(limits.values()) == {480 * 2**20}
+    assert_equal(client, futures)
+
+
+def limit(dask_worker: Any) -> int:
+    found: int = dask_worker.memory_manager.memory_limit
+    return found
+
+
+@pytest.mark.parametrize("wanted", ["50 MiB", "200 MiB"])
+def test_a_limit_below_a_new_process(two: Any, wanted: str) -> None:
+    """Refused with numbers before anything is touched: its nanny would end it again
+    and again."""
+    _, client = two
+    futures = scattered(client)
+    pids = client.run(os.getpid)
+    with pytest.raises(RefusedError, match=r"give at least \d+ MiB") as caught:
+        clustertune.resize(client, workers=[0], memory_limit=wanted)
+    assert client.run(os.getpid) == pids
+    enough = re.search(r"give at least (\d+ MiB)", str(caught.value))
+    assert enough is not None
+    plan = clustertune.resize(client, workers=[0], memory_limit=enough[1], dry_run=True)
+    assert plan.status == "planned"
+    assert len(plan.steps) == 1
+    assert_equal(client, futures)
+
+
+def test_later_workers_are_emptied_below_the_new_limit(two: Any) -> None:
+    """Workers that have the lower limit by then are not filled up to the old one."""
+    _, client = two
+    futures = scattered(client, 240)
+    with pytest.raises(RefusedError, match=r"have room for .* below their thresholds"):
+        clustertune.resize(client, memory_limit="620 MiB")
+    assert_equal(client, futures, 240)
+
+
+@gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)] * 2, timeout=120)
+async def test_a_new_process_that_is_too_large(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is restarted once more with what it had, and gets its keys back."""
+    address, other = a.worker_address, b.worker_address
+    future = (await c.scatter([np.arange(9)], workers=[address], hash=False))[0]
+    was = a.memory_manager.memory_limit
+    terms = {
+        "change": ship.pickled(remote.change),
+        "settle": ship.pickled(remote.settle),
+        "wanted": {"nthreads": 3, "memory_limit": was // 2, "env": {"NEW": "1"}},
+        "line": 2**20,
+        "most": 2**20,
+    }
+    work = Restarting(
+        s, ManagerHold(s), address, {}, {other: 0}, 10, 60, resizing=terms
+    )
+    problem = await work.run()
+    assert "it was restarted with its former size" in problem
+    assert work.state()["resized"] is False
+    (worker,) = (ws for ws in s.workers.values() if ws.nanny == a.address)
+    assert (worker.nthreads, worker.memory_limit) == (1, was)
+    assert a.process.worker_kwargs["memory_limit"] == was
+    assert "NEW" not in {**a.env, **os.environ}
+    assert s.tasks[future.key].who_has == {worker}
+    assert (await future).tolist() == list(range(9))
 
 
 @pytest.mark.parametrize(

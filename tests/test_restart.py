@@ -9,14 +9,17 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client, Event, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import RefusedError
-from clustertune.remote import park
+from clustertune.remote import move, park
+from clustertune.remote.move import ManagerHold
 from clustertune.remote.restart import Restarting
 from tests.processes import soon
 
@@ -429,3 +432,100 @@ def test_a_restart_that_takes_longer_than_its_manager_waits(local_cluster: Any) 
         assert clustertune.restart(client, drop_data=True).status == "done"
         assert set(cluster.workers) == names == cluster.observed
     assert all(a.startswith("tcp") for a in cluster.scheduler_info["workers"])
+
+
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_the_time_of_the_caller_ends(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: Any
+) -> None:
+    """While a worker is emptied: all is where it was, and there are no copies."""
+    monkeypatch.setattr(move, "MOST_KEYS", 2)  # slow, so that the time is too short
+    await c.amm.stop()  # it would delete copies
+    source, other = s.workers
+    some = [np.full(10_000, i) for i in range(300)]
+    values = await c.scatter(some, workers=[source], hash=False)
+    work = Restarting(s, ManagerHold(s), source, {}, {other: 0}, 10, 0.5)
+    problem = await work.run()
+    assert "keys were still there when the time of 0 s was over" in problem
+    assert work.away
+    assert [len(s.tasks[f.key].who_has) for f in values] == [1] * 300
+    assert len(s.workers[source].has_what) == 300
+    assert statuses(s) == {"running"}
+    assert [int(v[0]) for v in await c.gather(values)] == list(range(300))
+
+
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_the_time_of_the_caller_is_the_limit(c: Any, s: Any, *_: Any) -> None:
+    """Not a constant: a job may take as long as the call."""
+    await clustertune.restart(c, workers=[0], timeout="20 minutes")
+    (job,) = s.plugins["clustertune"].jobs.values()
+    assert 900 < job.work.timeout < 1200
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
+    """It may be as short as one event."""
+
+    @gen_cluster(
+        nthreads=THREE,
+        config={"distributed.admin.low-level-log-length": 1},
+        **NANNIES,
+        **OPTIONS,
+    )
+    async def test(c: Any, s: Any, *nannies: Any) -> None:
+        name, gone = nannies[0].worker_address, nannies[1].worker_address
+        some = [np.full(100, i) for i in range(40)]
+        values = await c.scatter(some, hash=False, workers=[name])
+        restarting = asyncio.ensure_future(
+            clustertune.restart(c, workers=[s.workers[name].name])
+        )
+        if other:  # it has taken some of them
+            await soon(lambda: name not in s.workers)
+            taken = [ts.key for ts in s.workers[gone].has_what]
+            os.kill(nannies[1].pid, signal.SIGKILL)
+        else:
+            await soon(lambda: s.workers[name].status.name == "closing_gracefully")
+            taken = [ts.key for ts in s.workers[name].has_what if len(ts.who_has) == 1]
+            await s.remove_worker(name, stimulus_id="test")
+        report = await restarting
+        assert taken
+        lost = sum(f.key not in s.tasks for f in values)
+        assert lost >= len(taken) > 0
+        assert report.status == "left"
+        assert f"lost {lost} keys" in report.steps[0].reason
+
+    test()
+
+
+def rows(part: int, name: str) -> Any:
+    """A partition; the last one comes when an event is set."""
+    if part == 7:
+        Event(name).wait(60)
+    return pd.DataFrame({"a": np.arange(part, part + 100) % 10, "part": part})
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+async def test_a_shuffle_that_runs(c: Any, s: Any, *nannies: Any) -> None:
+    """Its rows are in the process of a worker that runs no task and holds no key."""
+    frame = dd.from_map(rows, range(8), name="gate", meta=rows(0, "gate"))
+    shuffled = frame.shuffle("a", shuffle_method="p2p", npartitions=6)
+    result = c.compute(shuffled.groupby("part").size())
+    plugin = s.plugins["shuffle"]
+    await soon(lambda: plugin.active_shuffles)
+    (state,) = plugin.active_shuffles.values()
+    await soon(lambda: sum(len(w.processing) for w in s.workers.values()) == 1)
+    free = [ws for ws in s.workers.values() if not ws.processing]
+    (name, *_) = [w.name for w in free if w.address in state.participating_workers]
+    report = await clustertune.restart(c, workers=[name], wait="300 ms")
+    assert report.status == "left"
+    assert "1 P2P shuffles still keep rows in its process" in report.steps[0].reason
+    assert statuses(s) == {"running"}
+    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[name]))
+    jobs = s.plugins["clustertune"].jobs
+    await soon(lambda: any(not job.task.done() for job in jobs.values()))
+    await Event("gate").set()
+    assert (await result).tolist() == [100] * 8
+    report = await restarting
+    assert report.status == "done", str(report)
+    (shuffle_runs,) = plugin._shuffles.values() or [{state}]
+    assert shuffle_runs == {state}  # Dask did not begin it again

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clustertune.actions.release import nbytes_text, whose
-from clustertune.actions.restart import SECONDS, TIMEOUT, WAIT
+from clustertune.actions.restart import SECONDS, WAIT
 from clustertune.model import (
     Cluster,
     Drop,
@@ -49,7 +49,6 @@ def steps(
         args=Drop(
             workers=workers,
             wait=wait,
-            timeout=TIMEOUT,
             include_other_clients=include_other_clients,
         ),
     )

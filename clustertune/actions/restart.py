@@ -32,7 +32,7 @@ from clustertune.model import (
 from clustertune.wording import bytes_text, plural, workers_text
 
 WAIT = 60.0  # seconds that running tasks are waited for
-TIMEOUT = 120.0  # seconds in which a worker has to be back
+TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart: no caller waits
 SECONDS = 1.0  # that a nanny takes to start a worker again; 0.7 measured
 CURED = ("memory_growth", "abandoned_tasks")  # findings that a restart ends
 
@@ -91,28 +91,41 @@ def steps(
             yield _brought_back(worker, lines, groups, wait)
     real = [w for w in view.now.workers if not w.parking]
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
-    for batch in _batches(going, at_once(most, len(real))):
-        ceilings = Others(lines, frozenset(w.id for w in batch))
+    resized: dict[str | int, tuple[int, int]] = {}
+    for number, batch in enumerate(_batches(going, at_once(most, len(real)))):
+        away = frozenset(w.id for w in batch)
+        ceilings = Others(lines, away, resized, number)
         for worker in batch:
             step = _step(worker, ceilings, groups, batch, wait)
             yield step if size is None else _resized(step, worker, size)
+        if size is not None and size.memory_limit is not None:
+            limit = size.memory_limit
+            resized |= {w.id: (number, ceiling(w, limit)) for w in batch}
 
 
 class Others(Mapping[str | int, int]):
     """Ceilings by id, but for those of workers that are away.
 
-    A dictionary for each of many steps would have all the others, each time.
+    A dictionary for each of many steps would have all the others, each time. Workers
+    that an earlier batch has given another limit have the ceiling of that limit:
+    ``resized`` has the number of their batch and that ceiling, ``number`` is ours.
     """
 
     def __init__(
-        self, every: Mapping[str | int, int], away: Collection[str | int]
+        self,
+        every: Mapping[str | int, int],
+        away: Collection[str | int],
+        resized: Mapping[str | int, tuple[int, int]] | None = None,
+        number: int = 0,
     ) -> None:
         self._every, self._away = every, away
+        self._resized, self._number = resized or {}, number
 
     def __getitem__(self, id: str | int) -> int:
         if id in self._away:
             raise KeyError(id)
-        return self._every[id]
+        number, most = self._resized.get(id, (self._number, 0))
+        return most if number < self._number else self._every[id]
 
     def __iter__(self) -> Iterator[str | int]:
         return (id for id in self._every if id not in self._away)
@@ -147,11 +160,16 @@ def _has(worker: WorkerSnapshot, size: Size) -> bool:
 def _resized(step: Step, worker: WorkerSnapshot, size: Size) -> Step:
     assert isinstance(step.args, Restart)
     was = f"{plural(worker.nthreads, 'thread')}, {bytes_text(worker.memory_limit)}"
+    limit = lowered(worker, size)
     return replace(
         step,
         summary=f"{step.summary.replace('restart', 'resize', 1)}; to {size}",
         gain=f"now {was}",
-        args=replace(step.args, size=size),
+        args=replace(
+            step.args,
+            size=size,
+            lines=(0, 0) if limit is None else lines(worker, limit),
+        ),
     )
 
 
@@ -187,7 +205,6 @@ def _step(
             address=worker.address,
             ceilings=ceilings,
             wait=wait,
-            timeout=TIMEOUT,
             collections=groups,
             beside=tuple(w.address for w in batch if w.id != worker.id),
             parking=not ceilings,
@@ -217,13 +234,42 @@ def _brought_back(
     )
 
 
-def ceiling(worker: WorkerSnapshot) -> int:
-    """Bytes of its process up to which it neither spills nor pauses; 0: any."""
+def ceiling(worker: WorkerSnapshot, limit: int | None = None) -> int:
+    """Bytes of its process up to which it neither spills nor pauses; 0: any.
+
+    With its own limit, or another one.
+    """
+    limit = worker.memory_limit if limit is None else limit
     thresholds = worker.thresholds
-    if isinstance(thresholds, Unknown) or not worker.memory_limit:
+    if isinstance(thresholds, Unknown) or not limit:
         return 0
-    lines = [x for x in (thresholds.spill, thresholds.pause) if x is not None]
-    return int(min(lines) * worker.memory_limit) if lines else 0
+    return int(min(_first(thresholds.spill, thresholds.pause), default=0) * limit)
+
+
+def lowered(worker: WorkerSnapshot, size: Size | None) -> int | None:
+    """The memory limit that a size gives it, if that is lower than its own."""
+    limit = None if size is None else size.memory_limit
+    own = worker.memory_limit or math.inf
+    return None if limit is None or limit >= own else limit
+
+
+def lines(worker: WorkerSnapshot, limit: int) -> tuple[int, int]:
+    """Bytes of its process that it may have with a lower limit; 0: any.
+
+    With all its keys, and while they return: then it may begin to spill, which is seen
+    too late to stop a key that is on its way.
+    """
+    thresholds = worker.thresholds
+    if isinstance(thresholds, Unknown):
+        return 0, 0
+    kill = thresholds.terminate
+    last = _first(thresholds.pause, None if isinstance(kill, Unknown) else kill)
+    most = int(min(last, default=0) * limit)
+    return ceiling(worker, limit) or most, most
+
+
+def _first(*fractions: float | None) -> list[float]:
+    return [x for x in fractions if x is not None]
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

@@ -71,6 +71,7 @@ class Asked:
     """What looks are to tell besides; the time that it takes grows with all keys."""
 
     burdens: bool = False  # what each worker alone holds, and past runs
+    least: bool = False  # the least memory that each worker's process has had
     holdings: bool = False  # which keys are in memory, and who wants them
     kept: tuple[Key, ...] = ()  # that are no holdings
     values: bool = False  # what the workload must know of the values of the data
@@ -189,6 +190,8 @@ class LiveCluster:
         if self.asked.burdens:
             snapshot = await monitor.with_burdens(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
+        if self.asked.least:
+            snapshot = await monitor.with_least_memory(self.client, snapshot)
         if self.asked.holdings:
             holdings = await monitor.holdings(self.client, self.asked.kept)
             snapshot = replace(snapshot, holdings=holdings)

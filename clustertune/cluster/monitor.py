@@ -45,7 +45,17 @@ from clustertune.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.remote import keys, park, probe, resident, runs, ship, tell, versions
+from clustertune.remote import (
+    keys,
+    park,
+    probe,
+    resident,
+    resize,
+    runs,
+    ship,
+    tell,
+    versions,
+)
 from clustertune.report import Report
 from clustertune.wording import printable
 
@@ -463,6 +473,20 @@ async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:
     rooms = await _rooms(client, workers)
     return replace(
         snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
+    )
+
+
+async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
+    """The snapshot whose workers know the least memory that their process has had."""
+    approved = known(client).addresses
+    there = [w.address for w in snapshot.workers if w.address in approved]
+    answers = await ship.on_workers(
+        client, resize.least_memory, there, timeout=PATIENCE
+    )
+    least = {a: n for a, n in answers.items() if isinstance(n, int)}
+    return replace(
+        snapshot,
+        workers=tuple(replace(w, least=least.get(w.address)) for w in snapshot.workers),
     )
 
 

@@ -21,6 +21,7 @@ from clustertune.wording import bytes_text, names_text, plural, printable
 logger = logging.getLogger("clustertune")
 
 POLL = 0.2  # seconds between two looks for workers
+REPORTED = 0.9  # of the time that is left: the rest is for the answer and the report
 
 
 class Staff:
@@ -120,29 +121,20 @@ class Staff:
     async def restart(self, restart: Restart, notify: Notify) -> Result:
         """Have the resident restart a worker; cancelled, it undoes what it began.
 
-        If it is to have another size, its nanny is told before, and the cluster object
-        after, which would start its workers as they were.
+        If it has another size then, the cluster object takes that over: it would start
+        the worker with the former size otherwise.
         """
-        if restart.size is None:
-            return await self._restart(restart, notify, [])
-        back: list[str] = []
-        told = resizing.told(
-            self.client, restart.address, restart.size, lambda: "".join(back)
-        )
-        async with told:
-            result = await self._restart(restart, notify, back)
-        if not back:
+        result, back = await self._restart(restart, notify)
+        if not back or restart.size is None:
             return result
         adapters.resized(self.client.cluster, restart.id, restart.size)
         await monitor.look(self.client, [])  # may code be sent to the new process?
-        other = await resizing.differences(self.client, back[0], restart.size)
+        other = await resizing.differences(self.client, back, restart.size)
         undone = "; ".join(filter(None, [result.undone, other]))
         return replace(result, undone=undone, said=f"{result.said}; {restart.size}")
 
-    async def _restart(
-        self, restart: Restart, notify: Notify, back: list[str]
-    ) -> Result:
-        """``back`` is given the new address once the worker is there again."""
+    async def _restart(self, restart: Restart, notify: Notify) -> tuple[Result, str]:
+        """Also the address of the new process, if it has the size."""
         identity = await monitor.identify(self.client)
         ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
         others = {a: i for a, i in ids.items() if i in restart.ceilings}
@@ -160,22 +152,22 @@ class Staff:
                 workers=list(others),
                 ceilings=[restart.ceilings[i] for i in others.values()],
                 wait=restart.wait,
-                timeout=restart.timeout,
+                timeout=REPORTED * max(0.0, self.lease.remaining()),
                 retire=restart.retire,
                 parking=ship.pickled(park.open_parking) if restart.parking else b"",
+                resizing=resizing.terms(restart),
             )
             try:
                 state = await job
             except BaseException as error:
                 if ended:
-                    back += [ended[0]["address"]] if ended[0]["address"] else []
                     result = self._restarted(restart, ended[0], ids)
                     land(error, await asyncio.shield(result))
                 raise
-        back += [state["address"]] if state["address"] else []
         if restart.retire and not state["error"]:
             await adapters.retired(self.client.cluster, restart.id)
-        return await self._restarted(restart, state, ids)
+        back = state["address"] if state["resized"] else ""
+        return await self._restarted(restart, state, ids), back
 
     async def _restarted(
         self, restart: Restart, state: Mapping[str, Any], ids: Mapping[str, str | int]
@@ -220,7 +212,7 @@ class Staff:
                 owner=self.client.id,
                 others=drop.include_other_clients,
                 wait=drop.wait,
-                timeout=drop.timeout,
+                timeout=REPORTED * max(0.0, self.lease.remaining()),
             )
         if state["error"]:
             # the keys were counted before; those of workers that still run are there

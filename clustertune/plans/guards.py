@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from clustertune.actions import drop, release
+from clustertune.actions import drop, release, restart
 from clustertune.model import (
     Burden,
     Drop,
@@ -32,6 +32,7 @@ NO_NANNY = (
     "it has no nanny that could start it again: restart it by the means with which it "
     "was started; dask worker --nanny gives it one"
 )
+MIB = 2**20
 OTHERS = "include_other_clients=True (--include-other-clients) means them, too"
 
 
@@ -196,22 +197,46 @@ def _space(worker: WorkerSnapshot, most: int) -> float:
 
 
 def size_holds_what_is_there(step: Step, view: View) -> str | None:
-    """A worker gets back what it held, and must not spill for it."""
-    restart = step.args
-    if not isinstance(restart, Restart) or restart.size is None:
+    """A lower limit must hold a new process and the data that the worker gets back.
+
+    A worker above its limit spills, pauses, or is killed by its nanny with all it has.
+    """
+    if not isinstance(step.args, Restart):
         return None
-    limit = restart.size.memory_limit
-    worker = view.now.by_address.get(restart.address)
-    if worker is None or limit is None or isinstance(worker.thresholds, Unknown):
+    worker = view.now.by_address.get(step.args.address)
+    limit = None if worker is None else restart.lowered(worker, step.args.size)
+    if worker is None or limit is None:
         return None
-    target = worker.thresholds.target or worker.thresholds.spill
-    if target is not None and worker.counted > target * limit:
-        return (
+    thresholds, text = worker.thresholds, bytes_text(limit)
+    if isinstance(thresholds, Unknown):
+        return f"whether {text} is enough is unknown: {thresholds}"
+    target = thresholds.target or thresholds.spill
+    most, _ = restart.lines(worker, limit)
+    data = worker.counted + worker.spilled
+    # what is unmanaged may be more than a new process needs, and not less
+    fresh = worker.unmanaged if worker.least is None else worker.least
+    spills = target is not None and worker.counted > target * limit
+    if not spills and (not most or fresh + data <= most):
+        return None
+    needed = max(
+        worker.counted / target if target else 0,
+        (fresh + data) * limit / most if most else 0,
+    )
+    enough = math.ceil(needed / MIB) * MIB
+    if spills:
+        why = (
             f"it holds {bytes_text(worker.counted)}, and would write some of it to "
-            f"disk above {target:.0%} of {bytes_text(limit)}: a larger limit, or less "
-            "data, is needed"
+            f"disk above {target:.0%} of {text}"
         )
-    return None
+    else:
+        why = (
+            f"its process has {bytes_text(fresh)} without data and gets back "
+            f"{bytes_text(data)}, and with a limit of {text} it spills or pauses above "
+            f"{bytes_text(most)}"
+        )
+    if enough >= (worker.memory_limit or math.inf):
+        return f"{why}: release data, or keep its limit"
+    return f"{why}: release data, or give at least {enough // MIB} MiB"
 
 
 def release_takes_from_nobody(step: Step, view: View) -> str | None:

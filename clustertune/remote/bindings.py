@@ -113,16 +113,35 @@ class Bindings:
         return len(waiting)
 
 
-async def follow(scheduler: Any, gone: set[str], address: str) -> None:
-    """Bind to a worker's new address what is bound to those that it had before.
+async def bound_to(scheduler: Any, address: str) -> set[Any]:
+    """Keys of the tasks that are bound to a worker's address."""
+    found = set()
+    for i, ts in enumerate(list(scheduler.tasks.values())):
+        if i % YIELD == YIELD - 1:
+            await asyncio.sleep(0)
+        if ts.worker_restrictions and address in ts.worker_restrictions:
+            found.add(ts.key)
+    return found
 
-    What it does not hold any more could never be computed again otherwise.
+
+async def follow(
+    scheduler: Any, keys: Collection[Any], former: set[str], address: str
+) -> None:
+    """Bind tasks to a worker's new address that are bound to those it had before.
+
+    What it does not hold any more could never be computed again otherwise. ``keys``
+    are tasks that were bound to it before its restart. Other tasks that are bound to a
+    former address mean this worker only if no other one has that address by now.
     """
+    if not former:
+        return
+    free = former - scheduler.workers.keys()
     waiting = []
     for i, ts in enumerate(list(scheduler.tasks.values())):
         if i % YIELD == YIELD - 1:
             await asyncio.sleep(0)
         bound = ts.worker_restrictions
+        gone = former if ts.key in keys else free
         if bound and not gone.isdisjoint(bound):
             ts.worker_restrictions = (bound - gone) | {address}
             waiting.append(ts)

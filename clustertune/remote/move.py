@@ -303,7 +303,8 @@ async def place(scheduler: Any, policy: Placing, hold: ManagerHold) -> None:
             await _run(manager, policy, EPOCH)
             policy.launching = False
             await _run(manager, policy, DRAIN)
-            policy.requeue()
+            if not policy.stopped:  # then it ends when nothing is in flight
+                policy.requeue()
         default = scheduler.extensions.get("amm")
         if policy.open and default is not None and default.running:
             default.run_once()

@@ -124,6 +124,7 @@ class Resident(SchedulerPlugin):
         self.schedules = Schedules(self)
         self.showing = Showing(scheduler, self)
         self.watching: list[asyncio.Task[None]] = []
+        self.last_event: dict[str, Any] = {}  # of a worker that is being removed
 
     def attach(self) -> None:
         self.scheduler.add_plugin(self, name=NAME)
@@ -154,6 +155,29 @@ class Resident(SchedulerPlugin):
         """A new process: it has none of the memory that the one before it had."""
         ws = scheduler.workers[worker]
         self.runs.forget(runs.worker_id(ws.address, ws.name, ws.nanny))
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Keep Dask's event about a removed worker until :meth:`remove_worker`.
+
+        Both are called within one turn of the event loop. The log itself is bounded.
+        """
+        event = msg if topic == "all" and isinstance(msg, dict) else {}
+        if event.get("action") == "remove-worker":
+            self.last_event = event
+
+    def remove_worker(
+        self, scheduler: Any, worker: str, *, stimulus_id: str = "", **_: Any
+    ) -> None:
+        """Give restarts the keys that were lost with a worker."""
+        event, self.last_event = self.last_event, {}
+        if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):
+            logger.error("clustertune cannot count the keys lost with %s", worker)
+            return
+        for job in self.jobs.values():
+            if isinstance(job.work, Restarting) and not job.task.done():
+                job.work.removed(
+                    worker, event["lost-computed-tasks"], event["lost-scattered-tasks"]
+                )
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """End what a client holds that closes; a lost one has a grace period.
@@ -474,6 +498,7 @@ class Resident(SchedulerPlugin):
         timeout: float,
         retire: bool = False,
         parking: bytes = b"",
+        resizing: Mapping[str, Any] | None = None,
     ) -> str:
         """Begin to restart a worker that loses nothing; returns the name of the job.
 
@@ -481,6 +506,7 @@ class Resident(SchedulerPlugin):
         stay together meanwhile. ``ceilings`` are of process memory, by address of those
         workers that may hold what it has; ``wait`` and ``timeout`` in seconds.
         ``parking`` is the pickled ``open_parking`` where no worker may hold it.
+        ``resizing`` are the terms of ``Resizing``.
         """
         self._check(token)
         work = Restarting(
@@ -494,6 +520,7 @@ class Resident(SchedulerPlugin):
             retire,
             parking,
             self.turn,
+            resizing,
         )
         return self._begin(work, self._restart(work))
 

@@ -1,7 +1,7 @@
 """Changes with what threads, memory limit and environment a nanny starts its worker.
 
-Runs on the nanny. What it has takes effect when the worker is started the next time,
-and holds for every start after that, also after a crash.
+Runs on the nanny. A change takes effect when the worker is started the next time, and
+holds for every start after that, also after a crash.
 """
 
 from __future__ import annotations
@@ -12,40 +12,65 @@ from typing import Any
 
 from clustertune.remote.details import pools
 
+SETTLED = 2.0  # seconds after its start in which a process still imports
 
-def resize(
+
+def change(
     dask_worker: Any,
     nthreads: int | None = None,
     memory_limit: int | None = None,
     env: Mapping[str, str | None] | None = None,
-) -> dict[str, Any]:
-    """Set what is not None; answers with what was, in the form of the arguments.
+) -> None:
+    """Have the next process started with what is not None.
 
     ``dask_worker`` is the nanny: distributed calls it so. A variable that is None is
-    not set. ``outer`` of the answer are the same variables of the nanny's own process,
-    into which distributed copies them when it starts the worker.
+    not set. The nanny keeps what it had before, until :func:`settle`. Its own memory
+    limit stays until then: the nanny ends a process that comes close to it, and the
+    process that runs now may be larger.
     """
     nanny, process = dask_worker, dask_worker.process
     if process is None:
         raise RuntimeError("the nanny has no worker process now")
-    was: dict[str, Any] = {}
+    before: dict[str, Any] = {"kwargs": {}, "memory_limit": memory_limit}
+    for name, value in (("nthreads", nthreads), ("memory_limit", memory_limit)):
+        if value is not None:
+            before["kwargs"][name] = process.worker_kwargs[name]
+            process.worker_kwargs[name] = value
     if nthreads is not None:
-        was["nthreads"] = nanny.nthreads
         nanny.nthreads = nthreads
-        process.worker_kwargs["nthreads"] = nthreads
-    if memory_limit is not None:
-        was["memory_limit"] = nanny.memory_manager.memory_limit
-        # the nanny's own: it kills a worker that comes close to it
-        nanny.memory_manager.memory_limit = memory_limit
-        process.worker_kwargs["memory_limit"] = memory_limit
     if env is not None:
-        was["env"] = {name: nanny.pre_spawn_env.get(name) for name in env}
-        was["outer"] = {name: os.environ.get(name) for name in env}
-        # bound anew: changed in place they would change for others that share them
-        both = (_with(nanny.pre_spawn_env, env), _with(nanny.env, env))
-        nanny.pre_spawn_env = process.pre_spawn_env = both[0]
-        nanny.env = process.env = both[1]
-    return was
+        before["env"] = nanny.pre_spawn_env, nanny.env
+        # distributed copies them into the nanny's own process, which may be a user's
+        before["outer"] = {name: os.environ.get(name) for name in env}
+        # other dictionaries: changed in place they would change for others, too
+        _start_with(nanny, _with(nanny.pre_spawn_env, env), _with(nanny.env, env))
+    nanny.clustertune_before = before
+
+
+def settle(dask_worker: Any, keep: bool) -> None:
+    """Keep the last change now that its process runs, or undo it."""
+    nanny = dask_worker
+    before = getattr(nanny, "clustertune_before", None)
+    if before is None:  # the change has not arrived, or is settled
+        return
+    del nanny.clustertune_before
+    if keep and before["memory_limit"] is not None:
+        nanny.memory_manager.memory_limit = before["memory_limit"]
+    if not keep:
+        nanny.process.worker_kwargs.update(before["kwargs"])
+        nanny.nthreads = nanny.process.worker_kwargs["nthreads"]
+        if "env" in before:
+            _start_with(nanny, *before["env"])
+    for name, value in before.get("outer", {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _start_with(nanny: Any, pre_spawn: Mapping[str, str], env: Any) -> None:
+    nanny.pre_spawn_env = nanny.process.pre_spawn_env = pre_spawn
+    nanny.env = nanny.process.env = env
 
 
 def _with(
@@ -55,13 +80,19 @@ def _with(
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def put_back(dask_worker: Any, outer: Mapping[str, str | None]) -> None:
-    """Make the nanny's own process have these variables again: it may be a user's."""
-    for name, value in outer.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def least_memory(dask_worker: Any) -> int | None:
+    """Bytes that a worker's process has had at the least, once it had started.
+
+    None where its system monitor does not reach back to the start.
+    """
+    monitor = dask_worker.monitor
+    times, memory = monitor.quantities["time"], monitor.quantities["memory"]
+    if monitor.maxlen is not None and monitor.count > monitor.maxlen:
+        return None
+    start = times[0] + SETTLED
+    return int(
+        min([m for t, m in zip(times, memory, strict=True) if t > start] or memory)
+    )
 
 
 def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -14,14 +14,14 @@ import heapq
 import logging
 import pickle
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
 from distributed.core import Status
 
-from clustertune.remote.bindings import follow
+from clustertune.remote.bindings import bound_to, follow
 from clustertune.remote.keys import Places
 from clustertune.remote.memory import counted
 from clustertune.remote.move import ManagerHold, Placing, place
@@ -33,6 +33,9 @@ logger = logging.getLogger("distributed.clustertune")
 LOOK = 0.1  # seconds between two looks whether a worker has ended its tasks
 FOLLOWS = 5.0  # seconds in which a worker's process ends after that of its nanny
 ROUNDS = 5  # times that a worker is emptied: keys may arrive meanwhile
+GRACE = 60.0  # seconds to undo a restart in, where the caller's time has passed
+ANSWERS = 5.0  # seconds between two questions whether a nanny is there
+SILENCE = 30.0  # seconds without its answer after which a nanny counts as gone
 YIELD = 2000  # keys between two yields to the event loop
 
 
@@ -58,7 +61,8 @@ class Restarting:
     wait
         Seconds that running tasks are waited for.
     timeout
-        Seconds in which the worker has to be back.
+        Seconds that the caller has left. Emptying and the wait for the new process end
+        then. Bringing keys home ends only without progress.
     retire
         Close it instead: what it held stays where it was moved.
     parking
@@ -66,6 +70,8 @@ class Restarting:
         as no other worker can take it. Empty: none is to be opened.
     turn
         Held while it is emptied: two at once would be given the same room.
+    resizing
+        How to start the new process with another size; None: with the same.
     """
 
     def __init__(
@@ -80,8 +86,10 @@ class Restarting:
         retire: bool = False,
         parking: bytes = b"",
         turn: asyncio.Lock | None = None,
+        resizing: Mapping[str, Any] | None = None,
     ):
         self.turn = turn or asyncio.Lock()
+        self.resizing = None if resizing is None else Resizing(scheduler, resizing)
         self.retire = retire
         self.parking = parking
         self.parked: Any = None  # the parking worker
@@ -92,7 +100,9 @@ class Restarting:
         self.ceilings = dict(ceilings)
         self.wait = wait
         self.timeout = timeout
+        self.end = monotonic() + timeout
         self.stopped = False
+        self.process: Any = None  # its state on the scheduler; each process has its own
         self.doing = "waiting for its tasks to end"
         self.keys = 0
         self.nbytes = 0  # that travelled
@@ -101,16 +111,20 @@ class Restarting:
         self.back = ""  # its new address
         self.away: dict[Any, str] = {}  # what it alone held, and where that is now
         self.targets: set[str] = set()  # that were given any of that
-        self.own = {address}  # and those of the parking worker, and its later ones
+        self.own = {address}  # addresses that it has now, or its parking worker
+        self.former = {address}  # addresses that it has had, or its parking worker
+        self.bound: Collection[Any] = ()  # keys of tasks that were bound to it
         self.copied: set[Any] = set()  # what it held, and others as well
         self.ended: set[str] = set()  # others, with what it had held
-        self.began = time()
+        self.ended_with_it = 0  # keys that only its own processes had
+        self.removals: list[tuple[str, set[Any], set[Any]]] = []  # of other workers
 
     async def run(self) -> str:
         """Restart it; answers with why not, or what is left to do, or nothing."""
         worker = self.scheduler.workers.get(self.address)
         if worker is None:
             return f"{self.address} is gone"
+        self.process, self.end = worker, monotonic() + self.timeout
         problem = left = ""
         try:
             problem = await self._run(worker)
@@ -123,14 +137,19 @@ class Restarting:
         was, who = worker.status, identity(worker)
         try:
             self._refuse(worker)
-            self._set(worker, Status.closing_gracefully)
-            await self._idle(worker)
+            await self._idle(worker, was)
+            self.bound = await bound_to(self.scheduler, self.address)
             if self.parking and worker.has_what:
                 await self._park(worker)
             async with self.turn:
                 await self._empty(worker)
+                if self.resizing is not None:
+                    await self._change(worker.nanny)
+                    await self._empty(worker)  # of what came meanwhile
         except BaseException as error:
             # also where the job is cancelled: nothing may stay as it is now
+            if self.resizing is not None:
+                await self.resizing.undo(worker.nanny)
             await self._undo(worker, was, who)
             if isinstance(error, Refused):
                 return str(error)
@@ -139,11 +158,13 @@ class Restarting:
             self.doing = "closing"
             return await self._close(worker, was)
         self.doing = "restarting"
-        problem = await self._restart(who)
+        problem, note = await self._restart(who, self.end), ""
+        if self.resizing is not None:
+            problem, note = await self._settle(who, problem)
         if problem:
             return problem
         self.doing = "bringing back what it held"
-        return await self._bring_back(who)
+        return "; ".join(filter(None, [note, await self._bring_back(who)]))
 
     # --- before -----------------------------------------------------------------------
 
@@ -165,30 +186,50 @@ class Restarting:
         self.scheduler.handle_worker_status_change(status, worker, name)
 
     def _there(self, worker: Any) -> bool:
-        return self.scheduler.workers.get(self.address) is worker
+        return self.scheduler.workers.get(worker.address) is worker
 
-    async def _idle(self, worker: Any) -> None:
+    async def _idle(self, worker: Any, was: Status) -> None:
+        """Wait for its tasks, and for shuffles that keep rows in its process.
+
+        It gets no new tasks meanwhile, unless a shuffle is among the reasons: the tasks
+        that end a shuffle are bound to its workers.
+        """
         end = monotonic() + self.wait
-        while worker.processing:
+        while True:
+            shuffling = bool(shuffles(self.scheduler, worker))
+            closing = worker.status is Status.closing_gracefully
+            if self._there(worker) and shuffling == closing:
+                self._set(worker, was if shuffling else Status.closing_gracefully)
+            if not shuffling and not worker.processing:
+                return
             if not self._there(worker):
                 raise Refused("it went while its tasks were waited for")
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
-                some = ", ".join(sorted(str(ts.key) for ts in worker.processing)[:3])
-                raise Refused(
-                    f"{len(worker.processing)} tasks still run after "
-                    f"{self.wait:g} s, such as {some[:200]}"
-                )
+                raise Refused(self._still_busy(worker))
             await asyncio.sleep(LOOK)
+
+    def _still_busy(self, worker: Any) -> str:
+        some = shuffles(self.scheduler, worker)
+        if some:
+            return (
+                f"{len(some)} P2P shuffles still keep rows in its process after "
+                f"{self.wait:g} s, such as {some[0][:200]}: a restart would begin them "
+                "again"
+            )
+        keys = sorted(str(ts.key) for ts in worker.processing)[:3]
+        return (
+            f"{len(worker.processing)} tasks still run after {self.wait:g} s, such as "
+            f"{', '.join(keys)[:200]}"
+        )
 
     async def _empty(self, worker: Any) -> None:
         """Move all that it holds; what has copies elsewhere is dropped here only."""
         self.doing = "moving away what it holds"
         left: Mapping[str, int] = {}
         for _ in range(ROUNDS):
-            if self.stopped:
-                raise Refused("stopped")
+            self._refuse_late(worker)
             if worker.status is Status.running:  # one that was paused has room again
                 self._set(worker, Status.closing_gracefully)
             if not worker.has_what:
@@ -196,9 +237,7 @@ class Restarting:
             wanted = await self._assign(worker)
             shelters = () if self.parked is None else (self.parked.address,)
             policy = Placing(wanted, self.ceilings, {self.address}, shelters)
-            await asyncio.wait_for(
-                place(self.scheduler, policy, self.hold), self.timeout
-            )
+            await self._move_away(policy)
             self.nbytes += policy.nbytes
             left = policy.left
             if not self._there(worker):
@@ -213,6 +252,37 @@ class Restarting:
             raise Refused(f"{len(worker.has_what)} keys could not be moved away: {why}")
         if worker.processing:
             raise Refused("tasks have begun there meanwhile")
+        if shuffles(self.scheduler, worker):
+            raise Refused("a P2P shuffle has begun there meanwhile")
+
+    def _refuse_late(self, worker: Any) -> None:
+        if self.stopped:
+            raise Refused("stopped")
+        if monotonic() > self.end and worker.has_what:
+            raise Refused(
+                f"{len(worker.has_what)} keys were still there when the time of "
+                f"{self.timeout:.0f} s was over"
+            )
+
+    async def _move_away(self, policy: Placing) -> None:
+        """Run the mover until the job is stopped, or the caller's time is over.
+
+        A copy that is on its way arrives, and its source is dropped, in any case: the
+        mover, once stopped, ends when nothing is in flight.
+        """
+        moving = asyncio.ensure_future(place(self.scheduler, policy, self.hold))
+        try:
+            while not moving.done():
+                await asyncio.wait([moving], timeout=LOOK)
+                if self.stopped or monotonic() > self.end:
+                    policy.stopped = True
+                    if not policy.flying:  # it may wait for Dask's own moves
+                        moving.cancel()
+        finally:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+        if not moving.cancelled():
+            moving.result()
 
     async def _assign(self, worker: Any) -> list[tuple[Any, str]]:
         """A target for each key: groups together, largest first, where most fits."""
@@ -279,8 +349,12 @@ class Restarting:
             if worker.status is Status.closing_gracefully:
                 self._set(worker, was)
             await self._bring_home(self.address)
-        elif self._is_parked() and await self._returns(who, self.timeout):
+        elif self._is_parked() and await self._returns(who, self._later()):
             await self._bring_back(who)
+
+    def _later(self) -> float:
+        """When to end what must be undone: the caller's time may be over."""
+        return max(self.end, monotonic() + GRACE)
 
     # --- the parking worker -----------------------------------------------------------
 
@@ -288,21 +362,18 @@ class Restarting:
         """Have its nanny open one; if that comes too late, it closes by itself."""
         self.doing = "opening a parking worker in its nanny"
         name = f"{PREFIX}{uuid4().hex[:8]}"
-        wanted = {"name": name, "nbytes": worker.nbytes, "timeout": self.timeout}
-        call = self.scheduler.rpc(worker.nanny).run(
-            function=self.parking, kwargs=pickle.dumps(wanted)
+        seconds = max(0.0, self.end - monotonic())
+        wanted = {"name": name, "nbytes": worker.nbytes, "timeout": seconds}
+        why = await on_nanny(
+            self.scheduler, worker.nanny, self.parking, wanted, seconds
         )
-        why = "it did not register"
-        try:
-            answer = await asyncio.wait_for(call, self.timeout)
-        except (OSError, asyncio.TimeoutError) as error:
-            why = repr(error)
-        else:
-            why = answer.get("exception_text", why)
         self.parked = self.scheduler.workers.get(self.scheduler.aliases.get(name))
         if self.parked is None:
-            raise Refused(f"its nanny opened no parking worker: {why}")
+            raise Refused(
+                f"its nanny opened no parking worker: {why or 'it did not register'}"
+            )
         self.own.add(self.parked.address)
+        self.former.add(self.parked.address)
         self._set(self.parked, Status.closing_gracefully)
 
     def _is_parked(self) -> bool:
@@ -323,7 +394,7 @@ class Restarting:
             await asyncio.sleep(LOOK)
 
     def _is_back(self) -> bool:
-        return self.back in self.scheduler.workers
+        return bool(self.back) and self._there(self.process)
 
     async def _unpark(self) -> str:
         """Close the parking worker, unless only it has something; then say so."""
@@ -358,12 +429,25 @@ class Restarting:
         await self._undo(worker, was)
         return "the scheduler did not close it"
 
-    async def _restart(self, who: Any) -> str:
-        end = monotonic() + self.timeout
+    async def _restart(self, who: Any, end: float) -> str:
+        """Have its nanny end its process, and wait for the next one."""
+        answer, old = "", self.process
+        if self._there(old):
+            answer = await self._end_process(old.address, max(0.0, end - monotonic()))
+        if await self._returns(who, end):
+            return ""
+        # OK is the nanny's answer about the old process, not about the new one
+        nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"
+        where = "" if self.parked is not None else "; what it held lies on the others"
+        return (
+            f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
+        )
+
+    async def _end_process(self, address: str, seconds: float) -> str:
         try:
-            answer = await self.scheduler.restart_workers(
-                [self.address],
-                timeout=self.timeout,
+            answers = await self.scheduler.restart_workers(
+                [address],
+                timeout=seconds,
                 # it would count workers: one that leaves meanwhile is waited for, and
                 # one that joins is taken for ours
                 wait_for_workers=False,
@@ -371,58 +455,112 @@ class Restarting:
                 stimulus_id=f"clustertune-restart-{time()}",
             )
         except asyncio.TimeoutError:
-            answer = {self.address: "timed out"}
-        if await self._returns(who, end - monotonic()):
-            return ""
-        said = answer.get(self.address, "nothing")
-        # OK is of the old process: of the new one it says nothing
-        nanny = "has ended it" if said == "OK" else f"said {said}"
-        where = "" if self.parked is not None else "; what it held lies on the others"
-        return (
-            f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
-        )
+            return "timed out"
+        # Dask raises here whatever a nanny answers: the worker may come back yet
+        except Exception as error:  # noqa: BLE001, the caller reports it
+            return repr(error)
+        return str(answers.get(address, ""))
 
-    async def _returns(self, who: Any, seconds: float) -> bool:
-        """Wait until it runs again, under another address, and what is bound to it."""
-        end = monotonic() + seconds
+    async def _returns(self, who: Any, end: float) -> bool:
+        """Wait for another process of its nanny, and bind to it what was bound to it.
+
+        Its address may be the one that it had. The wait ends early where the nanny does
+        not answer any more.
+        """
+        statuses = [Status.running]
+        if self.resizing is not None:  # one that is too small for itself pauses
+            statuses.append(Status.paused)
+        heard = asked = monotonic()
         while True:
             for ws in list(self.scheduler.workers.values()):
-                new = ws.address != self.address and identity(ws) == who
-                if new and ws.status is Status.running:
-                    self.back = ws.address
-                    await follow(self.scheduler, self.own - {ws.address}, ws.address)
-                    self.own.add(ws.address)
+                new = ws is not self.process and identity(ws) == who
+                if new and ws.status in statuses:
+                    await self._welcome(ws)
                     return True
-            if monotonic() > end:
+            now = monotonic()
+            if now > end or now - heard > SILENCE:
                 return False
+            if now - asked > ANSWERS:
+                asked = now
+                if await self._answers(who[0]):
+                    heard = monotonic()
             await asyncio.sleep(LOOK)
 
-    def _count_lost(self) -> int:
-        """Keys of it that nobody has any more, by the scheduler's own events.
+    async def _welcome(self, worker: Any) -> None:
+        """Take a worker for the next process of ours."""
+        self.process, self.back = worker, worker.address
+        self.own.add(worker.address)
+        gone = self.former - {worker.address}
+        await follow(self.scheduler, self.bound, gone, worker.address)
+        self.former.add(worker.address)
 
-        What ends with it, or with a parking worker, is counted in any case. What it
-        held and another worker has ended with is lost unless it is computed again.
+    async def _answers(self, nanny: str) -> bool:
+        try:
+            await asyncio.wait_for(self.scheduler.rpc(nanny).identity(), ANSWERS)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        return True
+
+    # --- another size -----------------------------------------------------------------
+
+    async def _change(self, nanny: str) -> None:
+        assert self.resizing is not None
+        self.doing = "telling its nanny the new size"
+        problem = await self.resizing.change(nanny)
+        if problem:
+            raise Refused(f"its nanny did not take the new size: {problem}")
+        self.doing = "moving away what it holds"
+
+    async def _settle(self, who: Any, problem: str) -> tuple[str, str]:
+        """Keep the size, or restart the new process with the former one.
+
+        The process that is restarted then is empty. Answers with what ends the job, and
+        with what is to be reported though it goes on.
         """
-        lost = 0
-        for when, event in list(self.scheduler.get_events("all")):
-            if (
-                when < self.began
-                or not isinstance(event, dict)
-                or event.get("action") != "remove-worker"
-            ):
-                continue
-            computed = event.get("lost-computed-tasks", ())
-            scattered = event.get("lost-scattered-tasks", ())
-            if event.get("worker") in self.own:
-                lost += len(computed) + len(scattered)
-                continue
-            taken = sum(map(self._was_there, scattered)) + sum(
-                self._was_there(key) and is_gone(self.scheduler, key)
-                for key in computed
-            )
-            if taken:
-                lost += taken
-                self.ended.add(str(event.get("worker")))
+        assert self.resizing is not None
+        size, nanny = self.resizing, who[0]
+        why = problem or size.shortage(self.process, self._bytes_away())
+        if not why:
+            size.kept = True
+            return "", await size.settle(nanny, keep=True)
+        await size.undo(nanny)
+        self.doing = "restarting with its former size"
+        again = await self._restart(who, self._later())
+        if again:
+            return f"{why}; with its former size {again}", ""
+        return "", f"{why}; it was restarted with its former size"
+
+    def _bytes_away(self) -> int:
+        tasks = self.scheduler.tasks
+        held = (tasks.get(key) for key in (*self.away, *self.copied))
+        return sum(ts.nbytes for ts in held if ts is not None and ts.who_has)
+
+    # --- what was lost ----------------------------------------------------------------
+
+    def removed(self, address: str, computed: set[Any], scattered: set[Any]) -> None:
+        """Note the keys that only a worker had which the scheduler has just removed."""
+        if address in self.own:
+            self.own.discard(address)  # another worker may get the same address
+            self.ended_with_it += len(computed) + len(scattered)
+            return
+        ours = [
+            {k for k in keys if self._was_there(k)} for keys in (computed, scattered)
+        ]
+        if any(ours):
+            self.removals.append((address, ours[0], ours[1]))
+
+    def _count_lost(self) -> int:
+        """Keys of it that no worker has any more.
+
+        Keys that ended with it, or with a parking worker, count in any case. Keys that
+        it held and another worker has ended with count unless they are computed again.
+        """
+        lost = self.ended_with_it
+        for address, computed, scattered in self.removals:
+            gone = sum(is_gone(self.scheduler, key) for key in computed)
+            if gone or scattered:
+                lost += gone + len(scattered)
+                self.ended.add(address)
         return lost
 
     async def _bring_back(self, who: Any) -> str:
@@ -431,7 +569,7 @@ class Restarting:
             problem = await self._bring_home(self.back)
             if not problem or not self._is_parked() or self._is_back():
                 break
-            if not await self._returns(who, self.timeout):
+            if not await self._returns(who, self._later()):
                 break
         return problem
 
@@ -450,15 +588,10 @@ class Restarting:
             elif there <= self.targets | {address}:
                 moved.append((key, address))
         left: Counter[str] = Counter()
+        most = self.resizing.most if self.resizing is not None else 0
         for wanted, sources in ((moved, None), (copied, ())):
-            policy = Placing(wanted, {}, sources)
-            try:
-                await asyncio.wait_for(
-                    place(self.scheduler, policy, self.hold), self.timeout
-                )
-            except asyncio.TimeoutError:
-                unmoved = len(policy.waiting) + len(policy.flying)
-                left["the time was over"] += unmoved
+            policy = Placing(wanted, {address: most} if most else {}, sources)
+            await place(self.scheduler, policy, self.hold)  # ends without progress
             self.nbytes += policy.nbytes
             left += policy.left
         # one that was released meanwhile is not missing
@@ -491,7 +624,91 @@ class Restarting:
             "again": self.again,
             "ended": sorted(self.ended),
             "address": self.back,
+            "resized": self.resizing is not None and self.resizing.kept,
         }
+
+
+class Resizing:
+    """How a nanny starts its worker with another size, and how that is undone.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler.
+    terms
+        ``change``, ``settle``: pickled functions of ``remote/resize.py``. ``wanted``:
+        arguments of the first. ``line``, ``most``: bytes of process memory that a
+        worker with a lower limit may have with all its keys, and while they return; 0:
+        any.
+    """
+
+    def __init__(self, scheduler: Any, terms: Mapping[str, Any]):
+        self.scheduler = scheduler
+        self.functions = terms["change"], terms["settle"]
+        self.wanted = dict(terms["wanted"])
+        self.line, self.most = int(terms["line"]), int(terms["most"])
+        self.changed = False  # the nanny has it, and it may still be undone
+        self.kept = False  # the worker has it
+
+    async def change(self, nanny: str) -> str:
+        """Have the nanny start the next process with it; why not, or nothing."""
+        self.changed = True  # also if the answer is lost
+        return await on_nanny(
+            self.scheduler, nanny, self.functions[0], self.wanted, GRACE
+        )
+
+    async def settle(self, nanny: str, *, keep: bool) -> str:
+        """Have the nanny keep it, or undo it; what went wrong, or nothing."""
+        self.changed = False
+        problem = await on_nanny(
+            self.scheduler, nanny, self.functions[1], {"keep": keep}, GRACE
+        )
+        return f"its nanny did not settle its size: {problem}" if problem else ""
+
+    async def undo(self, nanny: str) -> None:
+        """Have the nanny start its worker as before, unless that has been settled."""
+        if self.changed:
+            problem = await self.settle(nanny, keep=False)
+            if problem:
+                logger.warning("clustertune: %s", problem)
+            self.most = 0
+
+    def shortage(self, worker: Any, nbytes: int) -> str:
+        """Why a new process is too small for keys of so many bytes, or nothing."""
+        process = worker.memory.process
+        if not self.line or process + nbytes <= self.line:
+            return ""
+        return (
+            f"its new process had {process:,} bytes and gets back {nbytes:,}, and it "
+            f"spills or pauses above {self.line:,}"
+        )
+
+
+async def on_nanny(
+    scheduler: Any,
+    nanny: str,
+    function: bytes,
+    arguments: Mapping[str, Any],
+    seconds: float,
+) -> str:
+    """Run a pickled function on a nanny; what went wrong, or nothing."""
+    call = scheduler.rpc(nanny).run(
+        function=function, kwargs=pickle.dumps(dict(arguments))
+    )
+    try:
+        answer = await asyncio.wait_for(call, seconds)
+    except (OSError, asyncio.TimeoutError) as error:
+        return repr(error)
+    return str(answer.get("exception_text", ""))
+
+
+def shuffles(scheduler: Any, worker: Any) -> list[str]:
+    """P2P shuffles that have rows in a worker's process, where Dask sees no keys."""
+    plugin = scheduler.plugins.get("shuffle")
+    active = getattr(plugin, "active_shuffles", {})
+    return [
+        str(i) for i, s in active.items() if worker.address in s.participating_workers
+    ]
 
 
 def used(worker: Any) -> int:

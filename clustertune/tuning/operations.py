@@ -153,9 +153,10 @@ def resize(
 ) -> Report:
     """Give running workers other threads, memory or variables, without losing data.
 
-    Their nannies are told, and the workers restarted one after the other as
-    :func:`clustertune.restart` does. What they have then is asked of them, and holds
-    for every later start by the same nanny. Workers that have it are left alone.
+    The workers are restarted one after the other as :func:`clustertune.restart` does.
+    Each worker's nanny gets the new size once its worker is empty, and uses it for
+    every later start. A worker that does not run with it keeps its former size. Workers
+    that have the size already are left alone.
 
     Parameters
     ----------
@@ -185,8 +186,8 @@ def resize(
     TypeError
         Nothing is to be changed.
     RefusedError
-        As for :func:`clustertune.restart`; or what a worker holds does not fit the new
-        limit. Nothing was touched.
+        As for :func:`clustertune.restart`; or a worker's process and data do not fit
+        a lower limit. Nothing was touched.
     ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
 TimedOutError
         As for :func:`clustertune.restart`.
@@ -219,7 +220,7 @@ TimedOutError
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        asked=Asked(burdens=True),
+        asked=Asked(burdens=True, least=size.memory_limit is not None),
     )
     report: Report = client.sync(carry_out, procedure)
     return report

@@ -10,7 +10,7 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 from clustertune.remote import keys
-from clustertune.remote.bindings import follow
+from clustertune.remote.bindings import bound_to, follow
 from clustertune.remote.resident import Resident
 from tests.processes import soon
 
@@ -145,7 +145,26 @@ async def test_tasks_follow_a_worker_to_its_new_address(c, s, a, b):
     other = c.submit(int, 7, workers=[a.address], key="other")
     await soon(lambda: len(s.unrunnable) == 3)
     await wait(other)
-    await follow(s, {gone}, b.address)
+    await follow(s, (), {gone}, b.address)
     assert await c.gather(waiting) == [0, 1, 2]
     assert all(s.tasks[f.key].worker_restrictions == {b.address} for f in waiting)
     assert s.tasks["other"].worker_restrictions == {a.address}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_two_workers_that_swap_their_addresses(c, s, a, b):
+    """A port range: each is followed by its own tasks, and by no other's."""
+    one = c.submit(abs, -1, workers=[a.address], key="one")
+    two = c.submit(abs, -2, workers=[b.address], key="two")
+    await wait([one, two])
+    of_a, of_b = await bound_to(s, a.address), await bound_to(s, b.address)
+    assert (of_a, of_b) == ({"one"}, {"two"})
+    # both have been restarted, and each has what was the other's
+    await follow(s, of_a, {a.address}, b.address)
+    await follow(s, of_b, {b.address}, a.address)
+    assert s.tasks["one"].worker_restrictions == {b.address}
+    assert s.tasks["two"].worker_restrictions == {a.address}
+    # one that was bound later to an address that no worker has any more
+    s.tasks["two"].worker_restrictions = {"tcp://127.0.0.1:1"}
+    await follow(s, (), {"tcp://127.0.0.1:1"}, a.address)
+    assert s.tasks["two"].worker_restrictions == {a.address}

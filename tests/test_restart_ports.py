@@ -1,0 +1,115 @@
+"""Workers whose new process has the address of an old one: fixed ports, port ranges."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack, closing
+from socket import socket
+from typing import Any
+
+import numpy as np
+from distributed import Nanny, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+
+NONE: dict[str, Any] = {"client": True, "nthreads": [], "timeout": 120}
+LIMIT = {"nthreads": 1, "memory_limit": "1 GiB"}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now; taken at the same time, so that they differ."""
+    taken = [socket() for _ in range(count)]
+    for one in taken:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return ports
+
+
+def free_range(count: int) -> str:
+    """Consecutive free ports, as ``--worker-port`` takes them."""
+    while True:
+        (first,) = free_ports(1)
+        some: list[int] = []
+        for port in range(first, min(first + count, 2**16)):
+            with closing(socket()) as one:
+                if one.connect_ex(("127.0.0.1", port)) != 0:
+                    some.append(port)
+        if len(some) == count:
+            return f"{first}:{first + count - 1}"
+
+
+async def values(c: Any, count: int = 20) -> list[Any]:
+    """Keys that cannot be computed again."""
+    return list(await c.scatter([np.full(99, i) for i in range(count)], hash=False))
+
+
+async def assert_equal(c: Any, futures: list[Any]) -> None:
+    found = await c.gather(futures)
+    assert [int(value[0]) for value in found] == list(range(len(futures)))
+
+
+def held(s: Any) -> dict[Any, tuple[str, set[Any]]]:
+    """By worker's name its address and its keys."""
+    workers = s.workers.values()
+    return {ws.name: (ws.address, {ts.key for ts in ws.has_what}) for ws in workers}
+
+
+@gen_cluster(**NONE)
+async def test_fixed_ports(c: Any, s: Any) -> None:
+    """Each is recognised by its process: all have the addresses that they had."""
+    async with AsyncExitStack() as stack:
+        for name, port in enumerate(free_ports(2)):
+            nanny = Nanny(s.address, worker_port=port, name=name, **LIMIT)
+            await stack.enter_async_context(nanny)
+        futures, pids = await values(c), await c.run(os.getpid)
+        before = held(s)
+        report = await clustertune.restart(c, timeout="60 s")
+        assert report.status == "done", str(report)
+        assert held(s) == before
+        new = await c.run(os.getpid)
+        assert new.keys() == pids.keys()
+        assert set(new.values()).isdisjoint(pids.values())
+        report = await clustertune.resize(c, nthreads=2, timeout="60 s")
+        assert report.status == "done", str(report)
+        assert held(s) == before
+        assert {ws.nthreads for ws in s.workers.values()} == {2}
+        await assert_equal(c, futures)
+
+
+@gen_cluster(**NONE)
+async def test_a_fixed_port_alone(c: Any, s: Any) -> None:
+    """What was parked comes back, and the parking worker is closed."""
+    (port,) = free_ports(1)
+    async with Nanny(s.address, worker_port=port, **LIMIT):
+        futures = await values(c)
+        before = held(s)
+        report = await clustertune.restart(c, timeout="60 s")
+        assert report.status == "done", str(report)
+        assert held(s) == before
+        await assert_equal(c, futures)
+
+
+@gen_cluster(**NONE)
+async def test_a_port_range(c: Any, s: Any) -> None:
+    """Two at a time: the new process of one may have the old address of the other."""
+    ports = free_range(3)
+    async with AsyncExitStack() as stack:
+        for name in range(3):
+            nanny = Nanny(s.address, worker_port=ports, name=name, **LIMIT)
+            await stack.enter_async_context(nanny)
+        futures = await values(c, 60)
+        bound = [
+            c.submit(np.full, 9, name, workers=[ws.address], key=f"bound-{ws.name}")
+            for name, ws in enumerate(list(s.workers.values()))
+        ]
+        await wait(bound)
+        before = {name: keys for name, (_, keys) in held(s).items()}
+        report = await clustertune.restart(c, max_unavailable=2, timeout="100 s")
+        assert report.status == "done", str(report)
+        assert {name: keys for name, (_, keys) in held(s).items()} == before
+        for name, (address, _) in held(s).items():
+            assert s.tasks[f"bound-{name}"].worker_restrictions == {address}
+        await assert_equal(c, futures)
