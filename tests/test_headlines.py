@@ -24,14 +24,22 @@ def hold(name: str) -> None:
 
 
 def start(local_cluster: Any, busy: int) -> tuple[Client, list[Any], Event, list[Any]]:
-    """Two workers with ten keys; one of them runs a task until the event is set."""
+    """Two workers with ten keys; one of them runs a task until the event is set.
+
+    They are restarted in the order in which they have registered: ``busy`` is a place.
+    """
     _, client = local_cluster(2)
     data = client.map(lambda i: bytes(10_000 + i), range(10))
     wait(data)
     gate = Event("gate", client=client)
-    task = client.submit(hold, "gate", workers=[busy], pure=False)
+    address = list(workers_of(client))[busy]
+    task = client.submit(hold, "gate", workers=[address], pure=False)
     until(lambda: any(client.processing().values()))
     return client, data, gate, [task]
+
+
+def names(report: Report) -> list[str | int]:
+    return [worker for step in report.steps for worker in step.workers]
 
 
 def last(report: Report, begin: str) -> str:
@@ -45,7 +53,9 @@ def test_a_worker_that_is_busy(local_cluster: Any) -> None:
     report = clustertune.restart(client, wait="0.3s")
     assert report.status == "left"
     line = last(report, "did: ")
-    assert line.startswith("did: restarted 1 of 2 workers; skipped 1: 1 tasks still")
+    _, second = names(report)
+    begin = f"did: restarted 1 of 2 workers; skipped {second}: 1 tasks still run after"
+    assert line.startswith(begin)
     assert line.endswith("; lost 0 keys")
     assert [(s.count, s.total, s.lost) for s in report.steps] == [(1, 1, 0), (0, 1, 0)]
     assert [s.status for s in report.steps] == ["done", "skipped"]
@@ -60,8 +70,12 @@ def test_nothing_was_restarted(local_cluster: Any) -> None:
     client, _, gate, tasks = start(local_cluster, busy=0)
     report = clustertune.restart(client, wait="0.3s")
     line = last(report, "did: ")
-    assert line.startswith("did: restarted 0 of 2 workers; skipped 0: 1 tasks still")
-    assert "; skipped 1: not begun, as a step before was not done; lost 0" in line
+    first, second = names(report)
+    begin = f"did: restarted 0 of 2 workers; skipped {first}: 1 tasks still run after"
+    assert line.startswith(begin)
+    assert (
+        f"; skipped {second}: not begun, as a step before was not done; lost 0" in line
+    )
     gate.set()
     wait(tasks)
 
@@ -70,12 +84,12 @@ def test_the_time_is_over(local_cluster: Any) -> None:
     """The error names what was finished, undone and not begun."""
     client, data, gate, tasks = start(local_cluster, busy=0)
     with pytest.raises(TimedOutError) as stop:
-        clustertune.restart(client, timeout="3s")
-    text = str(stop.value)
-    assert "; restarted 0 of 2 workers; skipped 0: " in text
-    assert "and undone; skipped 1: not begun; lost 0 keys" in text
-    report = stop.value.report
+        clustertune.restart(client, timeout="15s")
+    text, report = str(stop.value), stop.value.report
     assert report is not None
+    first, second = names(report)
+    assert f"; restarted 0 of 2 workers; skipped {first}: " in text
+    assert f"and undone; skipped {second}: not begun; lost 0 keys" in text
     assert headlines(report)[-1].endswith("lost 0 keys")
     assert [s.status for s in report.steps] == ["skipped", "skipped"]
     assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
@@ -125,7 +139,7 @@ def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
             text=True,
         )
         try:
-            until(lambda: busy in client.run_on_scheduler(leaving))
+            until(lambda: busy in client.run_on_scheduler(leaving), 200)
             if how == "^C":
                 running.send_signal(signal.SIGINT)
             else:
