@@ -59,8 +59,9 @@ class Profile:
     groups: str = ""
     #: whether it wants the sizes of the groups instead of each row's group
     group_sizes: bool = False
-    #: whether it fails where a worker holds no row of some class
-    needs_all_classes: bool = False
+    #: whether it fails where a worker holds no row of some class; None: only if it is
+    #: a classifier, and the estimator is not known
+    needs_all_classes: bool | None = False
     #: whether each worker needs all rows of eval sets, of which the pieces are taken
     #: beside those of the training data
     eval_copies: bool = False

@@ -100,7 +100,7 @@ def _needs(p: Profile) -> str:
         "exactly as many rows on every worker": p.exact_rows,
         "rows of a group together": p.groups == "together",
         "rows of a group together, groups in order": p.groups == "sorted",
-        "every class on every worker (classifiers)": p.needs_all_classes,
+        "every class on every worker (classifiers)": p.needs_all_classes is not False,
         "all rows of eval sets on every worker": p.eval_copies,
         "rows of eval sets with categories on every worker": p.eval_everywhere,
         "rows in random order": p.random_order is True,

@@ -190,6 +190,15 @@ def test_by_name() -> None:
     assert choose("generic", xgboost.dask.DaskXGBRegressor()).name == "generic"
 
 
+def test_a_name_does_not_tell_a_classifier() -> None:
+    """Only the estimator does, also where its workload is named."""
+    needs = {
+        estimator: choose("lightgbm", estimator).needs_all_classes
+        for estimator in (None, lightgbm.DaskLGBMClassifier, lightgbm.DaskLGBMRegressor)
+    }
+    assert list(needs.values()) == [None, True, False]
+
+
 @pytest.mark.parametrize("name", ["xgb", "", "XGBoost", ["xgboost"], 3])
 def test_a_name_that_is_not_known(name: Any) -> None:
     """The error has what was given and what is known, but for what is refused."""

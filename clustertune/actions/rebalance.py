@@ -95,7 +95,7 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         )
     except CapacityError as error:
         raise CapacityError(_too_much(layout, view, budget)) from error
-    classes = coverage.of(layout) if view.goal.workload.needs_all_classes else None
+    classes = coverage.needed(layout, view)
     if classes is None:
         return found
 

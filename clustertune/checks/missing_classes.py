@@ -7,6 +7,9 @@ Other libraries train, but rounds in which a worker has one class only teach it 
 Data that is sorted by label is the usual cause. Looked for with ``deep=True`` and where
 the workload needs all classes, as it reads all labels.
 
+The name of a workload does not tell a classifier from a regressor. Then whole numbers
+are shared out as classes where that is possible, and nothing is refused.
+
 Remedy: ``prepare`` with the estimator shares out rows of each class. With fewer rows of
 a class than workers leave those rows out, or name fewer workers in ``workers=``; for
 labels that are numbers and no classes give a regressor as ``estimator=``.
@@ -26,6 +29,12 @@ from clustertune.rows.coverage import Classes
 from clustertune.wording import plural, printable, workers_text
 
 ERROR = ClassCoverageError
+#: by whether the workload needs all classes on every worker; None: unknown
+_SEVERITIES = {
+    True: Severity.critical,
+    None: Severity.warning,
+    False: Severity.info,
+}
 
 
 def find(view: View) -> Iterator[Finding]:
@@ -36,28 +45,43 @@ def find(view: View) -> Iterator[Finding]:
     classes = coverage.of(layout)
     if classes is None or len(classes.names) < 2:
         return
-    severe = view.goal.workload.needs_all_classes
+    severity = _SEVERITIES[view.goal.workload.needs_all_classes]
+    needed = severity is not Severity.info
     rare = int(classes.totals.argmin())
-    if severe and classes.totals[rare] < len(view.eligible_workers):
+    if needed and classes.totals[rare] < len(view.eligible_workers):
         yield _too_rare(classes, rare, view)
         return
     home, claim = homes(layout, len(view.now.workers)), weights(view)
     # of workers without rows other checks speak
     held = np.bincount(home[home >= 0], layout.rows[home >= 0], len(claim)) > 0
-    may = (claim > 0) & (held | severe)
+    may = (claim > 0) & (held | needed)
     lacking = coverage.missing(classes.counts > 0, home, may)
     if lacking.any():
-        yield _finding(layout, classes, lacking, view, severe=severe)
+        yield _finding(layout, classes, lacking, view, severity)
 
 
 def _too_rare(classes: Classes, number: int, view: View) -> Finding:
     rows, n_workers = int(classes.totals[number]), len(view.eligible_workers)
     name = printable(str(classes.names[number]), longest=40)
+    few = (
+        f"{name} of {classes.label} has {plural(rows, 'row')}, too few for "
+        f"{n_workers:,} workers"
+    )
+    title = view.goal.workload.title
+    if view.goal.workload.needs_all_classes is None:
+        return Finding(
+            severity=Severity.info,
+            message=f"label {few}: a classifier of {title} would need each of "
+            f"{plural(len(classes.names), 'class', 'classes')} on every worker, a "
+            "regressor trains",
+            subject=(classes.label,),
+            evidence={"rows": rows, "workers": n_workers},
+            remedy="give the model as estimator= instead of workload=: then a "
+            "regressor gets no such finding, and a classifier is checked",
+        )
     return Finding(
         severity=Severity.critical,
-        message=f"class {name} of {classes.label} has {plural(rows, 'row')}, too few "
-        f"for {n_workers:,} workers: {view.goal.workload.title} needs every class on "
-        "each",
+        message=f"class {few}: {title} needs every class on each",
         subject=(classes.label,),
         evidence={"rows": rows, "workers": n_workers},
         remedy=f"leave the rows of that class out; or train on {plural(rows, 'worker')}"
@@ -71,21 +95,21 @@ def _finding(
     classes: Classes,
     lacking: Bools,
     view: View,
-    *,
-    severe: bool,
+    severity: Severity,
 ) -> Finding:
     worst = int(lacking.sum(axis=1).argmax())
     workers = view.now.workers
     ids = tuple(workers[i].id for i in np.flatnonzero(lacking.any(axis=1)).tolist())
     example = str(classes.names[int(np.flatnonzero(lacking[worst])[0])])
     names = len(classes.names)
-    whole = severe and coverage.shared(layout, classes, view) is not None
+    needed = severity is not Severity.info
+    whole = needed and coverage.shared(layout, classes, view) is not None
     return Finding(
-        severity=Severity.critical if severe else Severity.info,
+        severity=severity,
         message=f"of {plural(names, 'class', 'classes')} in {classes.label}, "
         f"{workers_text(ids)} hold not all; {workers_text([workers[worst].id])} lacks "
         f"{int(lacking[worst].sum()):,}, for example {printable(example, longest=40)}",
-        subject=tuple(m.label for m in layout.members) if severe else ids,
+        subject=tuple(m.label for m in layout.members) if needed else ids,
         evidence={"classes": names, "workers": len(ids)},
-        fixed_by=("rebalance" if whole else view.goal.cutting) if severe else "",
+        fixed_by=("rebalance" if whole else view.goal.cutting) if needed else "",
     )

@@ -64,7 +64,7 @@ def of_need(
     profile, role = goal.workload, member.label.rpartition(".")[2]
     if role == "qid" and (goal.workload.groups or goal.order == "sort"):
         return content.runs
-    if role == "y" and training and profile.needs_all_classes:
+    if role == "y" and training and profile.needs_all_classes is not False:
         return partial(content.classes, most=max(ROWS, n_workers))
     if role == "y" and training and profile.random_order:
         return content.moments

@@ -83,12 +83,10 @@ def covering(
     With which classes each piece has. ``alone``: rows of rare classes lie alone, where
     whole pieces with others beside them could not be shared out.
     """
-    classes = coverage.of(layout) if view.goal.workload.needs_all_classes else None
+    classes = coverage.needed(layout, view)
+    if classes is None:
+        return None
     n_workers = len(view.eligible_workers)
-    if classes is None or layout is not view.layouts[0]:
-        return None
-    if not len(classes.names) or classes.totals.min() < n_workers:
-        return None
     finer = coverage.finer(classes, rows, n_workers, alone=alone)
     return finer, coverage.present_in(classes, finer)
 

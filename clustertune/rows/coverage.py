@@ -62,6 +62,16 @@ def of(layout: Layout) -> Classes | None:
     return Classes(label=member.label, names=names, counts=counts, witnesses=witnesses)
 
 
+def needed(layout: Layout, view: View) -> Classes | None:
+    """Classes that every worker is to have; None: none, or they have too few rows."""
+    if view.goal.workload.needs_all_classes is False or layout is not view.layouts[0]:
+        return None
+    classes = of(layout)
+    if classes is None or not classes.names:
+        return None
+    return classes if classes.totals.min() >= len(view.eligible_workers) else None
+
+
 def missing(present: Bools, home: Int64s, eligible: Bools) -> Bools:
     """(workers, classes): which class an eligible worker has no row of."""
     held = np.zeros((len(eligible), present.shape[1]), dtype=bool)

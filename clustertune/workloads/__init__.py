@@ -84,7 +84,12 @@ def choose(workload: str | None, estimator: object = None) -> Profile:
     if workload is not None:
         if not isinstance(workload, str) or workload not in available():
             raise ValueError(f"workload={workload!r} is not known; known are: {known}")
-        return _taken(available()[workload].PROFILE, f"workload={workload!r}")
+        module = available()[workload]
+        # the estimator may still tell what the name leaves open
+        _, trains = estimators.last_step(estimator)
+        told = estimator is not None and _hook(module, "matches", trains)
+        profile = _hook(module, "profile_for", trains) if told else None
+        return _taken(profile or module.PROFILE, f"workload={workload!r}")
     if estimator is None:
         return choose("generic")
     what = f"estimator={_name(estimator)}"
@@ -93,7 +98,7 @@ def choose(workload: str | None, estimator: object = None) -> Profile:
         what += f", which ends with {_name(trains)},"
     for module in _own_first():
         if _hook(module, "matches", trains):
-            profile: Profile = _hook(module, "profile_for", trains) or module.PROFILE
+            profile = _hook(module, "profile_for", trains) or module.PROFILE
             return _taken(profile, what)
     if there := estimators.counterpart(trains):
         raise ValueError(

@@ -101,6 +101,18 @@ def test_fewer_rows_than_workers():
     assert "train on 2 workers, named in workers=" in finding.remedy
 
 
+def test_labels_of_an_unknown_estimator():
+    """They are shared out where that is possible; nothing is refused."""
+    (finding,) = found("aa", "bb", needed=None)
+    assert finding.severity is Severity.warning
+    assert finding.fixed_by == "rechunk"
+    (finding,) = found("aaa", "aab", "aba", homes=range(3), needed=None, workers=THREE)
+    assert finding.severity is Severity.info
+    assert finding.fixed_by == ""
+    assert finding.message.startswith("label b of y has 2 rows, too few for 3 workers")
+    assert "estimator=" in finding.remedy
+
+
 def test_a_class_of_a_strange_name():
     """It comes from the data, and may be anything."""
     (finding,) = found(["\x1b[2J", "b"], ["b"], needed=True)

@@ -178,6 +178,9 @@ def test_pieces_that_can_be_shared_out():
             labelled("aa", "ab"), {"needs_all_classes": True}, 2, id="too few rows"
         ),
         pytest.param(
+            labelled("aa", "ab"), {"needs_all_classes": None}, 2, id="maybe no classes"
+        ),
+        pytest.param(
             layout([4, 4], [0, 1]), {"needs_all_classes": True}, 2, id="not looked at"
         ),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 import clustertune
 from clustertune import workloads
+from clustertune.errors import ClassCoverageError
 from clustertune.model import Severity
 from clustertune.workloads import Handed, Rows
 from tests.workloads import data
@@ -63,6 +64,19 @@ def test_lacking_labels(client: Any, kind: Any) -> None:
     assert finding.message == f"y has {lacking} lacking labels"
     if kind is lgb.DaskLGBMRegressor:
         assert np.isfinite(model.fit(X, y).predict(X).compute()).all()
+
+
+@pytest.mark.parametrize("kind", ["f8", "i8"])
+def test_numbers_are_no_classes(client: Any, kind: str) -> None:
+    """The name of the workload says nothing of y; a classifier refuses such labels."""
+    X = data.features()
+    y = da.arange(data.ROWS, chunks=data.CHUNK, dtype=kind)
+    new, labels = clustertune.prepare(client, X, y, workload="lightgbm")
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    assert spread(model.fit(new, labels), new) > 0
+    estimator = lgb.DaskLGBMClassifier
+    with pytest.raises(ClassCoverageError, match="has 1 row, too few for 2 workers"):
+        clustertune.prepare(client, X, y, estimator=estimator)
 
 
 def test_scores_count(client: Any) -> None:
