@@ -69,6 +69,15 @@ def is_fitted(model: object) -> bool:
     return any(n.endswith("_") and not n.startswith("_") for n in vars(model))
 
 
+def uses_dask(estimator: object) -> bool:
+    """Whether it is of dask-ml or dask-glm, which fit Dask collections.
+
+    Its module decides: the class may have the name of one of scikit-learn's.
+    """
+    modules = ("dask_ml", "dask_glm")
+    return hasattr(estimator, "fit") and any(isa(estimator, m) for m in modules)
+
+
 def counterpart(estimator: object) -> str:
     """Where Dask has what a single-machine estimator does; or ""."""
     for kind in classes(estimator):

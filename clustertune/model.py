@@ -41,6 +41,9 @@ from clustertune.wording import bytes_text, plural
 Key = str | int | float | tuple[Any, ...]
 """A Dask key."""
 
+ORDER = "row_order"
+"""Label of the numbers that rows had before they were put in another order."""
+
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
@@ -183,6 +186,7 @@ class Goal:
     restart: bool | str = False  # all workers; "auto": those that findings name; none
     restarted: frozenset[str | int] = frozenset()  # ids, in this call
     release_inputs: bool = False  # free old pieces that are cut, one by one
+    evaluated: tuple[str, ...] = ()  # eval sets that are the training data
     to: str | None = None  # "array": frames and series become arrays
     dtype: str | None = None  # of the numbers in features
     only: frozenset[str] = frozenset()  # actions that may be taken; none: all
@@ -214,6 +218,10 @@ class View:
     #: bytes on workers, by id, of given pieces of which this call has made others: in
     #: memory until the caller's names let them go
     replaced: Mapping[str | int, int] = field(default_factory=dict)
+    #: partitions of the training data as it was given; None: not known
+    given: int | None = None
+    #: ids of the workers that train, where too little data is there for all; None: all
+    trainers: frozenset[str | int] | None = None
 
     @property
     def now(self) -> Snapshot:
@@ -232,9 +240,10 @@ class View:
         return self.goal.workload.persist or there or self.goal.changes
 
     def eligible(self, worker: WorkerSnapshot) -> bool:
-        """Whether this worker may hold training data: wanted and running."""
+        """Whether this worker may hold training data: wanted, running, and needed."""
         wanted = self.goal.workers is None or worker.id in self.goal.workers
-        return wanted and worker.running
+        needed = self.trainers is None or worker.id in self.trainers
+        return wanted and needed and worker.running
 
     def lasting(
         self, which: Callable[[Snapshot], Iterable[str | int]]

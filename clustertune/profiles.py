@@ -52,11 +52,15 @@ class Profile:
 
     # --- rows
 
+    #: rows without which a worker that holds some fails
+    min_rows: int = 1
     #: whether every worker needs exactly as many rows as the others
     exact_rows: bool = False
     #: what rows of a group (qid) need. "": nothing; "together": to be neighbours, on
     #: one worker; "sorted": so, in the order of their groups
     groups: str = ""
+    #: whether it sorts rows by group itself where they are not in order
+    sorts_groups: bool = False
     #: whether it wants the sizes of the groups instead of each row's group
     group_sizes: bool = False
     #: whether it fails where a worker holds no row of some class; None: only if it is
@@ -65,6 +69,8 @@ class Profile:
     #: whether each worker needs all rows of eval sets, of which the pieces are taken
     #: beside those of the training data
     eval_copies: bool = False
+    #: whether the estimator is known to stop early by its scores
+    stops_early: bool = False
     #: whether it fails where a worker has no row of an eval set with categories
     eval_everywhere: bool = False
     #: whether it needs rows in an order that says nothing of them; None: unknown

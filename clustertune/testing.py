@@ -25,12 +25,13 @@ from clustertune.builders import survey as survey
 from clustertune.builders import view as view
 from clustertune.builders import worker as worker
 from clustertune.data.contents import of_need
-from clustertune.data.reordering import NEW, OLD, ORDER
+from clustertune.data.reordering import NEW, OLD
 from clustertune.errors import ScaleError
 from clustertune.facts.capacity import refuse_overfull
 from clustertune.facts.sizes import held_bytes, part_bytes
 from clustertune.facts.verification import problems
 from clustertune.model import (
+    ORDER,
     Bounds,
     Contents,
     Cut,

@@ -249,11 +249,21 @@ async def test_other_numbers_of_rows_are_an_error(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
-async def test_fewer_rows_than_workers_are_an_error(c, s, *workers):
-    """They cannot be cut so that all take part; the text says what to do."""
-    X, y = await persisted(c, da.ones((3, 2), chunks=3), da.ones(3, chunks=3))
-    with pytest.raises(AlignmentError, match="name fewer workers in workers="):
-        await clustertune.prepare(c, X, y)
+async def test_fewer_rows_than_workers(c, s, *workers):
+    """As many workers as rows get one each, and the report names the cause."""
+    Xn = np.arange(6.0).reshape(3, 2)
+    X, y = await persisted(
+        c, da.from_array(Xn, chunks=3), da.from_array(Xn[:, 0], chunks=3)
+    )
+    X2, y2 = p = await clustertune.prepare(c, X, y)
+    (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
+    assert "has 3 rows: only 3 of 4 workers will train" in idle.message
+    assert (await p.verify()).status == "fine"
+    held = await c.who_has([*X2.__dask_graph__().values()])
+    assert len({w for holders in held.values() for w in holders}) == 3
+    found, labels = await values(c, X2, y2)
+    np.testing.assert_array_equal(found, Xn)
+    np.testing.assert_array_equal(labels, Xn[:, 0])
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 
 import dask_glm.estimators as dask_glm
 import dask_ml.cluster
+import dask_ml.ensemble
 import dask_ml.linear_model as dask_linear
 import dask_ml.model_selection as dask_search
+import dask_ml.preprocessing
 import dask_ml.wrappers
 import lightgbm
 import pytest
@@ -22,6 +26,7 @@ import sklearn.linear_model
 import sklearn.model_selection
 import xgboost
 import xgboost.dask
+from sklearn.base import BaseEstimator
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -225,6 +230,61 @@ def test_by_estimator(estimator: Any, expected: str) -> None:
         assert claimed(estimator) == [expected]
 
 
+def of_dask_ml() -> list[Any]:
+    """Every estimator that dask-ml exports."""
+    found: set[Any] = set()
+    for info in pkgutil.walk_packages(dask_ml.__path__, "dask_ml."):
+        if info.name == "dask_ml.xgboost":  # needs a package that is no more
+            continue
+        for kind in vars(importlib.import_module(info.name)).values():
+            if inspect.isclass(kind) and issubclass(kind, BaseEstimator):
+                found.add(kind)
+    public = (k for k in found if k.__module__.startswith("dask_ml."))
+    own = (k for k in public if "utils" not in k.__module__ and k.__name__[0] != "_")
+    return sorted(own, key=lambda k: (k.__module__, k.__name__))
+
+
+#: what clustertune takes dask-ml's estimators for; for all others "generic"
+TAKEN = {
+    "KMeans": "kmeans",
+    "LinearRegression": "glm_admm",
+    "LogisticRegression": "glm_admm",
+    "PoissonRegression": "glm_admm",
+    "Incremental": "incremental",
+    "ParallelPostFit": "predict",
+    **dict.fromkeys(["DaskBaseSearchCV", "GridSearchCV", "RandomizedSearchCV"], ""),
+    **dict.fromkeys(
+        [
+            "BaseIncrementalSearchCV",
+            "HyperbandSearchCV",
+            "IncrementalSearchCV",
+            "InverseDecaySearchCV",
+            "SuccessiveHalvingSearchCV",
+        ],
+        "",  # refused
+    ),
+}
+
+
+@pytest.mark.parametrize("estimator", of_dask_ml(), ids=name)
+def test_every_estimator_of_dask_ml(estimator: Any) -> None:
+    """None is taken for one of a single process, whatever name it shares."""
+    expected = TAKEN.get(estimator.__name__, "generic")
+    if expected:
+        assert choose(None, estimator).name == expected
+        return
+    with pytest.raises(ValueError, match="search") as error:
+        choose(None, estimator)
+    assert "one process" not in str(error.value)
+
+
+def test_blockwise_voting_keeps_its_partitions() -> None:
+    """It fits a model to each; a scaler of dask-ml does not care."""
+    voting = dask_ml.ensemble.BlockwiseVotingClassifier
+    assert choose(None, voting).keeps_pieces
+    assert not choose(None, dask_ml.preprocessing.StandardScaler()).keeps_pieces
+
+
 @pytest.mark.parametrize(("estimator", "expected"), REFUSED, ids=name)
 def test_an_estimator_that_is_refused(estimator: Any, expected: str) -> None:
     """A search is known, and refused with what to do instead."""
@@ -313,6 +373,9 @@ def test_keras() -> None:
         (lightgbm.DaskLGBMClassifier, {"needs_all_classes": True}),
         (lightgbm.DaskLGBMRegressor, {"needs_all_classes": False}),
         (lightgbm.DaskLGBMRanker, {"needs_all_classes": False, "group_sizes": True}),
+        (lightgbm.DaskLGBMRegressor(), {"stops_early": False}),
+        (lightgbm.DaskLGBMRegressor(n_iter_no_change=5), {"stops_early": True}),
+        (lightgbm.DaskLGBMRanker(early_stopping_round=5), {"stops_early": True}),
         (
             xgboost.dask.DaskXGBRanker(tree_method="approx"),
             {"memory_multiple": choose("xgboost_dmatrix").memory_multiple},

@@ -488,6 +488,8 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
     if old != len(rows):
         why = granularity.said(view) if view.goal.rechunk is True else ""
         text = f"{plural(len(rows), 'piece')} instead of {old:,}"
+        if view.goal.workload.keeps_pieces and layout is view.layouts[0]:
+            text += f", of which {view.goal.workload.title} makes another model"
         gains.append(f"{text} ({why})" if why else text)
     return "; ".join(gains)
 

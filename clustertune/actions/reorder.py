@@ -81,7 +81,8 @@ def _pieces(layout: Layout, view: View) -> Step:
 
 def _rows(layout: Layout, view: View) -> Step:
     groups = grouping.of(layout)
-    by = "" if groups is None or view.goal.order != "sort" else groups.label
+    # the order of rows that are shuffled is none of groups
+    by = "" if groups is None or view.goal.order in ("rows", "pieces") else groups.label
     rows, starts = _sorted(layout, view) if by else _shuffled(layout, view)
     target = _targets(layout, view, rows)
     nbytes, n_workers = layout.nbytes, max(1, len(view.eligible_workers))

@@ -66,7 +66,9 @@ def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
             "pieces": len(cut),
             "other_pieces": len(cut_b),
         },
-        remedy=_remedy(a, b) if total == total_b else "",
+        remedy=_remedy(a, b)
+        if total == total_b
+        else f"no cut is right: make {a.label} and {b.label} from the same rows",
         fixed_by=cutting if total == total_b else "",
     )
 

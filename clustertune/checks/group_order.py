@@ -5,6 +5,10 @@ each other with the same ``qid`` for one. LightGBM needs the rows of each group 
 neighbours; XGBoost needs the groups in ascending order too, else every worker sorts a
 full copy of its data.
 
+XGBoost's ranker (from 3.0 on, with ``allow_group_split=False``) sorts frames by group
+itself in every fit, so for it ``prepare`` sorts rows without being asked to. For other
+workloads that is an error without ``sort=True``.
+
 Remedy: ``X, y, qid = clustertune.prepare(client, X, y, qid=qid, sort=True)`` sorts all
 rows by group, those of a group as they were; ``.row_order`` says where each came from.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clustertune.errors import GroupOrderError
-from clustertune.model import Finding, Severity, View
+from clustertune.model import ORDER, Finding, Severity, View
 from clustertune.rows import grouping
 
 ERROR = GroupOrderError
@@ -25,20 +29,36 @@ def find(view: View) -> Iterator[Finding]:
     needed, asked = view.goal.workload.groups, view.goal.order == "sort"
     for layout in view.layouts:
         groups = grouping.of(layout)
-        if groups is None or grouping.are_in_order(
-            groups, "sorted" if asked else needed
-        ):
+        if groups is None:
+            continue
+        if grouping.are_in_order(groups, "sorted" if asked else needed):
+            if not asked and any(m.label == ORDER for m in layout.members):
+                yield _sorted(groups.label, view)
             continue
         how = "do not come in ascending order"
         if not groups.together:
             how = "come back after another group"
-        harm = "sort them on every worker" if groups.together else "split them"
         wrong = not grouping.are_in_order(groups, needed)
+        sorts = view.goal.workload.sorts_groups and bool(view.goal.cutting)
+        whole = groups.together or view.goal.workload.sorts_groups
+        harm = "sort them in every fit" if whole else "split them"
         yield Finding(
             severity=Severity.critical if wrong else Severity.info,
             message=f"groups in {groups.label} {how}"
             + (f"; {view.goal.workload.title} would {harm}" if wrong else ""),
             subject=tuple(m.label for m in layout.members),
             evidence={"together": groups.together, "ascending": groups.ascending},
-            fixed_by="reorder" if asked else "",
+            fixed_by="reorder" if asked or sorts else "",
         )
+
+
+def _sorted(label: str, view: View) -> Finding:
+    """What was done without being asked for, as the order of rows has changed."""
+    return Finding(
+        severity=Severity.info,
+        message=f"rows were sorted by {label}, which {view.goal.workload.title} would "
+        "do in every fit: what was returned is in another order than what was given",
+        subject=(label,),
+        remedy=".row_order has the number that each row had: prediction["
+        "np.argsort(row_order)] is in the order that was given",
+    )

@@ -1,10 +1,11 @@
 """Pieces that are too few, or too large, for every worker to have its share.
 
 A piece is on one worker as a whole. With fewer pieces than workers some worker has none
-and takes no part in the fit; with a few more, some have a piece more than others: 5
-equal pieces on 4 workers make one worker do the work of two, and the fit takes 1.6
-times as long as with an even cut. One piece a thread keeps all busy; a few more are
-good, while a piece is a long task beside what the cluster takes for any.
+and takes no part in the fit (``empty_workers`` where no cut can change that). With a
+few more, some have a piece more than others: 5 equal pieces on 4 workers make one
+worker do the work of two, and the fit takes 1.6 times as long as with an even cut. One
+piece a thread keeps all busy; a few more are good, while a piece is a long task
+compared with the time that the cluster takes for any task.
 
 Eval sets may be smaller than that: they are scored, not trained on. Pieces whose rows
 are unknown, or differ between X and y, are the subject of ``differing_boundaries``.
@@ -26,6 +27,7 @@ from clustertune.facts.sizes import layout_bytes
 from clustertune.model import Finding, Layout, Member, Severity, Unknown, View
 from clustertune.rows import granularity
 from clustertune.rows.evenness import attainable
+from clustertune.rows.trainers import units
 from clustertune.wording import plural, times_text, variable
 
 ERROR = AlignmentError
@@ -35,7 +37,10 @@ _ROUNDING = 1e-9
 def find(view: View) -> Iterator[Finding]:
     """Find that the pieces of the training data cannot be shared out evenly."""
     layout = view.layouts[0] if view.layouts else None
+    found = units(view)
     n_workers = expected_workers(view)
+    if found is not None:  # no more than that will train
+        n_workers = min(n_workers, found.workers)
     if layout is None or not layout.aligned or not n_workers:
         return
     n_pieces = int((layout.rows > 0).sum())
@@ -45,8 +50,12 @@ def find(view: View) -> Iterator[Finding]:
     if n_pieces < n_workers:
         text += f" with rows for {n_workers:,} workers: "
         text += f"{plural(n_workers - n_pieces, 'worker')} cannot take part"
-        # fewer rows than workers cannot be cut so that all have some
-        cutting = view.goal.cutting if layout.rows.sum() >= n_workers else ""
+        cutting = view.goal.cutting
+        if layout.rows.sum() < n_workers:  # only where each worker must have some
+            text = f"{plural(int(layout.rows.sum()), 'row')} of the {layout.label} for "
+            text += f"{n_workers:,} workers: {view.goal.workload.title} needs as many "
+            text += "on each, and cutting makes no more rows"
+            cutting = ""
         yield _finding(Severity.critical, text, layout, evidence, remedy, cutting)
         return
     best = attainable(layout, view)

@@ -32,6 +32,7 @@ from clustertune.errors import NoWorkersError
 from clustertune.facts.capacity import refuse_overfull
 from clustertune.facts.layouts import homes
 from clustertune.model import (
+    ORDER,
     Bounds,
     Drop,
     Flow,
@@ -337,10 +338,10 @@ class LiveCluster:
         futures = await self._computing.pieces(graph, notify, "ordering")
         make = partial(reordering.collections, reorder, given, old, graph, futures)
         made = await asyncio.to_thread(make)
-        numbers = made.pop(reordering.ORDER, None)
+        numbers = made.pop(ORDER, None)
         if reorder.layout == self.given.groups[0].label:
-            if numbers is not None and reordering.ORDER not in given:
-                self.given = self.given.with_companion(reordering.ORDER, numbers)
+            if numbers is not None and ORDER not in given:
+                self.given = self.given.with_companion(ORDER, numbers)
             if not reorder.by:
                 self.goal = replace(self.goal, order="")
         self._replace(made)

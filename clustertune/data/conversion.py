@@ -64,8 +64,9 @@ def _to_array(label: str, x: Any, dtype: np.dtype[Any] | None) -> Conversion:
     other = [str(name) for name, t in types if not _is_number(t)]
     if other:
         raise ValueError(
-            f'to="array": {label} is not all numbers: {_of_types(x, other)}; encode or '
-            "drop that first, for example with .cat.codes or dask_ml.preprocessing"
+            f"{label} cannot become an Array, since it is not all numbers: "
+            f"{_of_types(x, other)}; encode or drop that first, for example with "
+            ".cat.codes or dask_ml.preprocessing"
         )
     # numbers of groups are whole, and not lacking: as floats large ones would be others
     whole = label == "qid"

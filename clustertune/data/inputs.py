@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dask.array as da
@@ -23,6 +23,7 @@ from distributed import Client, Future
 
 from clustertune import settings
 from clustertune.cluster.monitor import refuse_closed
+from clustertune.data import groups as numbered
 from clustertune.data.conversion import fixed_bytes
 from clustertune.errors import AlignmentError
 from clustertune.model import Conversion, Goal, Int64s, Key, Member, Profile
@@ -59,6 +60,8 @@ class Inputs:
     training: tuple[str, ...]  # labels in the order in which they are handed back
     eval_sets: tuple[tuple[str, ...], ...]  # labels of each: X, y, companions
     same: Mapping[str, str]
+    #: sizes of groups that were given in place of qid, by label of the qid made of them
+    sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Given]:
         for group in self.groups:
@@ -107,13 +110,16 @@ def gather(
     """
     if y is None and others:
         raise TypeError("y is None but collections follow it; give y, or name them")
+    sizes: dict[str, Any] = {}
+    companions = _with_qid("", companions, sizes)
     named = [("X", X), ("y", y)]
     named += [(f"others[{i}]", other) for i, other in enumerate(others)]
     named += [(name, companions.get(name)) for name in COMPANIONS]
     training = [_given(n, c) for n, c in named if c is not None or n == "X"]
     evals = [
         [_given(f"eval_set[{i}].{n}", c) for n, c in named.items()]
-        for i, named in enumerate(_eval_sets(eval_set))
+        for i, one in enumerate(_eval_sets(eval_set))
+        for named in [_with_qid(f"eval_set[{i}].", one, sizes)]
     ]
     same: dict[str, str] = {}
     groups: list[Group] = []
@@ -125,7 +131,25 @@ def gather(
         training=tuple(x.label for x in training),
         eval_sets=tuple(tuple(x.label for x in one) for one in evals),
         same=same,
+        sizes=sizes,
     )
+
+
+def _with_qid(
+    prefix: str, named: Mapping[str, Any], sizes: dict[str, Any]
+) -> dict[str, Any]:
+    """Collections by role, with the group of each row where sizes were given."""
+    found = {role: x for role, x in named.items() if role != "group"}
+    group = named.get("group")
+    if group is None:
+        return found
+    if found.get("qid") is not None:
+        raise ValueError(
+            f"{prefix}qid and {prefix}group are given: both say which rows belong "
+            "together; give one of them"
+        )
+    sizes[f"{prefix}qid"] = group
+    return found | {"qid": numbered.numbers(f"{prefix}group", group)}
 
 
 def of_rows(collections: Sequence[Any]) -> Inputs:
@@ -180,7 +204,7 @@ def _eval_sets(eval_set: Any) -> list[dict[str, Any]]:
     found = []
     for X, y, *rest in eval_set:
         more = rest[0] if rest else {}
-        if unknown := [name for name in more if name not in COMPANIONS]:
+        if unknown := [n for n in more if n not in (*COMPANIONS, "group")]:
             raise ValueError(
                 f"eval_set: companions are {', '.join(COMPANIONS)}; "
                 f"{names_text(unknown)} is none of them"
@@ -265,6 +289,27 @@ def companions(inputs: Inputs) -> tuple[str, ...]:
     return (*named, *["eval_set"] * bool(inputs.eval_sets))
 
 
+def wants_arrays(inputs: Inputs, profile: Profile) -> bool:
+    """Whether the library takes Arrays only, and a DataFrame or Series was given."""
+    frames = any(not isinstance(x.collection, da.Array) for x in inputs)
+    return frames and "dataframe" not in profile.kinds
+
+
+def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
+    """Refuse sizes of groups for a library that takes the group of each row.
+
+    Raises
+    ------
+    ValueError
+        The text names the argument to give instead.
+    """
+    if inputs.sizes and not profile.group_sizes:
+        raise ValueError(
+            "group= has sizes of groups, which LightGBM's ranker takes; for "
+            f"{profile.title} give qid=, the group of each row"
+        )
+
+
 def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     """Refuse what the workload, or what was asked for, cannot have of this data.
 
@@ -287,11 +332,10 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
         )
     for i, labels in enumerate(inputs.eval_sets):
         _refuse_unfit_eval_set(inputs, goal.workload, i, labels)
-    frame = isinstance(inputs.collection("X"), dd.DataFrame)
-    if frame and "dataframe" not in goal.workload.kinds and goal.to != "array":
+    if wants_arrays(inputs, goal.workload) and goal.to != "array":
         raise ValueError(
-            f'{goal.workload.title} takes Arrays, and X is a DataFrame; to="array" '
-            "makes it one in the same pass"
+            f"{goal.workload.title} takes Arrays, and frames become Arrays while they "
+            "are loaded, which persist=False forbids; leave persist= out"
         )
     if goal.persist is False and goal.changes:
         raise ValueError(
@@ -320,12 +364,24 @@ def _refuse_unfit_eval_set(
             f"{profile.title} scores groups of rows: {name} needs them too, "
             'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
         )
-    if profile.eval_copies and inputs.same[f"{name}.X"] == "X":
+    if profile.stops_early and is_training_data(inputs, number):
         raise ValueError(
-            f"{name} is the training data, of which {profile.title} scores on every "
-            "worker the part that lies there: with early stopping the fit would wait "
-            "for ever; leave it out here, and hand it to fit itself if nothing stops it"
+            f"{name} is the training data, of which each worker of {profile.title} "
+            "scores its own rows: with early stopping the workers would stop at "
+            "different rounds, and the fit would hang; leave it out of eval_set, or "
+            "fit without early stopping"
         )
+
+
+def evaluated(inputs: Inputs) -> tuple[str, ...]:
+    """Eval sets that are the training data."""
+    numbers = range(len(inputs.eval_sets))
+    return tuple(f"eval_set[{i}]" for i in numbers if is_training_data(inputs, i))
+
+
+def is_training_data(inputs: Inputs, number: int) -> bool:
+    """Whether the features of this eval set are those of the training data."""
+    return inputs.same[f"eval_set[{number}].X"] in inputs.training
 
 
 # --- what a collection says of itself -----------------------------------------------

@@ -20,9 +20,8 @@ from dask._task_spec import List, Task, TaskRef
 from dask.dataframe import dispatch
 
 from clustertune.data.graphs import Graph, collection
-from clustertune.model import Key, Reorder, Source
+from clustertune.model import ORDER, Key, Reorder, Source
 
-ORDER = "row_order"  # label of the collection of row numbers
 SENDING, JOINING = 2, 1  # priorities
 # which pieces an order is drawn for: 0 would be no part of the seed, as NumPy reads it,
 # and the order the one with which it is decided how many rows go where

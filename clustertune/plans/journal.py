@@ -23,6 +23,11 @@ class Journal:
     plans: list[Plan] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
 
+    def given(self, now: View) -> int | None:
+        """Partitions of the training data before this run has cut any."""
+        first = next(iter((self.views or [now])[0].layouts), None)
+        return None if first is None else first.members[0].n_pieces
+
     def replaced(self, now: View) -> dict[str | int, int]:
         """Bytes on workers of given pieces of which this call has made others."""
         found: Counter[str | int] = Counter()

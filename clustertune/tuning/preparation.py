@@ -35,6 +35,7 @@ from clustertune.plans import events, executor, planner
 from clustertune.plans.journal import Journal, error_text
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
+from clustertune.rows import trainers
 from clustertune.settings import of_checks
 from clustertune.show import handover
 from clustertune.tuning import approval
@@ -103,7 +104,9 @@ async def _look_and_plan(
     settings: Mapping[str, Mapping[str, Any]] | None,
 ) -> Plan:
     view = await cluster.look(notify)
-    view = replace(view, replaced=journal.replaced(view))
+    given = journal.given(view)
+    view = replace(view, replaced=journal.replaced(view), given=given)
+    view = trainers.chosen(view)
     found = checks.run(view, settings)
     journal.views.append(view)
     journal.findings.append(found)
@@ -159,6 +162,7 @@ def prepare(
     *others: Any,
     sample_weight: Any = None,
     qid: Any = None,
+    group: Any = None,
     base_margin: Any = None,
     init_score: Any = None,
     eval_set: Any = None,
@@ -203,9 +207,13 @@ def prepare(
         that of its rows.
     sample_weight, qid, base_margin, init_score
         Companions of X, by the names that training libraries give them.
+    group
+        In place of ``qid`` for LightGBM's ranker: the sizes of the groups in the order
+        of rows, a Dask Array or Series. The result has the sizes in new partitions.
     eval_set
         A list of pairs ``(X_valid, y_valid)``, or with companions by name,
-        ``(X_valid, y_valid, {"qid": qid_valid})``; each is placed by itself.
+        ``(X_valid, y_valid, {"qid": qid_valid})``; each is placed by itself. A pair
+        of the training data, ``(X, y)``, stays the training data.
     estimator, workload
         What will train: an estimator of a known library, instance or class, or the name
         of a workload (``"xgboost"``, ``"lightgbm_rank"``, ``"generic"``). It decides
@@ -227,10 +235,12 @@ def prepare(
     rechunk
         True: cut and join pieces where their rows do not fit each other or the
         workers; y and companions are cut where X is. False: never, which is an error
-        where it would be needed. A number: cut the training data into so many.
+        where pieces do not fit each other. A number: cut the training data into so
+        many. With fewer pieces, rows or groups than workers as many workers train.
     to
         ``"array"``: DataFrames and Series become Arrays of known chunks, in the same
-        pass in which they are loaded or cut. A lacking value becomes NaN.
+        pass in which they are loaded or cut. A lacking value becomes NaN. That is so
+        without being asked for where the library takes Arrays only, as linear models.
     dtype
         The number type of the features (X, and X of eval sets), such as ``"float32"``.
         Columns of a DataFrame that are not numbers stay as they are.
@@ -250,7 +260,8 @@ def prepare(
     sort
         Sort rows by query group (``qid``) where they are not, those of a group as they
         were; ``.row_order`` says where each was. Without it that is an error for a
-        workload that needs it.
+        workload that needs it, but for XGBoost's ranker, which sorts rows itself: for
+        it ``prepare`` sorts them unless ``rechunk=False``.
     random_state
         Seed of the shuffle: the same one gives the same order for the same pieces.
     tolerance
@@ -286,7 +297,7 @@ def prepare(
         An argument is not what it must be; nothing was changed.
     AlignmentError
         X, y and companions have other numbers of rows, or pieces that were not to be
-        cut do not fit each other or the workers.
+        cut do not fit each other.
     GroupOrderError, GroupSplitError
         Query groups are not as the workload needs them, or one is too large.
     ClassCoverageError
@@ -319,12 +330,14 @@ LeaseHeldError
     companions = {
         "sample_weight": sample_weight,
         "qid": qid,
+        "group": group,
         "base_margin": base_margin,
         "init_score": init_score,
     }
     given = inputs.gather(X, y, others, companions, eval_set)
     inputs.check_client(client, given)
     profile = workloads.choose(workload, estimator)
+    inputs.refuse_sizes(given, profile)
     workloads.refuse(profile, inputs.companions(given))
     spread = arguments.fraction("tolerance", tolerance, zero=True)
     goal = Goal(
@@ -340,12 +353,15 @@ LeaseHeldError
         persist=arguments.maybe("persist", persist),
         order=arguments.order(shuffle, sort),
         seed=arguments.seed("random_state", random_state),
+        evaluated=inputs.evaluated(given),
         # to the row means that no tolerance is left
         tolerance=0.0 if profile.exact_rows else spread,
         memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
         strict=arguments.flag("strict", strict),
         only=arguments.some_of("only", only, [name for _, name in planner.PHASES]),
     )
+    if inputs.wants_arrays(given, profile) and persist is not False:
+        goal = replace(goal, to="array")
     inputs.refuse_unfit(given, goal)
     for x in given:
         conversion.asked(x.label, x.collection, goal)  # refuses what cannot be
@@ -498,7 +514,7 @@ async def _verify(request: Request, journal: Journal) -> Report:
     cluster, seen = _cluster(request, start), Journal()
     cluster.asked = Asked()
     await cluster.open(request.workers)
-    now = await cluster.look(lambda *_: None)
+    now = trainers.chosen(await cluster.look(lambda *_: None))
     seen.views.append(now)
     seen.findings.append(checks.run(now, of_checks()))
     # memory is no part of it: what other work has taken since is no fault of ours

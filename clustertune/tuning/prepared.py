@@ -12,8 +12,7 @@ from distributed import Client
 
 from clustertune import workloads
 from clustertune.data.inputs import COMPANIONS, Inputs
-from clustertune.data.reordering import ORDER
-from clustertune.model import Layout, Plan, Profile
+from clustertune.model import ORDER, Layout, Plan, Profile
 from clustertune.past import noting
 from clustertune.plans.journal import Journal
 from clustertune.report import Report
@@ -48,6 +47,8 @@ class Prepared(Block):
     ----------
     X, y, others, sample_weight, qid, base_margin, init_score
         The collections; None (``others``: empty) where none was given.
+    group
+        The sizes of groups in new partitions, where ``group=`` was given; else None.
     eval_set : list of tuples
         As given, prepared. For LightGBM each has its rows once for every worker.
     remainder : list or None
@@ -78,7 +79,10 @@ class Prepared(Block):
 
     def __init__(self, given: Inputs, journal: Journal, report: Report, again: Again):
         self._inputs = given
-        self._given = [given.collection(label) for label in given.training]
+        self._sizes = {x: _sizes(given, x, again.group_sizes) for x in given.sizes}
+        self._given = [
+            self._sizes.get(label, given.collection(label)) for label in given.training
+        ]
         self._journal = journal
         self._again = again
         self.X: Any = given.collection("X")
@@ -88,7 +92,10 @@ class Prepared(Block):
         )
         for name in COMPANIONS:
             setattr(self, name, given.collection(name))
-        self.eval_set = [_as_given(given, labels) for labels in given.eval_sets]
+        self.group: Any = self._sizes.get("qid")
+        self.eval_set = [
+            _as_given(given, labels, self._sizes) for labels in given.eval_sets
+        ]
         self.row_order = given.collection(ORDER)
         aside = again.aside
         self.remainder = [aside[given.same[x]] for x in given.training if aside] or None
@@ -190,10 +197,22 @@ class Prepared(Block):
         raise AttributeError(f"{name!r}: {_UNPACK}")
 
 
-def _as_given(given: Inputs, labels: tuple[str, ...]) -> tuple[Any, ...]:
+def _sizes(given: Inputs, label: str, made: Mapping[str, Any]) -> Any:
+    """Sizes of groups in the partitions that there are; after a dry run as given."""
+    return made.get(given.same[label], given.sizes[label])
+
+
+def _as_given(
+    given: Inputs, labels: tuple[str, ...], sizes: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """An eval set in the form in which it was given."""
     X, y, *companions = labels
-    named = {x.rpartition(".")[2]: given.collection(x) for x in companions}
+    named = {
+        "group" if x in sizes else x.rpartition(".")[2]: sizes.get(
+            x, given.collection(x)
+        )
+        for x in companions
+    }
     pair = given.collection(X), given.collection(y)
     return (*pair, named) if named else pair
 

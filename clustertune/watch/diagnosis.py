@@ -22,6 +22,7 @@ from clustertune.errors import TimedOutError
 from clustertune.model import Finding, Goal, View
 from clustertune.remote.survey import MOST
 from clustertune.report import Report
+from clustertune.rows import trainers
 from clustertune.settings import of_checks
 from clustertune.show import handover
 from clustertune.wording import seconds_text
@@ -39,6 +40,7 @@ def check(
     *others: Any,
     sample_weight: Any = None,
     qid: Any = None,
+    group: Any = None,
     base_margin: Any = None,
     init_score: Any = None,
     eval_set: Any = None,
@@ -56,7 +58,7 @@ def check(
     ----------
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
-    X, y, *others, sample_weight, qid, base_margin, init_score, eval_set
+    X, y, *others, sample_weight, qid, group, base_margin, init_score, eval_set
         The data of the fit, as for :func:`clustertune.prepare`; without it the cluster
         alone is looked at. Data that is not loaded stays so.
     estimator, workload
@@ -96,6 +98,7 @@ def check(
     companions = {
         "sample_weight": sample_weight,
         "qid": qid,
+        "group": group,
         "base_margin": base_margin,
         "init_score": init_score,
     }
@@ -113,6 +116,7 @@ def check(
         given=given,
         goal=Goal(
             workload=workloads.choose(workload, estimator),
+            evaluated=inputs.evaluated(given),
             tolerance=arguments.fraction("tolerance", tolerance, zero=True),
             memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
         ),
@@ -147,6 +151,7 @@ async def diagnose(question: Question) -> Report:
             f"{seconds_text(question.timeout)}; give a longer timeout, or "
             "see what keeps its scheduler"
         ) from None
+    view = trainers.chosen(view)
     found = checks.run(view, settings)
     # for the panel, and for restarts that are scheduled and depend on them
     told = handover.facts(view, found)

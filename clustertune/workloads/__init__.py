@@ -58,6 +58,25 @@ class Handed:
         every = [getattr(rows, name) for rows in self.eval_sets]
         return None if all(x is None for x in every) else every
 
+    def of_all_eval_sets(self, name: str) -> list[Any] | None:
+        """The same, for a library that takes it for all eval sets or for none.
+
+        Raises
+        ------
+        ValueError
+            Some eval sets have one and others have none.
+        """
+        every = self.of_eval_sets(name) or []
+        without = [i for i, x in enumerate(every) if x is None]
+        if without:
+            has = next(i for i, x in enumerate(every) if x is not None)
+            raise ValueError(
+                f"LightGBM takes {name} for all eval sets or for none; "
+                f"eval_set[{has}] has one and eval_set[{without[0]}] has none; give it "
+                "for all"
+            )
+        return every or None
+
 
 @cache
 def available() -> Mapping[str, ModuleType]:
@@ -73,6 +92,9 @@ def available() -> Mapping[str, ModuleType]:
 
 def choose(workload: str | None, estimator: object = None) -> Profile:
     """The profile that the user named, else the estimator's, else ``generic``.
+
+    An estimator of a library that fits Dask collections, and has no profile of its own
+    here, is ``generic`` too.
 
     Raises
     ------
@@ -100,6 +122,9 @@ def choose(workload: str | None, estimator: object = None) -> Profile:
         if _hook(module, "matches", trains):
             profile = _hook(module, "profile_for", trains) or module.PROFILE
             return _taken(profile, what)
+    if estimators.uses_dask(trains):
+        found: Profile = available()["generic"].profile_for(trains)
+        return found
     if there := estimators.counterpart(trains):
         raise ValueError(
             f"{what} trains in one process, without Dask; give its counterpart: {there}"

@@ -16,6 +16,7 @@ PROFILE = Profile(
     memory_multiple={4: 1.3, 8: 1.3},
     base_bytes=290 * 2**20,
     persist=False,
+    keeps_pieces=True,  # each is a mini-batch
     max_piece_bytes=100 * 2**20,
     random_order=True,
     packages=("dask-ml",),

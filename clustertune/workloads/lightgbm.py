@@ -25,6 +25,7 @@ PROFILE = Profile(
     base_bytes=380 * 2**20,
     feature_bytes=4,
     max_pieces_per_thread=64,
+    min_rows=2,  # scikit-learn's validation, on each worker, refuses a single row
     needs_all_classes=None,  # a name does not tell a classifier from a regressor
     eval_copies=True,
     random_order=True,
@@ -36,6 +37,9 @@ PROFILE = Profile(
     source="measured with lightgbm 4.7, 50 columns, base with 100; eval sets the same",
 )
 
+_STOPPING = "early_stopping"
+_ROUNDS = (_STOPPING, f"{_STOPPING}_round", f"{_STOPPING}_rounds", "n_iter_no_change")
+
 
 def matches(estimator: object) -> bool:
     """Whether it is one of LightGBM's Dask estimators that learns from single rows."""
@@ -44,8 +48,17 @@ def matches(estimator: object) -> bool:
 
 def profile_for(estimator: object) -> Profile:
     """A classifier needs rows of every class on every worker; a regressor has none."""
-    classifies = isa(estimator, "lightgbm.dask", "DaskLGBMClassifier")
-    return replace(PROFILE, needs_all_classes=classifies)
+    return replace(
+        PROFILE,
+        needs_all_classes=isa(estimator, "lightgbm.dask", "DaskLGBMClassifier"),
+        stops_early=stops_early(estimator),
+    )
+
+
+def stops_early(estimator: Any) -> bool:
+    """Whether a parameter says so; a callback of ``fit`` is not known before."""
+    given = {} if isinstance(estimator, type) else estimator.get_params()
+    return any(given.get(name) or 0 for name in _ROUNDS)
 
 
 def fit_kwargs(handed: Handed) -> dict[str, Any]:
@@ -54,8 +67,8 @@ def fit_kwargs(handed: Handed) -> dict[str, Any]:
     found = {
         "sample_weight": rows.sample_weight,
         "init_score": rows.init_score,
-        "eval_sample_weight": of_all_eval_sets(handed, "sample_weight"),
-        "eval_init_score": of_all_eval_sets(handed, "init_score"),
+        "eval_sample_weight": handed.of_all_eval_sets("sample_weight"),
+        "eval_init_score": handed.of_all_eval_sets("init_score"),
     }
     given = {name: value for name, value in found.items() if value is not None}
     return given | _eval_sets(handed)
@@ -64,19 +77,6 @@ def fit_kwargs(handed: Handed) -> dict[str, Any]:
 def is_ranker(estimator: object) -> bool:
     """Whether it learns from groups of rows."""
     return isa(estimator, "lightgbm.dask", "DaskLGBMRanker")
-
-
-def of_all_eval_sets(handed: Handed, name: str) -> list[Any] | None:
-    """That member of every eval set; LightGBM cannot do with that of some."""
-    every = handed.of_eval_sets(name)
-    lacking = [i for i, x in enumerate(every or ()) if x is None]
-    if every is None or not lacking:
-        return every
-    has = next(i for i, x in enumerate(every) if x is not None)
-    raise ValueError(
-        f"LightGBM takes {name} for all eval sets or for none; eval_set[{has}] has one "
-        f"and eval_set[{lacking[0]}] has none"
-    )
 
 
 def _eval_sets(handed: Handed) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from clustertune.profiles import Profile
 from clustertune.workloads import Handed, lightgbm
 
 PROFILE = replace(
@@ -26,11 +27,16 @@ def matches(estimator: object) -> bool:
     return lightgbm.is_ranker(estimator)
 
 
+def profile_for(estimator: object) -> Profile:
+    """Early stopping is a matter of parameters."""
+    return replace(PROFILE, stops_early=lightgbm.stops_early(estimator))
+
+
 def fit_kwargs(handed: Handed) -> dict[str, Any]:
     """Sizes of the groups, and all that the other estimators take."""
     found = {
         "group": handed.training.group_sizes,
-        "eval_group": lightgbm.of_all_eval_sets(handed, "group_sizes"),
+        "eval_group": handed.of_all_eval_sets("group_sizes"),
     }
     given = {name: value for name, value in found.items() if value is not None}
     return lightgbm.fit_kwargs(handed) | given

@@ -11,9 +11,10 @@ from clustertune.model import Severity
 from clustertune.testing import layout, view, worker
 
 
-def found(kept, *, keeps=True, workers=2, data=None, **goal):
+def found(kept, *, keeps=True, workers=2, data=None, given=None, **goal):
     data = layout([10] * 4, [0, 1, 0, 1]) if data is None else data
     seen = view([worker(i) for i in range(workers)], [data], kept=kept, **goal)
+    seen = replace(seen, given=given)
     workload = replace(seen.goal.workload, keeps_pieces=keeps)
     return list(find(replace(seen, goal=replace(seen.goal, workload=workload))))
 
@@ -23,6 +24,9 @@ def found(kept, *, keeps=True, workers=2, data=None, **goal):
     [
         pytest.param({"kept": (40, 4)}, id="as many"),
         pytest.param({"kept": None}, id="the first fit"),
+        pytest.param({"kept": None, "given": 4}, id="as it was given"),
+        pytest.param({"kept": (40, 4), "given": 1}, id="as for the fit before"),
+        pytest.param({"kept": None, "given": 1, "keeps": False}, id="of no account"),
         pytest.param({"kept": (41, 5)}, id="other data"),
         pytest.param({"kept": (40, 5), "keeps": False}, id="they do not matter"),
         pytest.param({"kept": (40, 5), "data": layout(None, [0])}, id="rows unknown"),
@@ -39,7 +43,7 @@ def test_another_number():
     (finding,) = found((40, 5))
     assert finding.severity is Severity.warning
     assert finding.message.startswith(
-        "the training data is in 4 pieces, for the fit before it was in 5: "
+        "the training data is in 4 partitions, for the fit before it was in 5: "
     )
     assert finding.evidence == {"pieces": 4, "before": 5}
     assert finding.fixed_by == "rechunk"
@@ -50,3 +54,16 @@ def test_what_cannot_be_as_before_is_said_only():
     assert found((40, 3), workers=4)[0].fixed_by == ""
     assert found((40, 5), rechunk=8)[0].fixed_by == ""
     assert found((40, 5), rechunk=False)[0].fixed_by == ""
+
+
+def test_another_number_than_was_given():
+    """Without any fit before, too; the remedy makes the model of the given data."""
+    for kept in (None, (41, 5)):
+        (finding,) = found(kept, given=1)
+        assert finding.severity is Severity.info
+        assert finding.message.startswith(
+            "the training data was given in 1 partition and is in 4 now: "
+        )
+        assert finding.evidence == {"pieces": 4, "given": 1}
+        assert finding.fixed_by == ""
+        assert "rechunk=1" in finding.remedy

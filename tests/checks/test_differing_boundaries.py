@@ -86,7 +86,7 @@ def test_other_totals_are_critical_and_no_cut_helps():
     (finding,) = found(pair([50_000, 50_000], [50_000, 49_000]))
     assert finding.severity is Severity.critical
     assert finding.message.startswith("X has 100,000 rows, y has 99,000; ")
-    assert finding.remedy == ""
+    assert finding.remedy == "no cut is right: make X and y from the same rows"
     assert finding.evidence["same_total"] is False
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from clustertune.checks.empty_workers import find
 from clustertune.model import Severity
+from clustertune.rows.trainers import chosen
 from clustertune.testing import layout, view, worker
 
 THREE = [worker(i) for i in range(3)]
@@ -69,3 +70,19 @@ def test_a_copy_is_not_a_share():
     data = layout([10] * 3, {"X": [0, 1, [1, 2]], "y": [0, 1, 1]})
     (finding,) = find(view(workers=THREE, layouts=[data]))
     assert finding.subject == (2,)
+
+
+def test_workers_that_cannot_have_rows():
+    """Where there are too few rows for all, that is the cause which is named."""
+    seen = chosen(view(THREE, [layout([1, 1], [0, 2])]))
+    (finding,) = find(seen)
+    assert finding.severity is Severity.warning
+    assert finding.message == (
+        "the training data has 2 rows: only 2 of 3 workers will train, without worker 1"
+    )
+    assert finding.subject == (1,)
+    assert finding.evidence == {"empty": 1, "workers": 3, "rows": 2}
+    seen = chosen(view(THREE, [layout([4, 4], [0, 2])], rechunk=False))
+    (finding,) = find(seen)
+    assert finding.message.startswith("the training data has 2 partitions: only 2 of 3")
+    assert "leave rechunk= out" in finding.remedy

@@ -14,14 +14,14 @@ from clustertune.remote import content
 from clustertune.testing import layout, view
 
 
-def found(*pieces, needs="", order=""):
+def found(*pieces, needs="", order="", sorts=False, **goal):
     """In data with these groups, one for each row."""
     looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
     data = layout([len(p) for p in pieces], [0] * len(pieces), ("X", "qid"))
     X, qid = data.members
     data = replace(data, members=(X, replace(qid, contents=looked)))
-    seen = view((), [data], order=order)
-    workload = replace(seen.goal.workload, groups=needs)
+    seen = view((), [data], order=order, **goal)
+    workload = replace(seen.goal.workload, groups=needs, sorts_groups=sorts)
     return list(find(replace(seen, goal=replace(seen.goal, workload=workload))))
 
 
@@ -65,7 +65,7 @@ def test_groups_that_are_not_ascending():
     assert found([2, 1], needs="together") == []
     (finding,) = found([2, 1], needs="sorted")
     assert "do not come in ascending order" in finding.message
-    assert "would sort them on every worker" in finding.message
+    assert "would sort them in every fit" in finding.message
     assert finding.severity is Severity.critical
 
 
@@ -77,3 +77,29 @@ def test_they_are_put_in_order_where_that_was_asked_for():
     (finding,) = found([2, 1], needs="sorted", order="sort")
     assert finding.severity is Severity.critical
     assert finding.fixed_by == "reorder"
+
+
+def test_a_library_that_sorts_rows_itself():
+    """They are sorted without being asked to, unless pieces must stay as they are."""
+    for pieces in ([[1, 2, 1]], [[2, 1], [3]]):
+        (finding,) = found(*pieces, needs="sorted", sorts=True)
+        assert finding.fixed_by == "reorder"
+        assert "would sort them in every fit" in finding.message
+        (finding,) = found(*pieces, needs="sorted", sorts=True, rechunk=False)
+        assert finding.severity is Severity.critical
+        assert finding.fixed_by == ""
+
+
+def test_rows_that_were_sorted():
+    """Without being asked to: their order is another one, which is said."""
+    looked = Contents(pieces=(content.runs(np.array([1, 1, 2])),))
+    data = layout([3], [0], ("X", "qid", "row_order"))
+    X, qid, order = data.members
+    data = replace(data, members=(X, replace(qid, contents=looked), order))
+    for asked, expected in (("", 1), ("sort", 0)):
+        seen = view((), [data], order=asked)
+        workload = replace(seen.goal.workload, groups="sorted", sorts_groups=True)
+        seen = replace(seen, goal=replace(seen.goal, workload=workload))
+        found_there = list(find(seen))
+        assert [f.severity for f in found_there] == [Severity.info] * expected
+        assert all(".row_order" in f.remedy for f in found_there)

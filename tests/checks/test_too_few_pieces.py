@@ -1,5 +1,7 @@
 """The check ``too_few_pieces``."""
 
+from dataclasses import replace
+
 import pytest
 
 from clustertune.checks.too_few_pieces import ERROR, find
@@ -97,10 +99,26 @@ def test_the_remedys_pieces_are_enough(rows):
     assert -(-rows // size) >= 2
 
 
-def test_fewer_rows_than_workers_cannot_be_cut():
-    """Then only fewer workers help."""
-    (finding,) = find(view(layouts=[layout([1], [0])]))
+def test_fewer_rows_than_workers_that_all_need_some():
+    """Rows are named as the cause, and only fewer workers help."""
+    seen = view(layouts=[layout([1], [0])])
+    exact = replace(seen.goal.workload, exact_rows=True)
+    seen = replace(seen, goal=replace(seen.goal, workload=exact))
+    (finding,) = find(seen)
+    assert finding.message == (
+        "1 row of the training data for 2 workers: Any training library needs as many "
+        "on each, and cutting makes no more rows"
+    )
+    assert finding.severity is Severity.critical
+    assert finding.fixed_by == ""
     assert finding.remedy == "for 1 row in all name fewer workers in workers="
+
+
+@pytest.mark.parametrize("rechunk", [True, False, 2])
+def test_no_more_workers_are_expected_than_can_train(rechunk):
+    """Workers to come that will get no rows need no partition."""
+    seen = view(layouts=[layout([1, 1], [0, 1])], n_workers=5, rechunk=rechunk)
+    assert list(find(seen)) == []
 
 
 def test_pieces_that_cannot_be_even_are_information():

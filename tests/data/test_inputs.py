@@ -153,8 +153,13 @@ def test_what_the_workload_cannot_have() -> None:
     """Frames where it takes arrays; groups in a random order."""
     arrays = replace(generic.PROFILE, kinds=("array",), title="The library")
     frame = gather(dd.from_pandas(pd.DataFrame({"a": [1, 2]}), npartitions=1))
-    with pytest.raises(ValueError, match="The library takes Arrays, and X is a DataFr"):
-        inputs.refuse_unfit(frame, Goal(workload=arrays))
+    assert inputs.wants_arrays(frame, arrays)
+    assert inputs.wants_arrays(gather(X, FRAME["b"]), arrays)
+    assert not inputs.wants_arrays(gather(X, Y), arrays)
+    with pytest.raises(
+        ValueError, match=r"The library takes Arrays, .* leave persist="
+    ):
+        inputs.refuse_unfit(frame, Goal(workload=arrays, persist=False))
     inputs.refuse_unfit(frame, Goal(workload=arrays, to="array"))
     ranks = replace(generic.PROFILE, groups="together", title="The library")
     ranked = gather(X, Y, qid=Y * 2)
@@ -174,6 +179,60 @@ def test_the_training_data_as_eval_set_is_no_second_group() -> None:
     assert [[c.name for c in x] for x in found] == [
         [c.name for c in x] for x in expected
     ]
+
+
+def test_the_training_data_as_eval_set() -> None:
+    """It stays the same object, by which libraries recognise it; without early stopping
+    it is no problem for a library that scores on each worker."""
+    given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50])])
+    assert inputs.evaluated(given) == ("eval_set[0]",)
+    assert given.collection("eval_set[0].X") is given.collection("X")
+    copies = replace(generic.PROFILE, eval_copies=True)
+    inputs.refuse_unfit(given, Goal(workload=copies))
+    stops = replace(copies, stops_early=True)
+    with pytest.raises(ValueError, match=r"eval_set\[0\] is the training data"):
+        inputs.refuse_unfit(given, Goal(workload=stops))
+    inputs.refuse_unfit(gather(X, Y, eval_set=[(X[:50], Y[:50])]), Goal(workload=stops))
+
+
+# --- groups that are given as sizes ---------------------------------------------------
+
+SIZES = np.array([30, 20, 25, 25])
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        da.from_array(SIZES, chunks=2),
+        da.from_array(SIZES.astype("u8"), chunks=(1, 3)),
+        dd.from_pandas(pd.Series(SIZES), npartitions=2),
+        dd.from_pandas(pd.Series(SIZES), npartitions=2).to_dask_array(),
+    ],
+)
+def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
+    """Each group has its rows, one after the other; no two have the same number."""
+    given = gather(X, Y, group=group, eval_set=[(X[:50], Y[:50], {"group": group})])
+    assert given.eval_sets[0][2] == "eval_set[0].qid"
+    assert given.training == ("X", "y", "qid")
+    assert given.sizes["qid"] is group
+    qid = given.collection("qid").compute(scheduler="sync")
+    values, counts = np.unique(qid, return_counts=True)
+    assert (np.diff(qid) >= 0).all()
+    assert counts.tolist() == SIZES.tolist()
+    assert len(values) == 4
+    with pytest.raises(ValueError, match=r"group= has sizes .* give qid="):
+        inputs.refuse_sizes(given, generic.PROFILE)
+    inputs.refuse_sizes(given, replace(generic.PROFILE, group_sizes=True))
+
+
+def test_what_are_no_sizes_of_groups() -> None:
+    """The error names the argument and what it must be."""
+    with pytest.raises(TypeError, match="group must be a Dask Array or Series"):
+        gather(X, Y, group=[30, 70])
+    with pytest.raises(ValueError, match="group must have one whole number"):
+        gather(X, Y, group=da.ones(4))
+    with pytest.raises(ValueError, match="qid and group are given"):
+        gather(X, Y, group=da.ones(4, dtype=int), qid=Y)
 
 
 def test_other_labels_for_the_same_rows_join_their_group() -> None:

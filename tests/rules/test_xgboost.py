@@ -160,8 +160,10 @@ def test_groups_are_whole(client: Any) -> None:
     assert gain(found, y, n_groups) > expected - 0.01
 
 
-def test_groups_are_sorted_if_asked_for(client: Any) -> None:
-    """Groups that come in no order are an error; sorted, predictions find back."""
+@pytest.mark.parametrize("asked", [{}, {"sort": True}])
+def test_groups_are_sorted(client: Any, asked: Any) -> None:
+    """Rows of groups in no order are sorted, as the ranker itself would sort them;
+    predictions find back. Where pieces must stay as they are that is an error."""
     n_groups, size = 40, 10
     X, y, qid = ranking(n_groups, size)
     backwards = np.argsort(-qid, kind="stable")
@@ -169,9 +171,10 @@ def test_groups_are_sorted_if_asked_for(client: Any) -> None:
     dX, dy, dq = (placed(client, cut(x, 250, 150), (A, B)) for x in (X, y, qid))
     model = dxgb.DaskXGBRanker(**OPTIONS)
     with pytest.raises(GroupOrderError, match="sort=True"):
-        clustertune.prepare(client, dX, dy, qid=dq, estimator=model)
+        clustertune.prepare(client, dX, dy, qid=dq, estimator=model, rechunk=False)
 
-    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model, sort=True)
+    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model, **asked)
+    assert "group_order" in {f.check for f in p.report.found}
     order = p.row_order.compute()
     by = np.argsort(qid, kind="stable")
     assert np.array_equal(order, by)

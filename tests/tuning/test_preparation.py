@@ -246,11 +246,12 @@ async def test_column_chunks_are_refused(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_one_piece_for_two_workers_is_refused(c, s, a, b):
-    """Fewer pieces than workers cannot use them all: refused, with the line to type."""
-    with pytest.raises(errors.AlignmentError, match="rechunk"):
-        await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
-    assert not s.tasks
+async def test_one_partition_for_two_workers(c, s, a, b):
+    """Without cutting one worker trains; the report says why and what to do."""
+    p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
+    (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
+    assert "has 1 partition: only 1 of 2 workers will train" in idle.message
+    assert "leave rechunk= out" in idle.remedy
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)

@@ -11,6 +11,7 @@ import pytest
 from dask_ml.cluster import KMeans
 from dask_ml.linear_model import LinearRegression, LogisticRegression
 from dask_ml.model_selection import HyperbandSearchCV
+from dask_ml.naive_bayes import GaussianNB
 from dask_ml.wrappers import Incremental
 from sklearn.linear_model import SGDClassifier
 
@@ -77,6 +78,45 @@ def test_linear_models_take_no_frames(client: Any) -> None:
     with pytest.raises(TypeError):
         LinearRegression(solver="lbfgs").fit(frame, frame["a"])
     assert workloads.choose("glm").kinds == ("array",)
+
+
+@pytest.mark.parametrize("frames", ["X, y", "y"])
+def test_frames_become_arrays_for_linear_models(client: Any, frames: str) -> None:
+    """Without being asked for; the report says so, and the model is the same."""
+    X = data.features()
+    y = data.labels(X)
+    model = LinearRegression(solver="newton", max_iter=5)
+    expected = model.fit(X, y).coef_
+    dX = dd.from_dask_array(X, columns=list("abcde")) if "X" in frames else X
+    dy = dd.from_dask_array(y, columns="y")
+    p = clustertune.prepare(client, dX, dy, estimator=model)
+    said = {f.message for f in p.report.found if f.check == "other_type"}
+    assert "y is not an Array of float64" in said
+    np.testing.assert_array_equal(p.X.compute(), X.compute())
+    np.testing.assert_allclose(model.fit(*p).coef_, expected, rtol=1e-3)
+
+
+def test_another_number_of_partitions_is_said(client: Any) -> None:
+    """Of data that was given in one, without any fit before; also in a dry run."""
+    X = data.features().rechunk((data.ROWS, 5))
+    y = data.labels(X)
+    model = LogisticRegression(solver="admm")
+    planned = clustertune.prepare(client, X, y, estimator=model, dry_run=True)
+    p = clustertune.prepare(client, X, y, estimator=model)
+    assert len(p.X.chunks[0]) > 1
+    (finding,) = [f for f in p.report.left if f.check == "changed_pieces"]
+    assert "makes another model" in finding.message
+    assert planned.report.status == "planned"
+    as_given = clustertune.prepare(client, X, y, estimator=model, rechunk=1)
+    assert as_given.X.chunks[0] == (data.ROWS,)
+
+
+def test_naive_bayes_has_a_workload(client: Any) -> None:
+    """It shares its name with scikit-learn's, which trains in one process."""
+    X = data.features()
+    X, y = clustertune.prepare(client, X, data.labels(X), estimator=GaussianNB())
+    predicted = GaussianNB().fit(X, y).predict(X)
+    assert len(np.asarray(predicted)) == data.ROWS
 
 
 def test_incremental_takes_no_weights(client: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import clustertune
 from clustertune import workloads
-from clustertune.errors import ClassCoverageError
+from clustertune.errors import AlignmentError, ClassCoverageError
 from clustertune.model import Severity
 from clustertune.workloads import Handed, Rows
 from tests.workloads import data
@@ -133,3 +133,49 @@ def test_groups(client: Any) -> None:
     assert spread(model, X) > 0.1
     (result,) = model.evals_result_.values()
     assert "ndcg@1" in result
+
+
+def test_the_training_data_as_eval_set(client: Any) -> None:
+    """LightGBM recognises it as such, and trains; early stopping is refused."""
+    X = data.features()
+    y = data.labels(X)
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    p = clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
+    assert p.eval_set[0][0] is p.X
+    assert "unshared_evals" in {f.check for f in p.report.left}
+    model.fit(p.X, p.y, **p.fit_kwargs)
+    assert [len(x["l2"]) for x in model.evals_result_.values()] == [3]
+    model.set_params(early_stopping_round=2)
+    with pytest.raises(ValueError, match=r"is the training data, .* leave it out"):
+        clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
+
+
+def test_sizes_of_groups(client: Any) -> None:
+    """LightGBM's own argument is taken, and handed back in the new partitions."""
+    X, V = data.features(), data.features(4)
+    sizes = np.tile([7, 13, 40], data.ROWS // 60)
+    group = da.from_array(sizes, chunks=17)
+    model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
+    X2, y, new = p = clustertune.prepare(
+        client,
+        X,
+        data.labels(X),
+        group=group,
+        eval_set=[(V, data.labels(V), {"group": group})],
+        estimator=model,
+    )
+    assert p.group is new
+    assert p.fit_kwargs["group"] is new
+    np.testing.assert_array_equal(new.compute(), sizes)
+    np.testing.assert_array_equal(X2.compute(), X.compute())
+    rows = [int(part.sum().compute()) for part in new.partitions]
+    assert rows == list(X2.chunks[0])
+    assert spread(model.fit(X2, y, **p.fit_kwargs), X2) > 0.1
+    dry = clustertune.prepare(
+        client, X, data.labels(X), group=group, estimator=model, dry_run=True
+    )
+    assert list(dry)[2] is group
+    with pytest.raises(AlignmentError, match="from the same rows"):
+        clustertune.prepare(
+            client, X, data.labels(X), group=group[:-1], estimator=model
+        )

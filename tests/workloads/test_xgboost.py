@@ -120,3 +120,27 @@ def test_what_it_refuses(client: Any) -> None:
     with pytest.raises(NotImplementedError, match="per-group weight"):
         dxgb.DaskDMatrix(client, X, y, weight=y, qid=data.groups())
     assert "sample_weight" not in (workloads.choose("xgboost_rank").takes or ())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_fewer_rows_than_partitions_or_workers(client: Any, rows: int) -> None:
+    """As many workers train as can have a row, with a finding where one has none."""
+    X = data.features()[:rows]
+    model = dxgb.DaskXGBRegressor(n_estimators=2)
+    p = clustertune.prepare(client, X, data.labels(X), estimator=model)
+    idle = [f for f in p.report.left if f.check == "empty_workers"]
+    assert len(idle) == (rows < 2)
+    model.client = client
+    assert len(model.fit(p.X, p.y).predict(p.X).compute()) == rows
+
+
+def test_the_training_data_as_eval_set(client: Any) -> None:
+    """XGBoost takes the same matrix for both, also with early stopping."""
+    X = data.features()
+    y = data.labels(X)
+    model = dxgb.DaskXGBRegressor(n_estimators=3, early_stopping_rounds=2)
+    p = clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
+    assert p.fit_kwargs["eval_set"][0][0] is p.X
+    model.client = client
+    model.fit(p.X, p.y, **p.fit_kwargs)
+    assert len(model.evals_result_["validation_0"]["rmse"]) == 3
