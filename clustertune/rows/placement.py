@@ -245,6 +245,7 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
     # The biggest piece has to be somewhere.
     floor = max(floor, problem.rows.max(initial=0) / problem.share.max() * EXACT)
     floor = max(floor, _least(problem.rows, problem.share) * EXACT)
+    floor = max(floor, _least_by_count(problem.rows, problem.share) * EXACT)
     target = _search(problem, floor)
     # from where this leads to, more may be found: then it is not left to a next call
     for _ in range(AGAIN):
@@ -318,6 +319,28 @@ def _least(rows: Array, share: Array) -> float:
     for _ in range(left):
         load[((load + unit) / share).argmin()] += unit
     return float((load / share).max())
+
+
+def _least_by_count(rows: Array, share: Array) -> float:
+    """What the fullest worker has at least over its share: pieces come whole.
+
+    A worker with k pieces has at least the rows of the k smallest ones, and each piece
+    is on some worker. The least ratio that leaves none over is found by halving.
+    """
+    smallest = np.cumsum(np.sort(rows[rows > 0]))
+    if not smallest.size:
+        return 1.0
+
+    def hold_all(ratio: float) -> bool:
+        counts = np.searchsorted(smallest, ratio * share, side="right")
+        return bool(counts.sum() >= smallest.size)
+
+    low, high = 1.0, float(smallest[-1] / share.max())
+    if hold_all(low):
+        return low
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if hold_all(middle) else (middle, high)
+    return high
 
 
 def _first(problem: _Problem, limit: float) -> Array:

@@ -562,6 +562,23 @@ def test_the_least_of_like_pieces_is_the_best():
 # --- a place that others have chosen --------------------------------------------------
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 3))
+def test_the_least_by_count_is_no_more_than_the_best(rows, workers):
+    """Whatever the pieces and the ways to place them."""
+    rows, share = np.array(rows), np.full(workers, max(1, sum(rows)) / workers)
+    ways = itertools.product(range(workers), repeat=len(rows))
+    best = min(np.bincount(way, rows, workers).max() / share[0] for way in ways)
+    assert placement._least_by_count(rows, share) <= max(1.0, best) * (1 + 1e-9)
+
+
+def test_the_least_by_count_of_pieces_that_differ_little():
+    """Of 13 pieces one of three workers has five, however their rows divide."""
+    rows = np.array([46] * 6 + [47] * 7)
+    share = np.full(3, rows.sum() / 3)
+    assert placement._least(rows, share) < 1.01
+    assert placement._least_by_count(rows, share) == 5 * 46 / share[0]
+
+
 def test_what_a_place_takes():
     """Bytes that travel, rows and evenness; workers of no weight are left out."""
     workers, rows = [0, 0, 2, 1], [5, 5, 5, 5]
