@@ -2,7 +2,8 @@
 
 import pytest
 
-from clustertune.checks.other_order import find
+from clustertune.checks.other_order import ERROR, find
+from clustertune.errors import RefusedError
 from clustertune.model import Severity
 from clustertune.testing import layout, view
 
@@ -23,3 +24,15 @@ def test_a_shuffle_that_was_asked_for(order):
     assert finding.subject == ("X", "y")
     assert finding.message.startswith(f"{order} of the training data are in the order")
     assert finding.fixed_by == "reorder"
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(10**9 - 1, False), (10**9, True)])
+def test_more_rows_than_can_be_shuffled(rows, refused):
+    """NumPy would raise an error of its own; whole pieces can be shuffled."""
+    data = layout([rows - 5, 5], [0, 0])
+    (finding,) = find(view((), [data], order="rows"))
+    assert (finding.severity is Severity.critical) == refused
+    assert bool(finding.fixed_by) != refused
+    assert ERROR is RefusedError
+    (pieces,) = find(view((), [data], order="pieces"))
+    assert pieces.fixed_by == "reorder"
