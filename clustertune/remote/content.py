@@ -33,9 +33,9 @@ def labels(piece: Any) -> dict[str, Any]:
 
 
 def groups(piece: Any) -> dict[str, Any]:
-    """First and last group, whether they are sorted, and whether one comes back."""
+    """First and last group, order, recurring groups, and rows without a group."""
     found = runs(piece)
-    return {name: found[name] for name in ("ends", "sorted", "scattered")}
+    return {name: found[name] for name in ("ends", "sorted", "scattered", "missing")}
 
 
 def runs(piece: Any) -> dict[str, Any]:
@@ -45,13 +45,20 @@ def runs(piece: Any) -> dict[str, Any]:
     """
     import numpy as np
 
+    missing = _not_finite(piece)[0]
     values = np.asarray(piece).ravel()
     if values.dtype.kind == "O":  # numbers that may lack a value, or texts
         values = np.array(values.tolist())
         values = values.astype(str) if values.dtype.kind == "O" else values
     if not len(values):
-        none = {"values": values, "counts": np.zeros(0, dtype="i8")}
-        return {"ends": None, "sorted": True, "scattered": False, **none}
+        return {
+            "ends": None,
+            "sorted": True,
+            "scattered": False,
+            "missing": 0,
+            "values": values,
+            "counts": np.zeros(0, dtype="i8"),
+        }
     starts = np.flatnonzero(values[1:] != values[:-1]) + 1
     edges = np.concatenate([[0], starts, [len(values)]])
     heads, counts = values[edges[:-1]], np.diff(edges)
@@ -63,6 +70,7 @@ def runs(piece: Any) -> dict[str, Any]:
         "ends": [_plain(values[0]), _plain(values[-1])],
         "sorted": bool((values[1:] >= values[:-1]).all()),
         "scattered": scattered,
+        "missing": missing,
         "values": heads,
         "counts": counts,
     }
@@ -81,7 +89,7 @@ def classes(piece: Any, most: int) -> dict[str, Any]:
     if labels.dtype.kind == "f" and (np.abs(labels) < EXACT).all():
         whole = labels.astype("i8")  # 0.0 and 1.0 are classes too
         labels = whole if (whole == labels).all() else labels
-    found = _classes(labels)
+    found = None if _is_masked(piece) else _classes(labels)
     rows = {}
     if found is not None and most:
         values, order = np.unique(labels, return_inverse=True)
@@ -94,7 +102,7 @@ def classes(piece: Any, most: int) -> dict[str, Any]:
     return {
         "classes": found,
         "positions": rows,
-        "moments": _moments(labels),
+        "moments": None if _is_masked(piece) else _moments(labels),
         "not_finite": _not_finite(piece),
     }
 
@@ -110,11 +118,13 @@ def types(piece: Any) -> dict[str, Any]:
 
     if not hasattr(piece, "columns"):
         return {"categories": {}, "lists": {}, "largest": 0}
-    plain = {c: t for c, t in piece.dtypes.items() if isinstance(t, np.dtype)}
-    whole = [c for c, t in plain.items() if t.kind in "iu" and len(piece)]
-    values = [piece[c].to_numpy() for c in whole]
-    ends = [abs(int(f(v))) for v in values for f in (np.min, np.max)]
-    lists = {c: piece[c].dtype for c in piece.columns if hasattr(piece[c], "cat")}
+    whole = [
+        column.to_numpy()
+        for column in _columns(piece)
+        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu"
+    ]
+    ends = [abs(int(f(v))) for v in whole if len(v) for f in (np.min, np.max)]
+    lists = {c.name: c.dtype for c in _columns(piece) if hasattr(c, "cat")}
     return {
         "categories": _categories(piece),
         "lists": lists,
@@ -122,26 +132,38 @@ def types(piece: Any) -> dict[str, Any]:
     }
 
 
+def _columns(piece: Any) -> list[Any]:
+    """Return the columns of a frame by position, since names may repeat."""
+    if not hasattr(piece, "columns"):
+        return [piece]
+    return [piece.iloc[:, number] for number in range(piece.shape[1])]
+
+
 def _not_finite(piece: Any) -> list[int]:
-    """How many are lacking (NaN, NA), and how many are infinite."""
+    """Count the values that are missing (NaN, NA, masked) and those that are infinite.
+
+    Only stored values of a sparse matrix are read: the others are zero.
+    """
     import numpy as np
 
-    columns = (
-        [piece[c] for c in piece.columns] if hasattr(piece, "columns") else [piece]
-    )
-    lacking = infinite = 0
-    for column in columns:
+    missing = infinite = 0
+    for given in _columns(piece):
+        column = given.tocoo().data if hasattr(given, "tocoo") else given
+        if isinstance(column, np.ma.MaskedArray):
+            missing += int(np.ma.getmaskarray(column).sum())
+            column = column.compressed()
         kind = getattr(getattr(column, "dtype", None), "kind", "O")
         if hasattr(column, "isna"):
-            lacking += int(column.isna().sum())
+            missing += int(column.isna().sum())
             if kind == "f":
-                infinite += int(np.isinf(column.to_numpy()).sum())
+                plain = column.to_numpy("float64", na_value=np.nan)
+                infinite += int(np.isinf(plain).sum())
         elif kind in "fc":
-            lacking += int(np.isnan(column).sum())
+            missing += int(np.isnan(column).sum())
             infinite += int(np.isinf(column).sum())
         elif kind == "O":
-            lacking += sum(map(_lacks, np.ravel(column)))
-    return [lacking, infinite]
+            missing += sum(map(_lacks, np.ravel(column)))
+    return [missing, infinite]
 
 
 def _lacks(value: Any) -> bool:
@@ -156,9 +178,9 @@ def _categories(piece: Any) -> dict[str, str]:
     if not hasattr(piece, "columns"):
         return {}
     return {
-        str(c): repr(list(piece[c].cat.categories))
-        for c in piece.columns
-        if hasattr(piece[c], "cat")
+        str(column.name): repr(list(column.cat.categories))
+        for column in _columns(piece)
+        if hasattr(column, "cat")
     }
 
 
@@ -167,7 +189,7 @@ def _classes(piece: Any) -> list[list[Any]] | None:
     import numpy as np
 
     values = np.asarray(piece)
-    if values.ndim != 1 or values.dtype.kind not in "biuOUS":
+    if values.ndim != 1 or values.dtype.kind not in "biuOUS" or _is_masked(piece):
         return None
     try:
         found, counts = np.unique(values, return_counts=True)
@@ -183,10 +205,17 @@ def _moments(piece: Any) -> list[float] | None:
     import numpy as np
 
     values = np.asarray(piece)
-    if values.ndim != 1 or values.dtype.kind not in "biuf":
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or _is_masked(piece):
         return None
     finite = values[np.isfinite(values)].astype("f8")
     return [len(finite), float(finite.sum()), float((finite**2).sum())]
+
+
+def _is_masked(piece: Any) -> bool:
+    """Whether values are masked, so that what is stored there is no label."""
+    import numpy as np
+
+    return bool(np.ma.is_masked(piece))
 
 
 def _plain(value: Any) -> Any:

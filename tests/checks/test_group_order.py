@@ -103,3 +103,14 @@ def test_rows_that_were_sorted():
         found_there = list(find(seen))
         assert [f.severity for f in found_there] == [Severity.info] * expected
         assert all(".row_order" in f.remedy for f in found_there)
+
+
+@pytest.mark.parametrize(("needs", "order"), [("sorted", ""), ("", "sort"), ("", "")])
+def test_rows_without_a_group(needs, order):
+    """No order helps them, so the remedy is no order."""
+    finding, *_ = found([1.0, np.nan], [np.nan], needs=needs, order=order)
+    needed = bool(needs or order)
+    assert finding.severity is (Severity.critical if needed else Severity.warning)
+    assert finding.message.startswith("qid has 2 rows without a group")
+    assert not finding.fixed_by
+    assert "sort=True" not in finding.remedy
