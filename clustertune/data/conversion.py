@@ -88,22 +88,44 @@ def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
     """Numbers are cast; other columns (categories, text) stay what they are.
 
     So are those that are of that type already, as Dask says: pieces may have another
-    one, as after a function with a ``meta`` that it does not keep to.
+    one, as after a function with a ``meta`` that it does not keep to. Sparse columns
+    stay as they are, too: pandas would make them dense.
     """
     types = _types(x)
-    changed = [(name, t) for name, t in types if _is_number(t) and t != dtype]
+    cast = [(name, t) for name, t in types if _is_cast(t)]
+    changed = [(name, t) for name, t in cast if t != dtype]
     if not changed:
         return None
+    _refuse_repeated(label, types)
     _refuse_lossy(label, [_plain(t) for _, t in changed], dtype)
-    sizes = [dtype.itemsize if _is_number(t) else None for _, t in types]
+    sizes = [dtype.itemsize if _is_cast(t) else None for _, t in types]
     known = [s for s in sizes if s is not None]
     made = Conversion(
         kind="dataframe" if isinstance(x, dd.DataFrame) else "series",
         dtype=dtype.name,
-        columns=tuple(name for name, t in types if _is_number(t)),
+        columns=tuple(name for name, _ in cast),
         row_bytes=sum(known) if len(known) == len(sizes) else None,
     )
     return replace(made, fixed=fixed_bytes(x, made))
+
+
+def _is_cast(dtype: Any) -> bool:
+    return _is_number(dtype) and not isinstance(dtype, pd.SparseDtype)
+
+
+def _refuse_repeated(label: str, types: list[tuple[Any, Any]]) -> None:
+    """Refuse a name of a number column that a column of another kind has too.
+
+    pandas casts columns by name, so it would cast both.
+    """
+    cast = {name for name, t in types if _is_cast(t)}
+    both = sorted({str(name) for name, t in types if name in cast and not _is_cast(t)})
+    if both:
+        raise ValueError(
+            f"dtype=: {label} has several columns named {names_text(both)}, of which "
+            "some are numbers and some are not, so they cannot be cast by name; "
+            "rename them"
+        )
 
 
 def with_categories(
@@ -190,15 +212,38 @@ def _is_number(dtype: Any) -> bool:
 def _plain(dtype: Any) -> np.dtype[Any]:
     """The NumPy type for it: a float where a value may be lacking, which is NaN."""
     inner = _inner(dtype)
-    lacks = not isinstance(dtype, np.dtype) and inner.kind in "biu"
-    return np.dtype(np.float64) if lacks else inner
+    never = isinstance(dtype, np.dtype | pd.SparseDtype)
+    return inner if never or inner.kind not in "biu" else np.dtype(np.float64)
 
 
 def _inner(dtype: Any) -> np.dtype[Any]:
     """The NumPy type of the values that are there."""
     if isinstance(dtype, np.dtype):
         return dtype
+    if isinstance(dtype, pd.SparseDtype):
+        return np.dtype(dtype.subtype)
     return getattr(dtype, "numpy_dtype", np.dtype(object))
+
+
+def value_bytes(dtype: Any) -> int | None:
+    """Bytes of one value of a column; None where values have no fixed width.
+
+    A nullable type of pandas has one more byte, for its mask. Categories, text, sparse
+    values and Arrow's buffers depend on the values.
+    """
+    if isinstance(dtype, np.dtype):
+        return None if dtype.hasobject else dtype.itemsize
+    if isinstance(dtype, pd.DatetimeTZDtype | pd.PeriodDtype):  # 64-bit integers
+        return np.dtype(np.int64).itemsize
+    if isinstance(dtype, pd.ArrowDtype) or not hasattr(dtype, "numpy_dtype"):
+        return None
+    return int(dtype.numpy_dtype.itemsize) + 1
+
+
+def number_bytes(dtype: Any) -> int | None:
+    """Bytes of one number as libraries read it; None where values are no numbers."""
+    inner = _inner(dtype)
+    return inner.itemsize if inner.kind in "biufc" else None
 
 
 def _refuse_lossy(label: str, types: list[np.dtype[Any]], dtype: np.dtype[Any]) -> None:

@@ -18,13 +18,14 @@ import pandas as pd
 from dask._task_spec import Alias, DataNode
 from dask.array.utils import meta_from_array
 from dask.core import flatten
+from dask.dataframe.dask_expr.io.io import BlockwiseIO
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune import settings
 from clustertune.cluster.monitor import refuse_closed
 from clustertune.data import groups as numbered
-from clustertune.data.conversion import fixed_bytes
+from clustertune.data.conversion import fixed_bytes, number_bytes, value_bytes
 from clustertune.errors import AlignmentError
 from clustertune.model import Conversion, Goal, Int64s, Key, Member, Profile
 from clustertune.wording import names_text
@@ -271,10 +272,20 @@ def _how_to_convert(label: str, value: Any) -> str:
         return f"Make it one: {name} = {convert}"
     if type(value).__name__ == "Bag":
         return f"Make it one: {name} = {name}.to_dataframe()"
-    if type(value).__name__.startswith("Delayed"):
+    if type(value).__name__.startswith("Dask") and module == "xgboost":
         return (
-            f"Make it one: {name} = dask.dataframe.from_delayed(parts), or "
-            "dask.array.from_delayed(part, shape=..., dtype=...)"
+            "XGBoost cannot take its collections back out. Give prepare the "
+            "collections it was made of and make it of the prepared ones: X, y = "
+            "clustertune.prepare(client, X, y); xgboost.dask.DaskDMatrix(client, X, y)"
+        )
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    if isinstance(first, Future) or type(first).__name__.startswith("Delayed"):
+        parts, part = (
+            (name, f"{name}[0]") if first is not value else (f"[{name}]", name)
+        )
+        return (
+            f"Make it one: {name} = dask.dataframe.from_delayed({parts}), or "
+            f"{name} = dask.array.from_delayed({part}, shape=..., dtype=...)"
         )
     return (
         "Make it one with Dask, as dask.dataframe.read_parquet and "
@@ -325,6 +336,9 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "sort=True needs the query group of each row: give qid=, a Dask Array or "
             "Series of whole numbers with as many rows as X"
         )
+    if goal.order in ("rows", "sort"):
+        for given in inputs:
+            _refuse_byte_order(given)
     if goal.workload.groups and goal.order in ("rows", "pieces"):
         raise ValueError(
             f'shuffle="{goal.order}" would tear groups (qid) apart, and '
@@ -342,6 +356,22 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "persist=False leaves data that is not in memory as it is, but to=, "
             "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
             "it; leave one of them out"
+        )
+
+
+def _refuse_byte_order(given: Given) -> None:
+    """Refuse columns whose rows pandas cannot take one by one."""
+    x = given.collection
+    if isinstance(x, da.Array):
+        return
+    types = list(x.dtypes) if isinstance(x, dd.DataFrame) else [x.dtype]
+    odd = [t for t in types if isinstance(t, np.dtype) and not t.isnative]
+    if odd:
+        name = given.label.rpartition(".")[2]
+        raise ValueError(
+            f"{given.label} has columns of {odd[0].str}, the byte order of other "
+            "machines, and pandas cannot put their rows in another order; convert "
+            f'them: {name} = {name}.astype("{odd[0].newbyteorder("=").name}")'
         )
 
 
@@ -394,6 +424,8 @@ def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
     own keys are not those of its futures, but aliases of them.
     """
     keys = list(flatten(collection.__dask_keys__()))
+    if _is_read(collection):
+        return keys, None
     if isinstance(collection, da.Array):
         # a lazy array of 100,000 tasks is told by its first key
         graph = collection.__dask_graph__()
@@ -410,13 +442,24 @@ def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
     return [f.key for f in futures], futures
 
 
+def _is_read(collection: Any) -> bool:
+    """Whether a frame is lazy and made of sources alone, which hold no futures.
+
+    Its graph need not be built to learn that; of many partitions that takes seconds.
+    """
+    if isinstance(collection, da.Array):
+        return False
+    sources = [node for node in collection.expr.walk() if not node.dependencies()]
+    return all(isinstance(source, BlockwiseIO) for source in sources)
+
+
 def missing(collection: Any) -> int:
     """How many of its pieces a collection lacks, since Dask has joined them.
 
     The readers of Parquet join small pieces when a frame is persisted, and the frame
     then says that it has more than there are; whatever uses it fails (dask 2026.8).
     """
-    if isinstance(collection, da.Array):
+    if isinstance(collection, da.Array) or _is_read(collection):
         return 0
     return len(set(collection.__dask_keys__()) - set(collection.__dask_graph__()))
 
@@ -441,9 +484,9 @@ def member(
         )
         types, blocks = list(x.dtypes) if frame else [x.dtype], 1
         size = _frame_bytes(types, rows)
-    numbers = [t for t in types if getattr(t, "kind", "O") in "biufc"]
+    widths = [width for t in types if (width := number_bytes(t)) is not None]
     if conversion is not None and not loaded:  # it will be that from the beginning
-        numbers = [np.dtype(conversion.dtype)]
+        widths = [np.dtype(conversion.dtype).itemsize]
         size = None
         if rows is not None and conversion.row_bytes is not None:
             size = int(rows.sum()) * conversion.row_bytes
@@ -457,7 +500,7 @@ def member(
         holders=None,
         columns=columns,
         column_blocks=blocks,
-        itemsize=max((t.itemsize for t in numbers), default=None),
+        itemsize=max(widths, default=None),
         fixed=fixed_bytes(x, None),
         total_bytes=size,
         conversion=conversion,
@@ -476,12 +519,12 @@ def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
 
 
 def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
-    """Of columns of plain numbers, without the index; of others nobody knows."""
-    plain = all(getattr(t, "kind", "O") in "biufcmM" for t in types)
-    if rows is None or not plain:
+    """Bytes of all columns without the index; None where one has no fixed width."""
+    widths = [value_bytes(t) for t in types]
+    known = [width for width in widths if width is not None]
+    if rows is None or len(known) < len(widths):
         return None
-    widths: list[int] = [t.itemsize for t in types]
-    return int(rows.sum()) * sum(widths)
+    return int(rows.sum()) * sum(known)
 
 
 def without_rows(x: da.Array) -> bool:

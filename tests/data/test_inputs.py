@@ -356,6 +356,19 @@ async def test_what_is_derived_is_not_persisted(c, s, a):
     assert loaded(*derived, frame.to_dask_array()) == [False] * 6
 
 
+def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
+    """The graph of a lazy frame is not built to learn that it is not persisted."""
+
+    def refuse(self: Any) -> Any:
+        raise AssertionError("the graph was built")
+
+    monkeypatch.setattr(dd.DataFrame, "__dask_graph__", refuse)
+    monkeypatch.setattr(dd.Series, "__dask_graph__", refuse)
+    for lazy in (FRAME, FRAME["a"], FRAME[["a"]] + 1):
+        assert inputs.pieces(lazy)[1] is None
+        assert inputs.missing(lazy) == 0
+
+
 # --- bad input, seen without a cluster ------------------------------------------------
 
 
@@ -368,7 +381,8 @@ async def test_what_is_derived_is_not_persisted(c, s, a):
         (PANDAS, "pandas.DataFrame", r"from_pandas\(\w+, npartitions=n\)"),
         (PANDAS["a"], "pandas.Series", r"from_pandas\(\w+, npartitions=n\)"),
         (db.from_sequence([1]), "dask.Bag", r"= \w+.to_dataframe\(\)"),
-        (dask.delayed(len)([]), "dask.Delayed", r"dataframe.from_delayed\(parts\)"),
+        (dask.delayed(len)([]), "dask.Delayed", r"from_delayed\(\[\w+\]\)"),
+        ([dask.delayed(len)([])], "list", r"dataframe.from_delayed\(\w+\), or"),
         ([1, 2], "builtins.list", "without Dask"),
         (FRAME.index, "Index", "without Dask"),
         (FRAME["a"].sum(), "Scalar", "without Dask"),
@@ -385,6 +399,26 @@ def test_no_collection(label: str, value: Any, was: str, what_to_do: str) -> Non
     with pytest.raises(TypeError, match=rf"must be a Dask .*{was}.*{what_to_do}") as e:
         given[label]()
     assert str(e.value).startswith(f"{label} must be")
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_futures_are_no_collection(c, s, a):
+    """The text names what makes collections of them, and that is accepted."""
+    future = c.submit(pd.DataFrame, {"a": range(6)})
+    await future
+    for given in (future, [future, future]):
+        with pytest.raises(TypeError, match="from_delayed") as error:
+            gather(given)
+        line = str(error.value).partition("X = ")[2].partition(", or ")[0]
+        made = eval(line, {"dask": dask, "X": given})
+        assert labels(gather(made)) == [("training data", ["X"])]
+
+
+def test_a_matrix_of_xgboost() -> None:
+    """The text names the order in which prepare and the matrix are called."""
+    made = type("DaskDMatrix", (), {"__module__": "xgboost.dask"})()
+    with pytest.raises(TypeError, match=r"prepare\(client, X, y\); .*DaskDMatrix\("):
+        gather(made)
 
 
 def test_the_way_to_a_collection_works() -> None:
