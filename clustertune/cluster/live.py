@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import (
     Callable,
+    Iterable,
     Mapping,
     Sequence,
 )
@@ -287,7 +288,8 @@ class LiveCluster:
         others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
         mine = [f for label in lent for f in old[label]]
         await releasing.refuse_shared(self.client, mine, others)
-        graph = await asyncio.to_thread(cutting.build, recut, given)
+        types = await self._types(old)
+        graph = await asyncio.to_thread(cutting.build, recut, given, types)
         async with self._computing.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
             now = await asyncio.to_thread(
@@ -327,6 +329,14 @@ class LiveCluster:
                 for r in releases:
                     r.end()
             self._left = []
+        if graph.ends:
+            wanted = {
+                label: [futures[key] for key in own]
+                for label, own in graph.ends.items()
+            }
+            ends = await self.client.gather(wanted, asynchronous=True)
+            make = partial(cutting.collections, recut, given, graph, futures, ends)
+            self._replace(await asyncio.to_thread(make))
         sent = cutting.sent(graph)
         return Result(nbytes=await monitor.received(self.client, sent))
 
@@ -334,7 +344,8 @@ class LiveCluster:
         """Put rows in another order; old pieces stay as long as somebody has them."""
         given = {x.label: x.collection for x in self.given}
         old = {s.label: self._found[s.label].futures or [] for s in reorder.sources}
-        graph = await asyncio.to_thread(reordering.build, reorder, given)
+        types = await self._types(old)
+        graph = await asyncio.to_thread(reordering.build, reorder, given, types)
         futures = await self._computing.pieces(graph, notify, "ordering")
         make = partial(reordering.collections, reorder, given, old, graph, futures)
         made = await asyncio.to_thread(make)
@@ -347,6 +358,15 @@ class LiveCluster:
         self._replace(made)
         sent = reordering.sent(graph)
         return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
+
+    async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
+        """The types of the chunks of Arrays, which their metadata may not tell."""
+        arrays = {
+            x.label: self._found[x.label].keys
+            for x in self.given
+            if x.label in labels and isinstance(x.collection, da.Array)
+        }
+        return await monitor.chunk_types(self.client, arrays)
 
     async def rescue(self) -> str:
         """Publish what is made of released pieces; says where, or nothing."""

@@ -46,6 +46,7 @@ from clustertune.model import (
     WorkerSnapshot,
 )
 from clustertune.remote import (
+    chunks,
     keys,
     park,
     probe,
@@ -708,3 +709,16 @@ def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
         holders=(piece[there], holder[there]),
         scattered=raw["scattered"],
     )
+
+
+async def chunk_types(
+    client: Client, arrays: Mapping[str, Sequence[Key]]
+) -> dict[str, list[str]]:
+    """Names of the types of chunks by label, as far as the scheduler knows them."""
+    if not arrays:
+        return {}
+    packed = {label: keys.pack(own) for label, own in arrays.items()}
+    found: dict[str, list[str]] = await ship.on_scheduler(
+        client, chunks.types, chunks=packed
+    )
+    return found

@@ -9,41 +9,53 @@ from the old ones, and those from what they were made of.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 from uuid import uuid4
 
-import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
-from dask.array.core import _concatenate2, concatenate3
-from dask.dataframe import dispatch
+from dask.array.core import concatenate3
 
 from clustertune.data import conversion as converting
 from clustertune.data.graphs import Graph, collection
+from clustertune.data.joining import Partitions, nested
 from clustertune.model import Conversion, Cut, Key, Recut
 from clustertune.rows.replicas import COPIED
+
+Ends: TypeAlias = tuple[bool, Any, Any]
+"""Whether the index of a partition is sorted; its first and its last value, if any."""
 
 LEAVING, ARRIVING, STAYING = 2, 1, 0  # priorities: what leaves makes room
 
 
-def build(recut: Recut, collections: Mapping[str, Any]) -> Graph:
+def build(
+    recut: Recut,
+    collections: Mapping[str, Any],
+    types: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> Graph:
     """The graph that makes the new pieces of the collections that are cut.
+
+    ``types`` are the names of the types of chunks, by label.
 
     Where old pieces are freed, copies of what stays on a worker wait until what leaves
     it has arrived, so that its memory hardly rises above what it held.
     """
     graph = Graph()
     for cut in recut.cuts:
-        _cut(graph, cut, recut, collections[cut.label])
+        kind = _Rows(collections[cut.label], cut.conversion, types.get(cut.label, ()))
+        _cut(graph, cut, recut, kind)
     if recut.freed:
         _let_leave_first(graph)
+    for cut in recut.cuts if recut.copies == 1 else ():
+        if getattr(collections[cut.label], "known_divisions", False):
+            _ends(graph, cut)
     return graph
 
 
@@ -52,10 +64,25 @@ def collections(
     given: Mapping[str, Any],
     graph: Graph,
     futures: Mapping[Key, Any],
+    ends: Mapping[str, Sequence[Ends]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """By label the collections of new pieces, but for rows that are set aside."""
-    count = len(recut.rows) - bool(recut.aside)
-    return _collections(recut, given, graph, futures, slice(0, count))
+    """By label the collections of new pieces, but for rows that are set aside.
+
+    ``ends`` are the results of ``graph.ends``, once they are computed.
+    """
+    which = slice(0, len(recut.rows) - bool(recut.aside))
+    known = {label: divisions(own[which]) for label, own in ends.items()}
+    return _collections(recut, given, graph, futures, which, known)
+
+
+def divisions(ends: Sequence[Ends]) -> list[Any] | None:
+    """Divisions of sorted partitions; None where an index value is in two of them."""
+    if not all(is_sorted and len(first) for is_sorted, first, _ in ends):
+        return None
+    firsts, lasts = [first[0] for _, first, _ in ends], [last[0] for _, _, last in ends]
+    if any(last >= first for last, first in zip(lasts, firsts[1:], strict=False)):
+        return None
+    return [*firsts, lasts[-1]]
 
 
 def set_aside(
@@ -74,6 +101,7 @@ def _collections(
     graph: Graph,
     futures: Mapping[Key, Any],
     which: slice,
+    known: Mapping[str, Sequence[Any] | None] = MappingProxyType({}),
 ) -> dict[str, Any]:
     return {
         cut.label: collection(
@@ -81,6 +109,7 @@ def _collections(
             {key: futures[key] for key in graph.pieces[cut.label][which]},
             recut.rows[which].tolist(),
             cut.conversion,
+            known.get(cut.label),
             joined=True,
         )
         for cut in recut.cuts
@@ -90,6 +119,22 @@ def _collections(
 def sent(graph: Graph) -> list[str]:
     """Names of the keys that travel."""
     return sorted({k[0] for k, p in graph.priority.items() if p == LEAVING})  # type: ignore[index]
+
+
+def _ends(graph: Graph, cut: Cut) -> None:
+    """Add tasks that read the ends of each new index, which become divisions."""
+    if cut.conversion is not None and cut.conversion.kind == "array":
+        return
+    name = f"ends-{uuid4().hex}"
+    graph.ends[cut.label] = [(name, i) for i in range(len(graph.pieces[cut.label]))]
+    pairs = zip(graph.ends[cut.label], graph.pieces[cut.label], strict=True)
+    for key, piece in pairs:
+        index = Task(None, getattr, TaskRef(piece), "index")
+        is_sorted = Task(None, getattr, index, "is_monotonic_increasing")
+        first = Task(None, operator.getitem, index, slice(0, 1))
+        last = Task(None, operator.getitem, index, slice(-1, None))
+        both = Task(key, list, List(is_sorted, first, last))
+        _add(graph, both, graph.where[piece], ARRIVING)
 
 
 def _let_leave_first(graph: Graph) -> None:
@@ -130,8 +175,7 @@ def _add(graph: Graph, task: Task, worker: str, priority: int) -> None:
     graph.priority[task.key] = priority
 
 
-def _cut(graph: Graph, cut: Cut, recut: Recut, collection: Any) -> None:
-    kind = _Rows(collection, cut.conversion)
+def _cut(graph: Graph, cut: Cut, recut: Recut, kind: _Rows) -> None:
     # copies are known by their names when they are given again
     copied = f"{COPIED}-" * (recut.copies > 1)
     name = f"{copied}{kind.name}-{uuid4().hex}"
@@ -201,59 +245,48 @@ def _bundle(key: Any, owner: int) -> tuple[Any, ...]:
 class _Rows:
     """How rows of one kind of collection are cut and joined, in library functions."""
 
-    def __init__(self, collection: Any, conversion: Conversion | None):
-        self.given_array = isinstance(collection, da.Array)
+    def __init__(
+        self, collection: Any, conversion: Conversion | None, types: Iterable[str]
+    ):
+        self.given = Partitions(collection, types)
         self.convert = (
             () if conversion is None else converting.converter(collection, conversion)
         )
         meta = converting.meta(collection, conversion)
-        self.array = self.given_array or isinstance(meta, np.ndarray)
-        self.blocks = collection.numblocks[1:] if self.given_array else ()
+        self.array = self.given.array or isinstance(meta, np.ndarray)
         self.tail = (0,) * (meta.ndim - 1) if self.array else ()
         self.name = "array" if self.array else "frame"
         self.copy = self._copy(plain=type(meta) is np.ndarray)
 
     def _copy(self, *, plain: bool) -> Callable[..., Any]:
         """What makes rows that share no memory with their old piece."""
-        if plain and not self.given_array:
+        if plain and not self.given.array:
             return partial(np.array, order="C")  # a frame lies by columns
         # this keeps the order of columns and rows in memory, masks, and what is sparse
         return copy if plain else operator.methodcaller("copy")
 
     def view(self, part: _Part) -> Any:
         """These rows of an old piece, as they will be."""
-        rows = TaskRef(part.key)
-        where = rows if self.given_array else Task(None, getattr, rows, "iloc")
-        view = Task(None, operator.getitem, where, slice(part.start, part.stop))
+        view = self.given.take(TaskRef(part.key), slice(part.start, part.stop))
         return converting.applied(self.convert, view)
 
     def alone(self, key: Key, view: Any) -> Task:
         """A piece of one view, which shares no memory with the old piece."""
-        if self.given_array and self.convert:
+        if self.given.array and self.convert:
             return Task(key, view.func, *view.args)  # numbers that were cast are new
         return Task(key, self.copy, view)
 
     def arrived(self, key: Key, part: Any) -> Task:
         """A piece of one part that was sent."""
-        if self.array and not self.given_array:
+        if self.array and not self.given.array:
             return Task(key, np.ascontiguousarray, part)  # a frame lies by columns
         return Task(key, part.func, *part.args)
 
-    def join(self, key: Key, parts: Iterable[Any]) -> Task:
+    def join(self, key: Key, parts: Sequence[Any]) -> Task:
         """All of them below each other, blocks of columns side by side."""
-        if not self.array:
-            return Task(key, dispatch.concat, List(*parts))
-        blocks = self.blocks if self.given_array else (1,) * len(self.tail)
-        if self.convert:  # all are of one type, and rows come to lie as rows
-            return Task(key, concatenate3, _nested(list(parts), blocks))
-        # this finds a type that holds the numbers of all parts, whatever they say
-        blocks = () if math.prod(blocks) == 1 else blocks
-        join = partial(_concatenate2, axes=list(range(1 + len(blocks))))
-        return Task(key, join, _nested(list(parts), blocks))
-
-
-def _nested(parts: list[Any], blocks: Sequence[int]) -> Any:
-    """Lists in lists, one for each number of blocks, in a list of rows."""
-    for size in reversed(blocks):
-        parts = [List(*parts[i : i + size]) for i in range(0, len(parts), size)]
-    return List(*parts)
+        dense = self.array and not self.given.format
+        if self.convert and dense:  # of one type, and rows come to lie as rows
+            blocks = self.given.blocks if self.given.array else (1,) * len(self.tail)
+            return Task(key, concatenate3, nested(parts, blocks))
+        joined = self.given.join(parts)
+        return Task(key, joined.func, *joined.args)

@@ -23,6 +23,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from clustertune.data import conversion as converting
+from clustertune.data import joining
 from clustertune.model import Conversion, Int64s, Key
 
 THRESHOLD = "distributed.admin.large-graph-warning-threshold"
@@ -33,13 +34,15 @@ _threshold = Lock()
 class Graph:
     """Tasks, the worker of each, and the keys of the pieces to be made, by label.
 
-    ``loose`` tasks run elsewhere where their worker is gone.
+    ``loose`` tasks run elsewhere where their worker is gone. ``ends`` are keys by
+    label, one for each partition: with what its index begins and ends.
     """
 
     tasks: dict[Key, Any] = field(default_factory=dict)
     where: dict[Key, str] = field(default_factory=dict)
     priority: dict[Key, int] = field(default_factory=dict)
     pieces: dict[str, list[Key]] = field(default_factory=dict)
+    ends: dict[str, list[Key]] = field(default_factory=dict)
     loose: bool = False
 
 
@@ -55,12 +58,13 @@ def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Grap
 
 
 def submit(client: Client, graph: Graph) -> dict[Key, Any]:
-    """Send it to the scheduler; the futures of the pieces by key.
+    """Send it to the scheduler; the futures of the pieces, and of their ends, by key.
 
     Keys that the scheduler knows may be named only: thousands of futures need not
     travel.
     """
-    wanted = [key for keys in graph.pieces.values() for key in keys]
+    groups = [*graph.pieces.values(), *graph.ends.values()]
+    wanted = [key for keys in groups for key in keys]
     # as a graph of layers it is named at random; of a dict Dask would hash every task
     layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
     with ExitStack() as around:
@@ -118,9 +122,10 @@ def collection(
     divisions
         Of a frame; None: unknown.
     joined
-        Whether blocks of columns have been joined.
+        Whether rows were taken and joined, and blocks of columns, too.
     """
     meta, keys = converting.meta(like, conversion), list(pieces)
+    meta = joining.joined_meta(meta) if joined else meta
     if isinstance(like, da.Array) or isinstance(meta, np.ndarray):
         named = _numbered(pieces)
         first: Any = next(iter(named))

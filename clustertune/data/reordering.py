@@ -8,52 +8,45 @@ the rows had. All task functions are those of libraries, so nothing of ours trav
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
-from dask.dataframe import dispatch
 
 from clustertune.data.graphs import Graph, collection
+from clustertune.data.joining import Partitions
 from clustertune.model import ORDER, Key, Reorder, Source
 
 SENDING, JOINING = 2, 1  # priorities
 # which pieces an order is drawn for: 0 would be no part of the seed, as NumPy reads it,
 # and the order the one with which it is decided how many rows go where
 OLD, NEW = 1, 2
+NUMBERS = Partitions(da.empty(0, dtype=np.int64))  # how row numbers are joined
 PARTS = 3  # length of a key that travels: its name, the old and the new piece
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How rows of one collection are taken and joined."""
+def build(
+    reorder: Reorder,
+    collections: Mapping[str, Any],
+    types: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> Graph:
+    """The graph that makes all collections in their new order, and the row numbers.
 
-    label: str
-    array: bool
-    tail: tuple[int, ...]  # of its keys, after the number of the piece
-
-    def take(self, rows: Any, order: Any) -> Task:
-        """A task of these rows of a piece, in this order."""
-        where = rows if self.array else Task(None, getattr, rows, "iloc")
-        return Task(None, operator.getitem, where, order)
-
-    def join(self, parts: Sequence[Any]) -> Task:
-        join = np.concatenate if self.array else dispatch.concat
-        return Task(None, join, List(*parts))
-
-
-def build(reorder: Reorder, collections: Mapping[str, Any]) -> Graph:
-    """The graph that makes all collections in their new order, and the row numbers."""
+    ``types`` are the names of the types of chunks, by label.
+    """
     graph = Graph()
     if reorder.whole is not None:
         _number_whole(graph, reorder)
         return graph
-    kinds = [_kind(s.label, collections[s.label]) for s in reorder.sources]
+    kinds = [
+        Partitions(collections[s.label], types.get(s.label, ()))
+        for s in reorder.sources
+    ]
     name = f"reorder-{uuid4().hex}"
     by = next((i for i, s in enumerate(reorder.sources) if s.label == reorder.by), -1)
     starts = np.cumsum(reorder.old) - reorder.old
@@ -63,11 +56,6 @@ def build(reorder: Reorder, collections: Mapping[str, Any]) -> Graph:
     for j in range(len(reorder.rows)):
         _receive(graph, reorder, kinds, by, (name, j))
     return graph
-
-
-def _kind(label: str, x: Any) -> _Kind:
-    array = isinstance(x, da.Array)
-    return _Kind(label, array, (0,) * (x.ndim - 1) if array else ())
 
 
 def _add(graph: Graph, key: Key, task: Task, worker: str, priority: int) -> None:
@@ -89,7 +77,7 @@ def _order(reorder: Reorder, rows: Any, n: int, seed: Sequence[int]) -> Task:
 def _send(
     graph: Graph,
     reorder: Reorder,
-    kinds: Sequence[_Kind],
+    kinds: Sequence[Partitions],
     by: int,
     piece: tuple[str, int, int],
 ) -> None:
@@ -120,7 +108,7 @@ def _owner(sources: Sequence[Source], i: int) -> int:
 def _receive(
     graph: Graph,
     reorder: Reorder,
-    kinds: Sequence[_Kind],
+    kinds: Sequence[Partitions],
     by: int,
     piece: tuple[str, int],
 ) -> None:
@@ -146,12 +134,14 @@ def _receive(
         worker,
         JOINING,
     )
-    numbers = [] if _is_numbered(reorder) else [_Kind(ORDER, array=True, tail=())]
-    for number, kind in enumerate([*kinds, *numbers]):
+    labels = [source.label for source in reorder.sources]
+    if not _is_numbered(reorder):
+        labels, kinds = [*labels, ORDER], [*kinds, NUMBERS]
+    for number, (label, kind) in enumerate(zip(labels, kinds, strict=True)):
         key: Key = (f"{name}-{number}", j, *kind.tail)
         made = kind.take(kind.join(parts(number)), TaskRef(order))
         _add(graph, key, made, worker, JOINING)
-        graph.pieces.setdefault(kind.label, []).append(key)
+        graph.pieces.setdefault(label, []).append(key)
 
 
 def _is_numbered(reorder: Reorder) -> bool:
@@ -192,7 +182,8 @@ def collections(
             pieces = {key: futures[key] for key in graph.pieces[label]}
         else:
             pieces = _renamed(given[label], [old[label][i] for i in reorder.whole])
-        made[label] = collection(given[label], pieces, reorder.rows.tolist())
+        rows, joined = reorder.rows.tolist(), reorder.whole is None
+        made[label] = collection(given[label], pieces, rows, joined=joined)
     if not _is_numbered(reorder):
         numbers = {key: futures[key] for key in graph.pieces[ORDER]}
         chunks = (tuple(reorder.rows.tolist()),)
