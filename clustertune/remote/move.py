@@ -47,36 +47,46 @@ AGAIN = 5.0  # seconds after which a copy that did not arrive is asked for again
 
 
 class ManagerHold:
-    """Holds the default memory manager off, as long as anybody holds it."""
+    """Pauses the default memory manager while any move holds it.
+
+    Only its timer stops, so to Dask and its clients the manager still runs. If a client
+    stops the manager meanwhile, it stays stopped.
+    """
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self.holders = 0
-        self.was_running = False
+        self.timer: Any = None  # that was stopped
 
     def running(self) -> bool | None:
-        """Whether the default manager runs, or will once nobody holds it off.
+        """Whether the default manager runs, or is only paused here.
 
-        None where the scheduler has none.
+        None if the scheduler has none.
         """
         manager = self.scheduler.extensions.get("amm")
-        if manager is None:
-            return None
-        return bool(manager.running or (self.holders and self.was_running))
+        return None if manager is None else bool(manager.running)
+
+    def _running_timer(self) -> Any:
+        """The manager's timer; None if the manager was stopped, or there is none."""
+        manager = self.scheduler.extensions.get("amm")
+        return self.scheduler.periodic_callbacks.get(f"amm-{id(manager)}")
 
     def take(self) -> None:
-        manager = self.scheduler.extensions.get("amm")
         if self.holders == 0:
-            self.was_running = manager is not None and manager.running
-            if manager is not None and self.was_running:
-                manager.stop()
+            self.timer = self._running_timer()
+            if self.timer is not None:
+                self.timer.stop()
         self.holders += 1
 
     def give_back(self) -> None:
         self.holders -= 1
+        if self.holders or self.timer is None:
+            return
+        timer, self.timer = self.timer, None
+        # a client that stops the manager removes its timer
         alive = self.scheduler.status is Status.running
-        if self.holders == 0 and self.was_running and alive:
-            self.scheduler.extensions["amm"].start()
+        if alive and self._running_timer() is timer:
+            timer.start()
 
     @asynccontextmanager
     async def epoch(self) -> AsyncIterator[None]:

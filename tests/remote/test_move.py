@@ -57,6 +57,11 @@ def holders(s: Any, futures: Iterable[Any]) -> list[set[str]]:
     return [{ws.address for ws in s.tasks[f.key].who_has} for f in futures]
 
 
+def manager_timer(s):
+    """What runs the default memory manager every 2 s; None if it is stopped."""
+    return s.periodic_callbacks.get(f"amm-{id(s.extensions['amm'])}")
+
+
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_every_key_ends_on_its_target_alone(c, s, *workers):
     """Keys go where they should, values and keys stay, the manager runs as before."""
@@ -91,13 +96,44 @@ async def test_a_stopped_manager_stays_stopped(c, s, *workers):
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_two_holds_end_with_the_last(c, s, *workers):
     """Of two moves at once, the first to end does not set the manager loose."""
-    hold = ManagerHold(s)
+    hold, timer = ManagerHold(s), manager_timer(s)
     hold.take()
     hold.take()
     hold.give_back()
-    assert not s.extensions["amm"].running
+    assert not timer.is_running()
+    assert hold.running()
     hold.give_back()
+    assert timer.is_running()
     assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
+    """The client that stops it while copies are in flight has the last word."""
+    data = await load(c, [workers[0].address], n=50)
+    policy = Placing([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    await until(lambda: policy.flying)
+    assert await c.amm.running()
+    await c.amm.stop()
+    await moving
+    assert policy.done == 50
+    assert not await c.amm.running()
+    assert manager_timer(s) is None
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_manager_started_during_a_move_runs(c, s, *workers):
+    """A client that stops it and starts it again has it running afterwards."""
+    data = await load(c, [workers[0].address], n=50)
+    policy = Placing([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    await until(lambda: policy.flying)
+    await c.amm.stop()
+    await c.amm.start()
+    await moving
+    assert policy.done == 50
+    assert manager_timer(s).is_running()
 
 
 @gen_cluster(client=True, nthreads=FOUR)
