@@ -119,8 +119,10 @@ class Member:
     #: of a frame: by type of column, how many there are and the name of the first
     types: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     contents: Contents | None = None  # None: not asked
-    # made by this call: its pieces are freed once nothing needs them
+    # made by this call: its pieces are freed once nothing needs them,
     ours: bool = False
+    # unless another collection or client holds some of them
+    shared: bool = False
     aside: int = 0  # rows that are set aside, so that workers have as many
 
     @property

@@ -44,6 +44,7 @@ SCHEDULER = {
         "handlers",
         "host_info",
         "log_event",
+        "periodic_callbacks",
         "plugins",
         "queued",
         "remove_worker",

@@ -421,7 +421,7 @@ async def test_what_others_need_is_not_released(c, s, a, b):
     """Another client's, or a published data set: refused, and nothing is changed."""
     (X,) = await persisted(c, da.from_array(numbers(), chunks=ROWS))
     await c.publish_dataset(X, name="mine")
-    with pytest.raises(SharedDataError, match="another client needs too"):
+    with pytest.raises(SharedDataError, match="another client or a published data"):
         await clustertune.prepare(c, X, release_inputs=True)
     assert await c.compute(X.sum()) == numbers().sum()
 
@@ -500,7 +500,9 @@ async def test_failed_after_inputs_were_released(c, s, a, b):
     )
     y = await c.persist(da.from_array(Xn[:, 0], chunks=1000))
     await c.publish_dataset(y, name="wanted")
-    with pytest.raises(SharedDataError, match="another client needs") as caught:
+    with pytest.raises(
+        SharedDataError, match="another client or a published"
+    ) as caught:
         await clustertune.prepare(c, X, eval_set=[(valid, y)], release_inputs=True)
     assert "client.get_dataset('clustertune-" in str(caught.value)
     name = str(caught.value).split("get_dataset('")[1].split("'")[0]

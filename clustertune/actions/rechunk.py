@@ -396,7 +396,7 @@ def _owned(cut: Cut, member: Member, target: Int64s, view: View) -> Cut:
 
 
 def _is_freed(member: Member, release: bool) -> bool:
-    return member.ours or release
+    return (member.ours and not member.shared) or release
 
 
 def _budget(
@@ -503,5 +503,7 @@ async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     moved = await cluster.move(step.args.moves, notify)
     known = cut.nbytes is not None and moved.nbytes is not None
     return replace(
-        moved, nbytes=(cut.nbytes or 0) + (moved.nbytes or 0) if known else None
+        moved,
+        nbytes=(cut.nbytes or 0) + (moved.nbytes or 0) if known else None,
+        said=cut.said,
     )

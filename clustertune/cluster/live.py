@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import (
     Callable,
+    Collection,
     Iterable,
     Mapping,
     Sequence,
@@ -22,9 +23,10 @@ from typing import Any, NamedTuple
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
-from distributed import Client, Future
+from distributed import Client
 
 from clustertune.cluster import inquiry, monitor, releasing
+from clustertune.cluster.claiming import Claims
 from clustertune.cluster.computing import POLL, RELEASE, Computing
 from clustertune.cluster.lease import Lease
 from clustertune.cluster.staff import Staff
@@ -113,8 +115,10 @@ class LiveCluster:
         self._lease = Lease(client, remaining)
         self.staff = Staff(self._lease)
         self._computing = Computing(self._lease)
+        self._claims = Claims(client)
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of what this call has made
+        self._shared: set[str] = set()  # of these, with pieces that are held elsewhere
         self._lent: set[str] = set()  # labels of the caller's that were released
         self._left: list[releasing.Release] = []  # of the cut that is going on
         self._values = contents.Values()
@@ -170,13 +174,16 @@ class LiveCluster:
             found = await self._pieces(x)
             members.append(self._member(x, found))
             futures += found.futures or ()
-        await self._computing.settle(futures, notify, "loading")
+        renew = self._claims.renew if self._claims else None
+        await self._computing.settle(futures, notify, "loading", meanwhile=renew)
         if self._looked:  # and has acted since
             await monitor.hear(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(self.client, members)
         while any(_is_missing_pieces(m) for m in seen):
-            # a worker died between the two: what it held is being computed again
+            # a worker died between the two: what it held is being computed again,
+            # unless its futures were finished and the scheduler has forgotten it
+            await self._claims.refuse_gone([(f, f) for f in futures])
             await asyncio.sleep(POLL)
             await self._computing.settle(futures, notify, "loading")
             snapshot, seen = await monitor.look(self.client, members)
@@ -210,8 +217,13 @@ class LiveCluster:
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
-            find = partial(_find, given.collection, self.client)
-            self._found[given.label] = await asyncio.to_thread(find)
+            find = partial(_find, given.collection, self._claims)
+            collection, found = await asyncio.to_thread(find)
+            if collection is not given.collection:
+                now = {given.label: collection}
+                every = [now.get(x.label, x.collection) for x in self.given]
+                self.given = self.given.with_collections(every)
+            self._found[given.label] = found
         return self._found[given.label]
 
     def _member(self, x: inputs.Given, found: _Found) -> Member:
@@ -225,6 +237,7 @@ class LiveCluster:
         return replace(
             member,
             ours=x.label in self._ours,
+            shared=x.label in self._shared,
             aside=self._rows_aside if x.label in self.aside else 0,
             derived=found.derived,
             embedded=found.embedded,
@@ -265,26 +278,31 @@ class LiveCluster:
             judge = partial(refuse_overfull, labels, load.room)
         futures = await self._computing.pieces(graph, notify, "loading", judge)
         make = partial(loading.collections, lazy, graph, futures)
-        self._replace(await asyncio.to_thread(make))
+        made = await asyncio.to_thread(make)
+        # a persisted copy has the same keys, and so has an earlier prepared one
+        shared = await releasing.shared(self.client, graph.pieces)
+        self._replace(made, shared)
         return Result(count=len(lazy))
 
-    def _replace(self, now: Mapping[str, Any]) -> None:
+    def _replace(self, now: Mapping[str, Any], shared: Collection[str] = ()) -> None:
         """Collections, by label, that this call has made in place of those given."""
         collections = [now.get(x.label, x.collection) for x in self.given]
         self.given = self.given.with_collections(collections)
         self._found = {k: v for k, v in self._found.items() if k not in now}
         self._ours.update(now)
+        self._shared = (self._shared - now.keys()) | set(shared)
 
     async def recut(self, recut: Recut, notify: Notify) -> Result:
         """Make new pieces where they are to be; old ones are freed if that was asked.
 
         The tasks are bound to their workers until all is done; one whose worker is
-        lost or paused meanwhile runs anywhere. An old piece is let go when everything
-        that is made of it is there.
+        lost or paused meanwhile runs anywhere. This call releases an old piece when all
+        new pieces of it exist.
         """
         given = {x.label: x.collection for x in self.given}
         old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
-        lent = {x for x in recut.freed if x not in self._ours}
+        lent = {x for x in recut.freed if x not in self._ours or x in self._shared}
+        kept = [c.label for c in recut.cuts if c.label in self._shared - lent]
         others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
         mine = [f for label in lent for f in old[label]]
         await releasing.refuse_shared(self.client, mine, others)
@@ -304,11 +322,9 @@ class LiveCluster:
             ]
 
             async def release() -> None:
-                gone = [key for r in releases for key in r.go_on()]
-                if gone:
+                released = [r.go_on() for r in releases]
+                if any(released):
                     self._lent |= lent
-                    owner, packed = self.client.id, keys.pack(gone)
-                    await self._lease.ask("let_go", owner=owner, keys=packed)
 
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
@@ -316,18 +332,14 @@ class LiveCluster:
                 more = cutting.set_aside(recut, given, graph, futures)
                 self.aside = {k: _joined(x, self.aside.get(k)) for k, x in more.items()}
                 self._rows_aside += recut.aside
-            try:
-                await self._computing.settle(
-                    list(futures.values()),
-                    notify,
-                    "cutting",
-                    pin,
-                    release if releases else None,
-                    RELEASE if releases else POLL,
-                )
-            finally:
-                for r in releases:
-                    r.end()
+            await self._computing.settle(
+                list(futures.values()),
+                notify,
+                "cutting",
+                pin,
+                release if releases else None,
+                RELEASE if releases else POLL,
+            )
             self._left = []
         if graph.ends:
             wanted = {
@@ -338,7 +350,10 @@ class LiveCluster:
             make = partial(cutting.collections, recut, given, graph, futures, ends)
             self._replace(await asyncio.to_thread(make))
         sent = cutting.sent(graph)
-        return Result(nbytes=await monitor.received(self.client, sent))
+        return Result(
+            nbytes=await monitor.received(self.client, sent),
+            said=_said(kept),
+        )
 
     async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
         """Put rows in another order; old pieces stay as long as somebody has them."""
@@ -355,7 +370,10 @@ class LiveCluster:
                 self.given = self.given.with_companion(ORDER, numbers)
             if not reorder.by:
                 self.goal = replace(self.goal, order="")
-        self._replace(made)
+        # whole pieces in another order are the futures that the caller holds
+        whole = reorder.whole is not None
+        callers = {x for x in made.keys() & old if whole and x not in self._ours}
+        self._replace(made, callers | (made.keys() & self._shared if whole else set()))
         sent = reordering.sent(graph)
         return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
 
@@ -507,19 +525,28 @@ def _joined(first: Any, then: Any) -> Any:
     return da.concatenate([first, then]) if array else dd.concat([first, then])
 
 
-def _find(collection: Any, client: Client) -> _Found:
-    """What there is to know of a collection itself, in a thread of its own."""
+def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
+    """The collection with the client's own futures, and what it shows of itself.
+
+    Runs in a thread of its own.
+    """
     names, futures = inputs.pieces(collection)
     if futures is None:
-        rows = loading.lengths(collection, asynchronous=client.asynchronous)
-        return _Found(names, None, rows, *inputs.origin(collection))
-    # one of another client would be waited for in that client's event loop
-    own = [f if f.client is client else Future(f.key, client=client) for f in futures]
-    new = [f.key for f in futures if f.client is not client]
-    if new:  # a future alone does not ask the scheduler for news of its key
-        message = {"op": "client-desires-keys", "keys": new, "client": client.id}
-        client._send_to_scheduler(message)  # noqa: SLF001
-    return _Found(names, own, None)
+        asynchronous = claims.client.asynchronous
+        rows = loading.lengths(collection, asynchronous=asynchronous)
+        return collection, _Found(names, None, rows, *inputs.origin(collection))
+    collection, own = claims.own(collection, futures)
+    return collection, _Found(names, own, None)
+
+
+def _said(kept: Sequence[str]) -> str:
+    """That old pieces are not freed, by label; nothing if all are."""
+    if not kept:
+        return ""
+    return (
+        f"the old pieces of {names_text(kept)} stay in memory, because another "
+        "collection or client holds them"
+    )
 
 
 def _targets(load: Load, label: str) -> list[str] | None:

@@ -1,14 +1,16 @@
-"""Lets old pieces go while new ones are made of them: for data that does not fit twice.
+"""Release old pieces while new ones are made of them: for data that does not fit twice.
 
 Every row is at any time in an old piece that is held or in a new one that is there.
-Pieces that somebody else needs are not released; and what took the place of released
-ones is published if the call fails, since nobody has a name for it.
+Only the call's own futures are released, so a piece that another collection or client
+holds stays in memory. If the call fails, the new pieces of released ones are published,
+because the caller has no name for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from clustertune.cluster import monitor
 from clustertune.errors import SharedDataError
 from clustertune.model import Cut, Key
 from clustertune.remote import keys
+from clustertune.wording import plural
 
 logger = logging.getLogger("clustertune")
 
@@ -26,7 +29,7 @@ RESCUE = 60.0  # seconds in which what took the place of released pieces is publ
 
 
 class Release:
-    """Lets go of old pieces of one collection as soon as nothing is made of them."""
+    """Releases old pieces of one collection as soon as all new ones of them exist."""
 
     def __init__(self, cut: Cut, old: Sequence[Any], new: Sequence[Any]):
         self.label = cut.label
@@ -35,37 +38,61 @@ class Release:
         self._parts = np.split(cut.key, np.searchsorted(cut.new, range(1, len(new))))
         self._uses = np.bincount(cut.key, minlength=len(old))
         self._unused = np.flatnonzero(self._uses == 0).tolist()  # without rows
-        self._gone: list[Any] = []
 
-    def go_on(self) -> list[Key]:
-        """The keys that nothing needs any more, which were not told before."""
+    def go_on(self) -> bool:
+        """Release what no new piece needs any more; whether that was anything.
+
+        The client counts its futures. It tells the scheduler only after the last future
+        of a key is released, in order with everything else that it sends.
+        """
         there = [n for n, f in self._waiting.items() if f.status == "finished"]
         for number in there:
             del self._waiting[number]
             self._uses[self._parts[number]] -= 1
         if not there:
-            return []
+            return False
         parts = np.unique(np.concatenate([self._parts[n] for n in there]))
         done = [*parts[self._uses[parts] == 0].tolist(), *self._unused]
         self._unused = []
-        gone = [self._old.pop(k) for k in done]
-        self._gone += gone
-        return [f.key for f in gone]
-
-    def end(self) -> None:
-        """Release what was told: one message for each, so not while others wait."""
-        for future in self._gone:
-            future.release()
+        for number in done:
+            self._old.pop(number).release()
+        return bool(done)
 
     def held(self) -> list[Any]:
-        """Old pieces that have not been let go, if new ones are still to be made."""
+        """Old pieces that have not been released."""
         return list(self._old.values())
+
+
+async def shared(client: Client, pieces: Mapping[str, Sequence[Key]]) -> set[str]:
+    """Labels of collections with a piece that is held by anything else too.
+
+    Parameters
+    ----------
+    client
+        Each key has one future of this call.
+    pieces
+        Keys by label.
+    """
+    labels = Counter(key for own in pieces.values() for key in own)
+    found = set()
+    for label, own in pieces.items():
+        here = any(labels[key] > 1 or client.refcount.get(key, 0) > 1 for key in own)
+        if here or await _wanted_by_others(client, own):
+            found.add(label)
+    return found
+
+
+async def _wanted_by_others(client: Client, wanted: Sequence[Key]) -> int:
+    """How many of these keys other clients want; a published data set is a client."""
+    packed = await asyncio.to_thread(keys.pack, wanted)
+    count: int = await monitor.ask(client, "wanted", keys=packed, owner=client.id)
+    return count
 
 
 async def refuse_shared(
     client: Client, freed: Sequence[Any], others: Mapping[str, Sequence[Any]]
 ) -> None:
-    """See that nobody else needs pieces of the caller's that will be freed.
+    """Refuse to free pieces of the caller's that anything else needs.
 
     Parameters
     ----------
@@ -79,7 +106,7 @@ async def refuse_shared(
     Raises
     ------
     SharedDataError
-        Somebody does; nothing was freed.
+        Something does; nothing was freed.
     """
     wanted = {f.key for f in freed}
     for label, futures in others.items():
@@ -89,16 +116,18 @@ async def refuse_shared(
                 "give a copy of it, or leave release_inputs out"
             )
     # one future of each is the caller's own
-    here = sum(client.refcount[f.key] > 1 for f in freed)
-    packed = keys.pack([f.key for f in freed])
-    owner = client.id
-    there = await monitor.ask(client, "wanted", keys=packed, owner=owner)
+    here = sum(client.refcount.get(f.key, 0) > 1 for f in freed)
+    there = await _wanted_by_others(client, [f.key for f in freed])
     if here or there:
-        who = "another collection in this process" if here else "another client"
+        who = (
+            "another collection in this process"
+            if here
+            else "another client or a published data set"
+        )
         raise SharedDataError(
-            f"release_inputs=True would free {max(here, there)} pieces that {who} "
-            "needs too (a published data set counts as one); let go of it there, "
-            "or leave release_inputs out"
+            f"release_inputs=True would free {plural(max(here, there), 'piece')} that "
+            f"{who} needs too, so it frees none of them; call prepare without "
+            "release_inputs, or delete the other names of this data first"
         )
 
 

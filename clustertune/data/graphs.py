@@ -18,6 +18,7 @@ import dask.array as da
 import numpy as np
 from dask._task_spec import Task
 from dask.base import annotate
+from dask.core import flatten
 from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
@@ -133,6 +134,14 @@ def collection(
         return da.Array(named, first[0], (tuple(rows), *columns), meta=meta)
     unknown = (None,) * (len(keys) + 1)
     return from_graph(dict(pieces), meta, divisions or unknown, keys, "prepared")
+
+
+def of_futures(x: Any, futures: Sequence[Any]) -> Any:
+    """The same loaded collection, with other futures of its pieces."""
+    if isinstance(x, da.Array):
+        named = dict(zip(flatten(x.__dask_keys__()), futures, strict=True))
+        return da.Array(named, x.name, x.chunks, meta=x._meta)  # noqa: SLF001
+    return collection(x, {f.key: f for f in futures}, (), divisions=x.divisions)
 
 
 def _numbered(pieces: Mapping[Key, Any]) -> dict[Key, Any]:

@@ -32,6 +32,20 @@ class Bindings:
         self.kept: dict[str, set[Any]] = {}  # keys
         self.ending: set[asyncio.Task[int]] = set()
 
+    async def unknown(self, runs: Sequence[Any]) -> set[Any]:
+        """The packed keys that the scheduler does not know, in short turns.
+
+        A graph binds only tasks that are new. Known ones, and what they are bound to,
+        belong to an earlier graph.
+        """
+        keys = set()
+        for i, key in enumerate(unpack(runs)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            if key not in self.scheduler.tasks:
+                keys.add(key)
+        return keys
+
     def keep(self, keys: set[Any]) -> str:
         """Remember keys of tasks that are going to be bound; the name of the set."""
         name = uuid4().hex
@@ -156,16 +170,6 @@ def run(scheduler: Any, tasks: Collection[Any]) -> None:
     if there:
         found = dict.fromkeys(there, "processing")
         scheduler.transitions(found, f"clustertune-{time()}")
-
-
-async def unpacked(runs: Sequence[Any]) -> set[Any]:
-    """The keys of packed ones, in short turns."""
-    keys = set()
-    for i, key in enumerate(unpack(runs)):
-        if i % YIELD == YIELD - 1:
-            await asyncio.sleep(0)
-        keys.add(key)
-    return keys
 
 
 def unbind(task: Any) -> None:

@@ -22,7 +22,7 @@ from uuid import uuid4
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote import memory, runs, unmet
-from clustertune.remote.bindings import Bindings, unpacked
+from clustertune.remote.bindings import Bindings
 from clustertune.remote.drop import Dropping
 from clustertune.remote.holdings import holdings, release
 from clustertune.remote.holds import Holds, log_loss, told
@@ -664,23 +664,33 @@ class Resident(SchedulerPlugin):
                 count += any(c.client_key != owner for c in ts.who_wants or ())
         return count
 
-    def let_go(self, token: str, owner: str, keys: Sequence[Any]) -> None:
-        """Take back that a client wants packed keys, all at once.
+    async def claims(self, owner: str, keys: Sequence[Any]) -> dict[str, bytes]:
+        """Which packed keys will not be in memory, and which the owner does not want.
 
-        The client's own release is a message for each of them.
+        Positions as bytes of int64 arrays. Nothing computes a released key unless a
+        graph names it again.
         """
-        self._check(token)
-        self.scheduler.client_releases_keys(keys=list(unpack(keys)), client=owner)
+        gone, unwanted = array("q"), array("q")
+        client = self.scheduler.clients.get(owner)
+        for i, key in enumerate(unpack(keys)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state in ("released", "forgotten"):
+                gone.append(i)
+            elif client not in (ts.who_wants or ()):
+                unwanted.append(i)
+        return {"gone": gone.tobytes(), "unwanted": unwanted.tobytes()}
 
     # --- tasks bound to workers -------------------------------------------------------
 
     async def pin(self, token: str, keys: Sequence[Any]) -> str:
-        """Remember packed keys of tasks that are going to be bound to workers.
+        """Remember packed keys of new tasks that are going to be bound to workers.
 
         Returns the name of the set.
         """
         self._check(token)
-        bound = await unpacked(keys)
+        bound = await self.bindings.unknown(keys)
         self._check(token)  # it may have ended in between
         return self.bindings.keep(bound)
 
@@ -760,7 +770,7 @@ METHODS = frozenset(
         "unpin",
         "in_vain",
         "wanted",
-        "let_go",
+        "claims",
         "schedule",
         "list_schedules",
         "cancel_schedule",

@@ -8,6 +8,7 @@ port, looks again, and reports what was seen, done and left.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -452,12 +453,14 @@ def let_go(
     progress: bool | Notify | None = None,
     timeout: str | float = "1 minute",
 ) -> Report:
-    """Let go of these collections, as far as nobody but this client wants their keys.
+    """Release these collections, unless anything else holds their keys.
 
-    Parameters, what is returned and what is raised are as of :func:`release`.
+    Keys stay that another client wants, or another future of this process. Parameters,
+    what is returned and what is raised are as of :func:`release`.
     """
-    going = {f.key for f in futures_of(collections)}
-    kept = tuple(key for key in client.futures if key not in going)
+    own = Counter(f.key for f in {id(f): f for f in futures_of(collections)}.values())
+    counts = dict(client.refcount)
+    kept = tuple(key for key in client.futures if counts.get(key, 0) != own[key])
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
         yield from releasing.steps(view, (), kept)

@@ -1,0 +1,303 @@
+"""Prepare takes nothing away from its caller, and the caller owns what it returns."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from dask import delayed
+from distributed import Client, futures_of, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.errors import IncompleteError, LayoutChanged, SharedDataError
+from clustertune.tuning import operations
+from tests.processes import soon
+
+PIECES = 7
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def drawn(rows: int) -> np.ndarray:
+    """Other values each time: computed again, a piece would differ."""
+    return np.random.default_rng().random((rows, 3))
+
+
+def drawn_frame(rows: int) -> pd.DataFrame:
+    return pd.DataFrame(drawn(rows), columns=list("abc"))
+
+
+def lazy() -> tuple[da.Array, da.Array]:
+    """X and y whose boundaries differ, so that X and y cannot both stay as they are."""
+    rows = [100 + 37 * i for i in range(PIECES)]
+    pieces = [
+        da.from_delayed(delayed(drawn, pure=False)(n), (n, 3), dtype="f8") for n in rows
+    ]
+    X = da.concatenate(pieces)
+    return X, da.arange(len(X), chunks=300, dtype="f8")
+
+
+async def there(client: Any, collection: Any) -> int:
+    """How many pieces are in memory, by the scheduler."""
+    found = await client.who_has(futures_of(collection))
+    return sum(bool(workers) for workers in found.values())
+
+
+async def values(client: Any, collection: Any) -> Any:
+    return await client.compute(collection, optimize_graph=False)
+
+
+# --- pieces that are held elsewhere ---------------------------------------------------
+
+
+@pytest.mark.parametrize("frame", [False, True])
+def test_a_persisted_copy_stays(local_cluster: Any, frame: bool) -> None:
+    """Prepare loads the lazy X under the same keys, cuts it, and frees none of them."""
+    _, client = local_cluster(2)
+    if frame:
+        parts = [delayed(drawn_frame, pure=False)(100 + 37 * i) for i in range(PIECES)]
+        X: Any = dd.from_delayed(parts, meta=drawn_frame(1), verify_meta=False)
+        y: Any = None
+    else:
+        X, y = lazy()
+    held = X.persist()
+    wait(held)
+    before = held.sum().compute(optimize_graph=False)
+    p = clustertune.prepare(client, X, y, rechunk=8, timeout="1 minute")
+    assert p.X.npartitions == 8
+    told = [s.reason for s in p.report.steps if s.action == "rechunk"]
+    assert "stay in memory" in told[0]
+    assert all(client.who_has(futures_of(held)).values())
+    assert len(futures_of(held)) == PIECES
+    np.testing.assert_array_equal(held.sum().compute(optimize_graph=False), before)
+    np.testing.assert_allclose(p.X.sum().compute(), before)
+    again = clustertune.prepare(client, held, y, timeout="1 minute")
+    assert again.report.status in ("done", "fine")
+    assert p.verify().status == "fine"
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_earlier_prepared_stays_whole(c: Any, s: Any, a: Any, b: Any) -> None:
+    X, y = lazy()
+    y = y.rechunk((X.chunks[0],))
+    first = await clustertune.prepare(c, X, y, rechunk=False)
+    before = await values(c, first.X)
+    second = await clustertune.prepare(c, X, y, rechunk=8)
+    assert second.X.npartitions == 8
+    assert await there(c, first.X) == await there(c, first.y) == PIECES
+    np.testing.assert_array_equal(await values(c, first.X), before)
+    np.testing.assert_array_equal(await values(c, second.X), before)
+    assert (await second.verify()).status == "fine"
+    # its keys may have been moved by the second, but nothing of it is lost
+    with suppress(LayoutChanged):
+        await first.verify()
+    assert (await clustertune.prepare(c, first.X, first.y, rechunk=False)).report
+
+
+@pytest.mark.parametrize("how", ["client", "name"])
+def test_what_other_clients_hold_stays(local_cluster: Any, how: str) -> None:
+    """Their own futures, or a published name alone, with the keys of the lazy X."""
+    cluster, client = local_cluster(2)
+    X, y = lazy()
+    with Client(cluster, set_as_default=False) as other:
+        held = other.persist(X)
+        wait(held)
+        before = other.compute(held.sum(), optimize_graph=False).result()
+        if how == "name":
+            other.publish_dataset(x=held)
+            del held
+        p = clustertune.prepare(client, X, y, rechunk=8, timeout="1 minute")
+        held = other.get_dataset("x") if how == "name" else held
+        assert all(other.who_has(futures_of(held)).values())
+        after = other.compute(held.sum(), optimize_graph=False).result()
+        assert after == before
+        with pytest.raises(SharedDataError, match="another client"):
+            clustertune.prepare(client, X, y, rechunk=9, release_inputs=True)
+        assert all(other.who_has(futures_of(held)).values())
+        assert p.verify().status == "fine"
+        other.unpublish_dataset("x") if how == "name" else None
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_unshared_pieces_are_still_freed(c: Any, s: Any, a: Any, b: Any) -> None:
+    """What this call has loaded for itself alone is gone once it is cut."""
+    X, y = lazy()
+    p = await clustertune.prepare(c, X, y, rechunk=8)
+    wanted = {f.key for f in futures_of([p.X, p.y])}
+    await soon(
+        lambda: {ts.key for ts in s.tasks.values() if ts.state == "memory"} == wanted
+    )
+    assert not [s_.reason for s_ in p.report.steps if "stay" in s_.reason]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_releasing_what_is_held_is_refused(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    X, y = lazy()
+    held = c.persist(X)
+    before = await values(c, held)
+    with pytest.raises(SharedDataError, match="without release_inputs"):
+        await clustertune.prepare(c, X, y, rechunk=8, release_inputs=True)
+    assert await there(c, held) == PIECES
+    np.testing.assert_array_equal(await values(c, held), before)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_shuffled_pieces_of_the_caller_stay(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Whole pieces in another order are the caller's own futures."""
+    X = c.persist(da.random.random((4000, 3), chunks=(1000, 3)))
+    before = await values(c, X)
+    p = await clustertune.prepare(c, X, shuffle="pieces", rechunk=8)
+    assert [s_.action for s_ in p.report.steps] == ["reorder", "rechunk"]
+    assert await there(c, X) == 4
+    np.testing.assert_array_equal(await values(c, X), before)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_same_lazy_data_twice_in_a_call(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Two collections that share a piece: cutting one leaves it to the other."""
+    X, y = lazy()
+    part = da.Array(X.dask, X.name, X.chunks, meta=X._meta)
+    p = await clustertune.prepare(
+        c, X, y, eval_set=[(part[:300], part[:300, 0])], rechunk=8
+    )
+    assert await there(c, p.X) == 8
+    rows = await values(c, p.eval_set[0][0])
+    np.testing.assert_array_equal(rows, (await values(c, p.X))[:300])
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_tasks_of_others_stay_bound(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A task that the user has bound to a worker is not let loose by prepare."""
+    X, y = lazy()
+    held = c.persist(X, workers=[a.address])
+    await wait(held)
+    bound = {ts.key for ts in s.tasks.values() if ts.worker_restrictions}
+    assert bound
+    await clustertune.prepare(c, X, y, rechunk=8)
+    after = {ts.key for ts in s.tasks.values() if ts.worker_restrictions}
+    assert after == bound
+
+
+# --- data of another client -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("frame", [False, True])
+def test_what_is_returned_outlives_another_client(
+    local_cluster: Any, frame: bool
+) -> None:
+    cluster, client = local_cluster(2)
+    X: Any = da.random.random((4000, 3), chunks=(1000, 3))
+    y: Any = da.arange(4000, chunks=1000)
+    if frame:
+        X = dd.from_dask_array(X, columns=list("abc"))
+        y = dd.from_dask_array(y, index=X.index)
+    with Client(cluster, set_as_default=False) as other:
+        X, y = other.persist([X, y])
+        wait([X, y])
+        before = other.compute(X.sum()).result()
+        p = clustertune.prepare(client, X, y, timeout="1 minute")
+        assert all(f.client is client for f in futures_of([p.X, p.y]))
+        assert p.X.divisions == X.divisions if frame else p.X.chunks == X.chunks
+        gone = other.id
+    soon_gone(client, gone)
+    assert all(client.who_has(futures_of([p.X, p.y])).values())
+    np.testing.assert_allclose(client.compute(p.X.sum()).result(), before)
+    assert p.verify().status == "fine"
+
+
+def soon_gone(client: Client, other: str) -> None:
+    """Wait until the scheduler has forgotten a client."""
+
+    def is_known(dask_scheduler: Any, name: str) -> bool:
+        return name in dask_scheduler.clients
+
+    end = monotonic() + 30
+    while client.run_on_scheduler(is_known, name=other):
+        assert monotonic() < end
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_lazy_data_made_of_another_clients(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        X = other.persist(da.arange(4000, chunks=1000))
+        await wait(X)
+        p = await clustertune.prepare(c, X * 2)
+    assert other.id not in s.clients
+    np.testing.assert_array_equal(await values(c, p.X), 2 * np.arange(4000))
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_cancelled_piece_of_another_client(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """It is named at once: the time limit would be ten minutes."""
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        X = other.persist(da.random.random((4000, 3), chunks=(1000, 3)))
+        await wait(X)
+        piece = futures_of(X)[2]
+        await other.cancel([piece])
+        await soon(lambda: piece.key not in s.tasks)
+        start = monotonic()
+        with pytest.raises(IncompleteError, match=r"2, 0.*is gone"):
+            await clustertune.prepare(c, X)
+        assert monotonic() - start < 20
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_pieces_that_the_scheduler_has_forgotten(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """The caller's futures are finished, but their keys were taken away."""
+    X = c.persist(da.random.random((4000, 3), chunks=(1000, 3)))
+    await wait(X)
+    names = [f.key for f in futures_of(X)][:2]
+    s.client_releases_keys(keys=names, client=c.id)
+    await soon(lambda: names[0] not in s.tasks)
+    assert {f.status for f in futures_of(X)} == {"finished"}
+    start = monotonic()
+    with pytest.raises(IncompleteError, match="is gone"):
+        await clustertune.prepare(c, X)
+    assert monotonic() - start < 20
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_data_that_another_client_still_computes(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Its graph may arrive after the question for it."""
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        X = other.persist(da.random.random((4000, 3), chunks=(1000, 3)))
+        p = await clustertune.prepare(c, X)
+        before = await values(other, X)
+    np.testing.assert_array_equal(await values(c, p.X), before)
+
+
+# --- data that a playbook releases ----------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_releasing_a_collection_leaves_other_names(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Another collection of this process has the same keys: it keeps its data."""
+    X = da.random.random((4000, 3), chunks=1000)
+    held, again, alone = c.persist(X), c.persist(X), c.persist(da.ones(40, chunks=10))
+    await wait([held, again, alone])
+    await operations.let_go(c, held, alone)
+    assert await there(c, again) == 4
+    assert {f.status for f in futures_of(again)} == {"finished"}
+    assert {f.status for f in futures_of(alone)} == {"cancelled"}
