@@ -286,6 +286,108 @@ async def test_data_that_another_client_still_computes(
     np.testing.assert_array_equal(await values(c, p.X), before)
 
 
+# --- prepared data stays where it was put ---------------------------------------------
+
+
+def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
+    """Replicas that tasks fetch are dropped, not those that prepare has placed."""
+    _, client = local_cluster(3)
+    X, y = client.persist(
+        [da.random.random((6000, 4), chunks=(200, 4)), da.arange(6000, chunks=200)]
+    )
+    X, y = p = clustertune.prepare(client, X, y)
+    futures = futures_of([X, y])
+    placed = client.who_has(futures)
+    assert {len(workers) for workers in placed.values()} == {1}
+    # each task needs pieces of two workers
+    (X.sum(axis=1)[::-1] + y).sum().compute()
+    client.replicate(futures)
+    end = monotonic() + 30
+    while {len(w) for w in client.who_has(futures).values()} != {1}:
+        client.amm.run_once()
+        assert monotonic() < end
+    assert client.who_has(futures) == placed
+    assert p.verify().status == "fine"
+
+
+def test_it_stays_after_a_worker_was_restarted(local_cluster: Any) -> None:
+    """The restarted worker has another address, and keeps what it held before."""
+    _, client = local_cluster(2)
+    X = client.persist(da.random.random((4000, 4), chunks=(200, 4)))
+    (X,) = clustertune.prepare(client, X)
+    assert clustertune.restart(client, X, workers=[0]).status == "done"
+    futures = futures_of(X)
+    placed = client.who_has(futures)
+    assert {len(workers) for workers in placed.values()} == {1}
+    client.replicate(futures)
+    end = monotonic() + 30
+    while {len(w) for w in client.who_has(futures).values()} != {1}:
+        client.amm.run_once()
+        assert monotonic() < end
+    assert client.who_has(futures) == placed
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_latest_prepare_decides(c: Any, s: Any, a: Any, b: Any) -> None:
+    X = c.persist(da.random.random((4000, 3), chunks=(500, 3)))
+    await wait(X)
+    await clustertune.prepare(c, X)
+    (X,) = await clustertune.prepare(c, X, workers=[b.address])
+    futures = futures_of(X)
+    await c.replicate(futures)
+
+    def one_left() -> bool:
+        s.extensions["amm"].run_once()
+        return all(len(s.tasks[f.key].who_has) == 1 for f in futures)
+
+    await soon(one_left)
+    assert set(b.data) >= {f.key for f in futures}
+    assert a.address not in {
+        ws.address for f in futures for ws in s.tasks[f.key].who_has
+    }
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_verify_waits_for_copies_to_be_dropped(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Until then a training library might take either copy."""
+    X, y = c.persist(
+        [da.random.random((4000, 3), chunks=500), da.ones(4000, chunks=500)]
+    )
+    X, y = p = await clustertune.prepare(c, X, y)
+    futures = futures_of([X, y])
+    placed = await c.who_has(futures)
+    await c.replicate(futures)
+    assert (await p.verify()).status == "fine"
+    assert await c.who_has(futures) == placed
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_verify_names_a_worker_without_its_eval_set(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """A worker that lost its copy would fail in LightGBM."""
+    X, y = c.persist(
+        [da.random.random((4000, 3), chunks=500), da.ones(4000, chunks=500)]
+    )
+    Xv, yv = c.persist([da.random.random((100, 3), chunks=50), da.ones(100, chunks=50)])
+    p = await clustertune.prepare(c, X, y, eval_set=[(Xv, yv)], workload="lightgbm")
+    futures = futures_of(p.eval_set)
+    placed = await c.who_has(futures)
+    # all other copies last as long as those that prepare has placed
+    await c.replicate(futures)
+    s.extensions["amm"].run_once()
+    await p.verify()
+    assert await c.who_has(futures) == placed
+    s.extensions["amm"].stop()
+    await c.replicate(futures)
+    keys = [f.key for f in futures]
+    s.request_remove_replicas(b.address, keys, stimulus_id="test")
+    with pytest.raises(LayoutChanged, match=r"worker 1 lost the copy of eval_set\[0\]"):
+        await p.verify()
+
+
 # --- data that a playbook releases ----------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """Pieces of which more than one worker holds a copy.
 
-Dask's memory manager drops surplus copies every 2 s, and keeps whichever lies on the
-worker with least memory. Until then a training library may take any of them. So where
-such a piece counts, and whether it lies with its pair, changes by itself.
+Dask's memory manager drops surplus copies every 2 s. It keeps those that
+``clustertune.prepare`` has placed, and of other data the copy on the worker with least
+memory. Until then a training library may take any of them, so the place of such a piece
+may change, and it may come apart from its pair.
 
 Remedy: ``X, y = clustertune.prepare(client, X, y)`` keeps one copy of each piece, where
 it should be; ``client.replicate`` and ``scatter(broadcast=True)`` are of no use for

@@ -421,6 +421,12 @@ class LiveCluster:
                 land(error, _moved(ended[0]))
             raise
 
+    async def stay(self, view: View) -> None:
+        """Have Dask's memory manager keep prepared pieces on their workers."""
+        places = await asyncio.to_thread(_places, view)
+        workers = [w.address for w in view.now.workers]
+        await self._lease.ask("stay", workers=workers, places=places)
+
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
         """Have clients want keys no more; their futures are cancelled."""
         count, nbytes, names = await self._lease.ask(
@@ -553,6 +559,20 @@ def _targets(load: Load, label: str) -> list[str] | None:
     """Addresses of the workers for the pieces of one collection."""
     targets = load.targets.get(label)
     return None if targets is None else [load.workers[i] for i in targets.tolist()]
+
+
+def _places(view: View) -> list[tuple[Any, bytes]]:
+    """Packed keys of what is loaded and aligned, and by key the index of its worker."""
+    found = []
+    for layout in view.layouts:
+        if not (layout.loaded and layout.aligned):
+            continue
+        home = homes(layout, len(view.now.workers))
+        known = np.flatnonzero(home >= 0)
+        for member in layout.members:
+            packed = keys.pack([member.keys[i] for i in known.tolist()])
+            found.append((packed, home[known].tobytes()))
+    return found
 
 
 def _is_missing_pieces(member: Member) -> bool:

@@ -48,15 +48,21 @@ def separations(before: View, after: View) -> tuple[str, ...]:
 
 
 def moves(before: View, after: View) -> tuple[str, ...]:
-    """Which pieces lie on other workers than before."""
-    found = []
+    """Which pieces the workers no longer hold that held them, and who lacks them.
+
+    A surplus copy on another worker is no move.
+    """
+    found: list[str] = []
     for old, new in zip(before.layouts, after.layouts, strict=True):
         if not (old.loaded and old.aligned and new.loaded and new.aligned):
             continue
         if len(old.rows) != len(new.rows):
             continue
         was, now = _places(old, before), _places(new, after)
+        whole = _whole(new, after)
         gone = [i for i, (a, b) in enumerate(zip(was, now, strict=True)) if a != b]
+        gone = [i for i in gone if (i, was[i]) not in whole]
+        found += _lacking(new, was, {i for i in range(len(was)) if i not in gone})
         if gone:
             i = gone[0]
             found.append(
@@ -73,6 +79,25 @@ def without_aside(view: View) -> View:
         for x in view.layouts
     )
     return replace(view, layouts=layouts)
+
+
+def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
+    """Pieces and ids of workers that hold all of it."""
+    there = layouts.held(layout, len(view.now.workers))
+    whole = there.nbytes == layouts.piece_bytes(layout)[there.piece]
+    ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
+    return set(zip(there.piece[whole].tolist(), ids, strict=True))
+
+
+def _lacking(layout: Layout, was: list[str | int], stay: set[int]) -> Iterator[str]:
+    """Which workers lack an eval set of which each had a copy."""
+    if not replicas.is_copied(layout):
+        return
+    given = np.flatnonzero(layout.rows > 0).tolist()
+    lacking = {was[i] for i in given} - {was[i] for i in given if i in stay}
+    if lacking:
+        ids = sorted(lacking, key=str)
+        yield f"{workers_text(ids)} lost the copy of {layout.label}"
 
 
 def _places(layout: Layout, view: View) -> list[str | int]:

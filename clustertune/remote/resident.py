@@ -23,6 +23,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote import memory, runs, unmet
 from clustertune.remote.bindings import Bindings
+from clustertune.remote.copies import Homes
 from clustertune.remote.drop import Dropping
 from clustertune.remote.holdings import holdings, release
 from clustertune.remote.holds import Holds, log_loss, told
@@ -115,6 +116,7 @@ class Resident(SchedulerPlugin):
         self.report = ""
         self.released: deque[str] = deque(maxlen=1000)  # tokens
         self.bindings = Bindings(scheduler)
+        self.homes = Homes(scheduler)
         self.runs = runs.Runs()
         self.owners = Owners(scheduler)
         self.graces: dict[str, asyncio.TimerHandle] = {}  # by client
@@ -449,12 +451,35 @@ class Resident(SchedulerPlugin):
         wanted = []
         # round robin over the collections: X_i and y_i travel one after the other
         for row in zip_longest(*pairs):
-            wanted += [(key, workers[i]) for key, i in filter(None, row)]
+            some = [(key, workers[i]) for key, i in filter(None, row)]
+            wanted += some
+            for key, address in some:
+                self.homes.put(key, address)
             if len(wanted) % YIELD < len(pairs):
                 await asyncio.sleep(0)
         self._check(token)  # it may have ended in between
+        self.homes.begin()
         policy = Placing(wanted, dict(zip(workers, ceilings, strict=True)))
         return self._begin(policy, self._carry_out(policy, deadline))
+
+    async def stay(
+        self,
+        token: str,
+        workers: Sequence[str],
+        places: Sequence[tuple[Sequence[Any], bytes]],
+    ) -> None:
+        """Have Dask's memory manager keep prepared keys on their workers.
+
+        ``places`` are packed keys, each with their workers as :meth:`move` has targets.
+        """
+        self._check(token)
+        for packed, homes in places:
+            pairs = zip(unpack(packed), array("q", homes), strict=True)
+            for n, (key, i) in enumerate(pairs):
+                if n % YIELD == YIELD - 1:
+                    await asyncio.sleep(0)
+                self.homes.put(key, workers[i])
+        self.homes.begin()
 
     def _check(self, token: str) -> None:
         """Raise unless the caller holds the lease."""
@@ -756,6 +781,7 @@ METHODS = frozenset(
         "begin_hold",
         "end_hold",
         "move",
+        "stay",
         "burdens",
         "restart_worker",
         "holdings",

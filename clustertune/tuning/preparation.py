@@ -28,7 +28,7 @@ from clustertune.errors import (
     TimedOutError,
     VerificationError,
 )
-from clustertune.facts import pricing, verification
+from clustertune.facts import layouts, pricing, verification
 from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.past import noting
 from clustertune.plans import events, executor, planner
@@ -47,6 +47,8 @@ logger = logging.getLogger("clustertune")
 
 ROUNDS = 12  # all phases, one of them twice, and some for what goes wrong
 PACKAGES = {"lightgbm"}  # libraries that need more than any other, and say nothing
+DROPS = 5.0  # seconds in which Dask's memory manager has dropped surplus copies
+GLANCE = 0.25  # seconds between two looks whether it has
 VAIN = 2  # rounds in a row without any effect, after which no other is tried
 
 
@@ -462,6 +464,7 @@ async def _work(
         return
     async with cluster.lease("prepare", notify):
         await tune(cluster, journal, notify=notify, settings=settings)
+        await cluster.stay(journal.views[-1])
         if request.goal.workload.group_sizes:
             await cluster.size_groups(journal.views[-1])
     cluster.tell_rows(journal.views[-1])
@@ -514,7 +517,11 @@ async def _verify(request: Request, journal: Journal) -> Report:
     cluster, seen = _cluster(request, start), Journal()
     cluster.asked = Asked()
     await cluster.open(request.workers)
-    now = trainers.chosen(await cluster.look(lambda *_: None))
+    now = await cluster.look(lambda *_: None)
+    while _drops_copies(now) and monotonic() < start + DROPS:
+        await asyncio.sleep(GLANCE)
+        now = await cluster.look(lambda *_: None)
+    now = trainers.chosen(now)
     seen.views.append(now)
     seen.findings.append(checks.run(now, of_checks()))
     # memory is no part of it: what other work has taken since is no fault of ours
@@ -531,6 +538,12 @@ async def _verify(request: Request, journal: Journal) -> Report:
         error.report = report
         raise error
     return report
+
+
+def _drops_copies(view: View) -> bool:
+    """Whether Dask's memory manager is about to drop copies of the data."""
+    known = [x for x in view.layouts if x.loaded and x.aligned]
+    return bool(view.now.memory_manager) and any(layouts.copied(x).any() for x in known)
 
 
 def last_report(client: Client) -> Any:

@@ -133,7 +133,9 @@ class Prepared(Block):
     def verify(self) -> Any:
         """Look again whether every piece is where it was put, with rows and pair.
 
-        One look, which costs a fraction of a second: call it before each fit.
+        One look takes a fraction of a second, so call this before each fit. If a
+        computation has copied pieces to other workers, this waits up to 5 s until
+        Dask's memory manager has dropped the copies.
 
         Returns
         -------
@@ -145,7 +147,7 @@ class Prepared(Block):
         ------
         LayoutChanged
             Something is lost, has other rows, is apart from its pair or on another
-            worker; the text says what.
+            worker, or a worker lacks its copy of an eval set; the text names it.
         """
         return self._again.client.sync(self._again.verify, self._journal)
 

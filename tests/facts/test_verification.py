@@ -216,6 +216,36 @@ def test_pieces_that_moved() -> None:
     )
 
 
+def test_a_surplus_copy_is_no_move() -> None:
+    """A piece stays where it was while its worker holds all of it."""
+    there = seen(layout(ROWS, [1, 1, 1, 1]))
+    assert moves(there, seen(layout(ROWS, [[0, 1]] * 4))) == ()
+    half = layout(ROWS, {"X": [[0, 1]] * 4, "y": [0, 0, 0, 0]})
+    assert len(moves(there, seen(half))) == 1
+
+
+def test_workers_that_lack_a_copied_eval_set() -> None:
+    """Each of them had one; it moved to a worker that has two now."""
+
+    def copied(where: list[int]) -> Layout:
+        made = layout([7, 0, 7, 0], where, ("Xv", "yv"), label="eval_set[0]")
+        members = [
+            replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(4)))
+            for m in made.members
+        ]
+        return replace(made, members=tuple(members))
+
+    data = layout(ROWS, [0, 0, 1, 1])
+    before = seen(data, copied([0, 0, 1, 1]))
+    assert moves(before, before) == ()
+    lost, moved = moves(before, seen(data, copied([1, 0, 1, 1])))
+    assert lost == "worker 0 lost the copy of eval_set[0]"
+    assert moved.startswith("1 piece of the eval_set[0] moved")
+    # a piece without rows is none of it
+    (moved,) = moves(before, seen(data, copied([0, 1, 1, 1])))
+    assert moved.startswith("1 piece of the eval_set[0] moved")
+
+
 def test_moves_of_what_cannot_be_compared() -> None:
     """Other pieces, or none in memory: other checks speak of these."""
     for other in (layout([20, 20], [1, 1]), layout(ROWS, None)):
