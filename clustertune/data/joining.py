@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from dask._task_spec import List, Task
@@ -106,9 +107,9 @@ def _refuse_repeated(frame: Any) -> None:
     RefusedError
         A frame has a name twice, and categories: Dask joins these by name.
     """
-    names = getattr(frame, "columns", None)
-    if names is None or names.is_unique:
+    if not isinstance(frame, dd.DataFrame) or frame.columns.is_unique:
         return
+    names = frame.columns
     if any(isinstance(dtype, pd.CategoricalDtype) for dtype in frame.dtypes):
         twice = names[names.duplicated()].unique()
         raise RefusedError(

@@ -401,17 +401,16 @@ def test_no_collection(label: str, value: Any, was: str, what_to_do: str) -> Non
     assert str(e.value).startswith(f"{label} must be")
 
 
-@gen_cluster(client=True, nthreads=ONE)
-async def test_futures_are_no_collection(c, s, a):
+def test_futures_are_no_collection() -> None:
     """The text names what makes collections of them, and that is accepted."""
-    future = c.submit(pd.DataFrame, {"a": range(6)})
-    await future
-    for given in (future, [future, future]):
-        with pytest.raises(TypeError, match="from_delayed") as error:
-            gather(given)
-        line = str(error.value).partition("X = ")[2].partition(", or ")[0]
-        made = eval(line, {"dask": dask, "X": given})
-        assert labels(gather(made)) == [("training data", ["X"])]
+    with Client(processes=False, n_workers=1, dashboard_address=":0") as client:
+        future = client.submit(pd.DataFrame, {"a": range(6)})
+        for given in (future, [future, future]):
+            with pytest.raises(TypeError, match="from_delayed") as error:
+                gather(given)
+            line = str(error.value).partition("X = ")[2].partition(", or ")[0]
+            made = eval(line, {"dask": dask, "X": given})
+            assert labels(gather(made)) == [("training data", ["X"])]
 
 
 def test_a_matrix_of_xgboost() -> None:
