@@ -54,7 +54,7 @@ def test_a_worker_that_is_busy(local_cluster: Any) -> None:
     assert report.status == "left"
     line = last(report, "did: ")
     _, second = names(report)
-    begin = f"did: restarted 1 of 2 workers; skipped {second}: 1 tasks still run after"
+    begin = f"did: restarted 1 of 2 workers; skipped {second}: 1 task still runs after"
     assert line.startswith(begin)
     assert line.endswith("; lost 0 keys")
     assert [(s.count, s.total, s.lost) for s in report.steps] == [(1, 1, 0), (0, 1, 0)]
@@ -65,17 +65,36 @@ def test_a_worker_that_is_busy(local_cluster: Any) -> None:
     wait(tasks)
 
 
+def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any) -> None:
+    """A worker that is left as it was is skipped, and the next one is restarted."""
+    client, data, gate, tasks = start(local_cluster, busy=0)
+    report = clustertune.restart(client, wait="0.3s")
+    assert report.status == "left"
+    line = last(report, "did: ")
+    first, second = names(report)
+    begin = f"did: restarted 1 of 2 workers; skipped {first}: 1 task still runs after"
+    assert line.startswith(begin)
+    assert line.endswith("; lost 0 keys")
+    assert [s.status for s in report.steps] == ["skipped", "done"]
+    assert second in {i["name"] for i in client.scheduler_info()["workers"].values()}
+    assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
+    gate.set()
+    wait(tasks)
+
+
 def test_nothing_was_restarted(local_cluster: Any) -> None:
-    """Workers after the first that is busy are not begun."""
+    """All workers are busy: the headline has each of them, and 0 of 2."""
     client, _, gate, tasks = start(local_cluster, busy=0)
+    other = list(workers_of(client))[1]
+    tasks.append(client.submit(hold, "gate", workers=[other], pure=False))
+    until(lambda: all(client.processing().values()))
     report = clustertune.restart(client, wait="0.3s")
     line = last(report, "did: ")
     first, second = names(report)
-    begin = f"did: restarted 0 of 2 workers; skipped {first}: 1 tasks still run after"
+    begin = f"did: restarted 0 of 2 workers; skipped {first}: 1 task still runs after"
     assert line.startswith(begin)
-    assert (
-        f"; skipped {second}: not begun, as a step before was not done; lost 0" in line
-    )
+    assert f"; skipped {second}: 1 task still runs after" in line
+    assert line.endswith("; lost 0 keys")
     gate.set()
     wait(tasks)
 

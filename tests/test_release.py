@@ -316,7 +316,7 @@ async def test_drop_waits_for_tasks(c: Any, s: Any, *nannies: Any) -> None:
     await soon(lambda: any(ws.processing for ws in s.workers.values()))
     report = await clustertune.restart(c, drop_data=True, wait="0.2s")
     assert report.status == "left"
-    assert report.steps[0].reason == "1 tasks still run after 0.2 s"
+    assert report.steps[0].reason == "1 task still runs after 0.2 s"
     await gate.set()
     assert await future
 

@@ -169,7 +169,7 @@ async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> No
     await soon(lambda: s.workers[address].processing)
     report = await clustertune.restart(c, workers=[name], wait="200 ms")
     assert report.status == "left"
-    assert "1 tasks still run after 0.2 s" in report.steps[0].reason
+    assert "1 task still runs after 0.2 s" in report.steps[0].reason
     assert statuses(s) == {"running"}
     assert layout(s) == before
     report = await clustertune.restart(c, workers=[name])

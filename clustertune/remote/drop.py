@@ -14,7 +14,7 @@ from typing import Any
 from distributed.core import Status
 
 from clustertune.remote.holdings import unpublish_all, wanted
-from clustertune.remote.restart import LOOK, Refused, identity
+from clustertune.remote.restart import LOOK, Refused, identity, still_run
 from clustertune.remote.survey import COMING
 
 logger = logging.getLogger("distributed.clustertune")
@@ -103,7 +103,7 @@ class Dropping:
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
-                raise Refused(f"{running} tasks still run after {self.wait:g} s")
+                raise Refused(still_run(running, self.wait))
             await asyncio.sleep(LOOK)
 
     async def _count(self) -> None:

@@ -27,6 +27,7 @@ from clustertune.remote.memory import counted
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.park import PREFIX, is_parking
 from clustertune.remote.survey import COMING, is_gone
+from clustertune.wording import plural
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -220,7 +221,7 @@ class Restarting:
             )
         keys = sorted(str(ts.key) for ts in worker.processing)[:3]
         return (
-            f"{len(worker.processing)} tasks still run after {self.wait:g} s, such as "
+            f"{still_run(len(worker.processing), self.wait)}, such as "
             f"{', '.join(keys)[:200]}"
         )
 
@@ -709,6 +710,12 @@ def shuffles(scheduler: Any, worker: Any) -> list[str]:
     return [
         str(i) for i, s in active.items() if worker.address in s.participating_workers
     ]
+
+
+def still_run(tasks: int, seconds: float) -> str:
+    """Why workers are busy after they were waited for."""
+    verb = "runs" if tasks == 1 else "run"
+    return f"{plural(tasks, 'task')} still {verb} after {seconds:g} s"
 
 
 def used(worker: Any) -> int:

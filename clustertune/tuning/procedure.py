@@ -155,10 +155,11 @@ async def _act(
 ) -> None:
     """Steps that belong together at once; others one after the other.
 
-    What comes after one that was not done is not begun.
+    A step that changed nothing, such as the restart of a busy worker, does not stop the
+    others. After one that failed or was done in part, no other begins.
     """
     for number, steps in enumerate(_together(plan)):
-        if any(o.status != "done" for o in journal.outcomes):
+        if any(o.status in ("partly", "failed") for o in journal.outcomes):
             reason = "not begun, as a step before was not done"
             journal.outcomes += [
                 Outcome(step=s, status="skipped", reason=reason) for s in steps
