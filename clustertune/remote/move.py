@@ -198,7 +198,7 @@ class Placing(ActiveMemoryManagerPolicy):
         for _ in range(min(len(self.waiting), MOST_KEYS - len(self.flying))):
             key, address = self.waiting.popleft()
             if key in self.flying:  # given twice
-                self.done += 1
+                self._count_done()
                 continue
             ts: Any = self.manager.scheduler.tasks.get(key)
             target = self.manager.scheduler.workers.get(address)
@@ -209,7 +209,7 @@ class Placing(ActiveMemoryManagerPolicy):
             elif ts.actor:
                 self._give_up("is an actor")
             elif target in ts.who_has and not self._surplus(ts, target):
-                self.done += 1
+                self._count_done()
             elif target not in ts.who_has and not self._room(target, ts.nbytes):
                 self.waiting.append((key, address))
             else:
@@ -262,8 +262,11 @@ class Placing(ActiveMemoryManagerPolicy):
         if reason:
             self._give_up(reason)
         else:
-            self.done += 1
-            self.last_progress = monotonic()
+            self._count_done()
+
+    def _count_done(self) -> None:
+        self.done += 1
+        self.last_progress = monotonic()
 
     def _give_up(self, reason: str) -> None:
         self.left[reason] += 1
@@ -324,10 +327,12 @@ async def _run(manager: Any, policy: Placing, seconds: float) -> None:
     """Cycles until nothing is open, or in flight once launching has ended."""
     end = monotonic() + seconds
     while monotonic() < end and _goes_on(policy):
+        done = policy.done
         manager.run_once()
         if _goes_on(policy):
-            # with nothing in flight all targets are full: not otherwise in 20 ms
-            await asyncio.sleep(CYCLE if policy.flying else 10 * CYCLE)
+            # else all targets are full: not otherwise in 20 ms
+            busy = policy.flying or policy.done > done
+            await asyncio.sleep(CYCLE if busy else 10 * CYCLE)
 
 
 def _goes_on(policy: Placing) -> bool:
