@@ -210,17 +210,18 @@ async def test_what_only_the_worker_can_read(c: Any, s: Any, tmp_path: Path) -> 
         "        assert os.environ['ONLY_THERE'] == '1'\n"
         "        self.__dict__.update(state)\n"
     )
-    env = {"PYTHONPATH": str(tmp_path), "ONLY_THERE": "1"}
-    options: dict[str, Any] = {"nthreads": 1, "env": env}
-    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
-        async with Nanny(s.address, **options):
-            value = c.submit(lambda: __import__("only_there").Value(), key="value")
-            await wait(value)
-            work = restarting(s)
-            assert await work.run() == ""
-            assert (work.keys, work.lost) == (1, 0)
-            assert await c.submit(lambda v: v.number, value) == 7
-            assert "only_there" not in sys.modules
+    preload = tmp_path / "path.py"
+    preload.write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    options = {"nthreads": 1, "env": {"ONLY_THERE": "1"}, "preload": [str(preload)]}
+    async with Nanny(s.address, **options):
+        value = c.submit(lambda: __import__("only_there").Value(), key="value")
+        await wait(value)
+        assert value.status == "finished"
+        work = restarting(s)
+        assert await work.run() == ""
+        assert (work.keys, work.lost) == (1, 0)
+        assert await c.submit(lambda v: v.number, value) == 7
+        assert "only_there" not in sys.modules
 
 
 @gen_cluster(**ONE)
