@@ -290,7 +290,7 @@ async def test_data_that_another_client_still_computes(
 
 
 def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
-    """Replicas that tasks fetch are dropped, not those that prepare has placed."""
+    """Replicas that tasks fetch are dropped, not the placed ones."""
     _, client = local_cluster(3)
     X, y = client.persist(
         [da.random.random((6000, 4), chunks=(200, 4)), da.arange(6000, chunks=200)]
@@ -375,7 +375,7 @@ async def test_verify_names_a_worker_without_its_eval_set(
     p = await clustertune.prepare(c, X, y, eval_set=[(Xv, yv)], workload="lightgbm")
     futures = futures_of(p.eval_set)
     placed = await c.who_has(futures)
-    # all other copies last as long as those that prepare has placed
+    # all other copies last as long as the placed ones
     await c.replicate(futures)
     s.extensions["amm"].run_once()
     await p.verify()

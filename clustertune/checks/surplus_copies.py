@@ -1,6 +1,6 @@
 """Pieces of which more than one worker holds a copy.
 
-Dask's memory manager drops surplus copies every 2 s. It keeps those that
+Dask's memory manager drops surplus copies every 2 s. It keeps the ones that
 ``clustertune.prepare`` has placed, and of other data the copy on the worker with least
 memory. Until then a training library may take any of them, so the place of such a piece
 may change, and it may come apart from its pair.

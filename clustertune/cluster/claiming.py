@@ -50,7 +50,7 @@ class Claims:
         return graphs.of_futures(collection, mine), mine
 
     async def renew(self) -> None:
-        """Have the scheduler keep pieces for the client; refuse those that are gone.
+        """Have the scheduler keep pieces for the client; refuse ones that are gone.
 
         A new future of a known key does not do that.
 

@@ -534,7 +534,7 @@ def _joined(first: Any, then: Any) -> Any:
 def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
     """The collection with the client's own futures, and what it shows of itself.
 
-    Runs in a thread of its own.
+    Runs in a separate thread.
     """
     names, futures = inputs.pieces(collection)
     if futures is None:
