@@ -515,9 +515,9 @@ async def test_a_shuffle_that_runs(c: Any, s: Any, *nannies: Any) -> None:
     plugin = s.plugins["shuffle"]
     await soon(lambda: plugin.active_shuffles)
     (state,) = plugin.active_shuffles.values()
-    await soon(lambda: sum(len(w.processing) for w in s.workers.values()) == 1)
-    free = [ws for ws in s.workers.values() if not ws.processing]
-    (name, *_) = [w.name for w in free if w.address in state.participating_workers]
+    taking_part = [s.workers[a] for a in state.participating_workers]
+    await soon(lambda: not all(w.processing for w in taking_part))
+    name = next(w.name for w in taking_part if not w.processing)
     report = await clustertune.restart(c, workers=[name], wait="300 ms")
     assert report.status == "left"
     assert "1 P2P shuffles still keep rows in its process" in report.steps[0].reason

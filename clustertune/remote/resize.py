@@ -12,8 +12,6 @@ from typing import Any
 
 from clustertune.remote.details import pools
 
-SETTLED = 2.0  # seconds after its start in which a process still imports
-
 
 def change(
     dask_worker: Any,
@@ -81,18 +79,14 @@ def _with(
 
 
 def least_memory(dask_worker: Any) -> int | None:
-    """Bytes that a worker's process has had at the least, once it had started.
+    """Bytes that a worker's process has had at the least since its start.
 
     None where its system monitor does not reach back to the start.
     """
     monitor = dask_worker.monitor
-    times, memory = monitor.quantities["time"], monitor.quantities["memory"]
     if monitor.maxlen is not None and monitor.count > monitor.maxlen:
         return None
-    start = times[0] + SETTLED
-    return int(
-        min([m for t, m in zip(times, memory, strict=True) if t > start] or memory)
-    )
+    return int(min(monitor.quantities["memory"]))
 
 
 def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
