@@ -439,7 +439,7 @@ class Restarting:
             return ""
         # OK is the nanny's answer about the old process, not about the new one
         nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"
-        where = "" if self.parked is not None else "; what it held lies on the others"
+        where = "" if self.parked is not None else "; its keys are on the others"
         return (
             f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
         )
