@@ -143,6 +143,8 @@ def no_connection_logs(*, everything: bool = False) -> Iterator[None]:
             return True
         error = record.exc_info[1] if record.exc_info else None
         about = isinstance(error, OSError | asyncio.TimeoutError)
+        # Dask logs the end of its attempts without the error
+        about = about or str(record.msg).startswith("Failed to reconnect to scheduler")
         return not (everything or about or isinstance(error, asyncio.CancelledError))
 
     found = [logging.lastResort, *_handlers()]

@@ -141,6 +141,9 @@ def refuse_closed(client: Client) -> None:
     ConnectionLostError
         It was.
     """
+    if client.status == "connecting":
+        why = ConnectionResetError("the client lost its connection to it")
+        raise ConnectionLostError(connection.not_answering(why))
     if client.status != "running" or client.scheduler is None:
         raise ConnectionLostError(
             f"the client is {client.status}, not connected; make a new one: "
