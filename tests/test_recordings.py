@@ -277,7 +277,7 @@ FAULTS = [
     ("all on one", "after_a_fit", lies(lambda i: i * 0), "uneven_rows", 2, "prepare"),
     ("one is empty", "after_a_fit", lies(lambda i: i * 0), "empty_workers", 2, "prepare"),
     ("pairs apart", "after_a_fit", member("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
-    ("other boundaries", "after_a_fit", member("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "differing_boundaries", 3, "prepare"),
+    ("other boundaries", "after_a_fit", member("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "differing_boundaries", 3, "from the same rows"),
     ("one piece", "after_a_fit", pieces([20_000]), "too_few_pieces", 3, "rechunk"),
     ("tiny pieces", "after_a_fit", pieces([10] * 2000), "too_many_pieces", 1, "prepare"),
     ("blocks of columns", "after_a_fit", member("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),

@@ -1,13 +1,11 @@
 """X, y and their companions that are not cut at the same rows.
 
-Training libraries join X_i with y_i by the number of the piece and hardly look at its
-rows. With as many pieces but other rows XGBoost, off the ``hist`` path, and LightGBM
-can train on the labels of other rows without a word: they join the pieces of a worker
-before they compare lengths. An XGBoost model so trained had an error of 2.47, not 0.13.
+Training libraries join X_i with y_i by the number of the partition. With equal numbers
+but other rows, XGBoost off the ``hist`` path and LightGBM can train on labels of other
+rows without an error. An XGBoost model so trained had an error of 2.47, not 0.13.
 
-Rows of data that is not loaded are mostly unknown, and its piece counts prove nothing:
-X and y of one Parquet frame both said 8 pieces, then loaded as 8 and 3; loaded in one
-call they had 8 and 8. Such data is compared after loading.
+Rows of data that is not loaded are mostly unknown, and Dask's count of its partitions
+may change when it is loaded. Such data is compared after loading.
 
 Remedy: ``X, y = clustertune.prepare(client, X, y)`` cuts y and companions where X is;
 by hand, for arrays, ``y = y.rechunk({0: X.chunks[0]})``. Where the numbers of rows

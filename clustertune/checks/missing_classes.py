@@ -7,8 +7,7 @@ Other libraries train, but rounds in which a worker has one class only teach it 
 Data that is sorted by label is the usual cause. Looked for with ``deep=True`` and where
 the workload needs all classes, as it reads all labels.
 
-The name of a workload does not tell a classifier from a regressor. Then whole numbers
-are shared out as classes where that is possible, and nothing is refused.
+A workload's name does not tell classifiers from regressors: nothing is refused then.
 
 Remedy: ``prepare`` with the estimator shares out rows of each class. With fewer rows of
 a class than workers leave those rows out, or name fewer workers in ``workers=``; for
@@ -30,11 +29,7 @@ from clustertune.wording import plural, printable, workers_text
 
 ERROR = ClassCoverageError
 #: by whether the workload needs all classes on every worker; None: unknown
-_SEVERITIES = {
-    True: Severity.critical,
-    None: Severity.warning,
-    False: Severity.info,
-}
+_SEVERITIES = {True: Severity.critical, None: Severity.warning, False: Severity.info}
 
 
 def find(view: View) -> Iterator[Finding]:
@@ -63,30 +58,20 @@ def find(view: View) -> Iterator[Finding]:
 def _too_rare(classes: Classes, number: int, view: View) -> Finding:
     rows, n_workers = int(classes.totals[number]), len(view.eligible_workers)
     name = printable(str(classes.names[number]), longest=40)
-    few = (
-        f"{name} of {classes.label} has {plural(rows, 'row')}, too few for "
-        f"{n_workers:,} workers"
-    )
-    title = view.goal.workload.title
-    if view.goal.workload.needs_all_classes is None:
-        return Finding(
-            severity=Severity.info,
-            message=f"label {few}: a classifier of {title} would need each of "
-            f"{plural(len(classes.names), 'class', 'classes')} on every worker, a "
-            "regressor trains",
-            subject=(classes.label,),
-            evidence={"rows": rows, "workers": n_workers},
-            remedy="give the model as estimator= instead of workload=: then a "
-            "regressor gets no such finding, and a classifier is checked",
-        )
+    workload = view.goal.workload
+    known = workload.needs_all_classes is not None
     return Finding(
-        severity=Severity.critical,
-        message=f"class {few}: {title} needs every class on each",
+        severity=Severity.critical if known else Severity.info,
+        message=f"{'class' if known else 'label'} {name} of {classes.label} has "
+        f"{plural(rows, 'row')}, too few for {n_workers:,} workers: {workload.title} "
+        f"needs every class on each{'' if known else ', if it is a classifier'}",
         subject=(classes.label,),
         evidence={"rows": rows, "workers": n_workers},
         remedy=f"leave the rows of that class out; or train on {plural(rows, 'worker')}"
         f", named in workers=; if {classes.label} are numbers and no classes, give a "
-        "regressor as estimator=",
+        "regressor as estimator="
+        if known
+        else "give the model as estimator=, which tells a classifier from a regressor",
     )
 
 

@@ -43,45 +43,33 @@ def find(view: View) -> Iterator[Finding]:
         n_workers = min(n_workers, found.workers)
     if layout is None or not layout.aligned or not n_workers:
         return
-    n_pieces = int((layout.rows > 0).sum())
+    n_pieces, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
     evidence: dict[str, float] = {"pieces": n_pieces, "workers": n_workers}
-    remedy = _remedy(layout, view, n_workers)
+    severity, cutting = Severity.critical, view.goal.cutting
     text = f"{plural(n_pieces, 'piece')} of the {layout.label}"
-    if n_pieces < n_workers:
+    if rows < n_workers:  # only if each worker must have some
+        text = (
+            f"{plural(rows, 'row')} of the {layout.label} for {n_workers:,} workers: "
+        )
+        text += f"{view.goal.workload.title} needs as many on each, and cutting makes "
+        text += "no more rows"
+        cutting = ""
+    elif n_pieces < n_workers:
         text += f" with rows for {n_workers:,} workers: "
         text += f"{plural(n_workers - n_pieces, 'worker')} cannot take part"
-        cutting = view.goal.cutting
-        if layout.rows.sum() < n_workers:  # only where each worker must have some
-            text = f"{plural(int(layout.rows.sum()), 'row')} of the {layout.label} for "
-            text += f"{n_workers:,} workers: {view.goal.workload.title} needs as many "
-            text += "on each, and cutting makes no more rows"
-            cutting = ""
-        yield _finding(Severity.critical, text, layout, evidence, remedy, cutting)
-        return
-    best = attainable(layout, view)
-    if best > 1 + view.goal.tolerance + _ROUNDING:
+    elif (best := attainable(layout, view)) > 1 + view.goal.tolerance + _ROUNDING:
         text += f", the largest {int(layout.rows.max()):,} rows: one of "
         text += f"{plural(n_workers, 'worker')} has {times_text(best)} its share at "
         text += "best, and each round of a fit takes that much longer"
-        evidence["best"] = best
-        cutting = view.goal.cutting
-        yield _finding(Severity.info, text, layout, evidence, remedy, cutting)
-
-
-def _finding(
-    severity: Severity,
-    message: str,
-    layout: Layout,
-    evidence: dict[str, float],
-    remedy: str,
-    cutting: str,
-) -> Finding:
-    return Finding(
+        severity, evidence["best"] = Severity.info, best
+    else:
+        return
+    yield Finding(
         severity=severity,
-        message=message,
+        message=text,
         subject=tuple(m.label for m in layout.members),
         evidence=evidence,
-        remedy=remedy,
+        remedy=_remedy(layout, view, n_workers),
         fixed_by=cutting,
     )
 

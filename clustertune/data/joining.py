@@ -115,7 +115,7 @@ def _refuse_repeated(frame: Any) -> None:
         raise RefusedError(
             f"several columns are named {names_text(list(map(str, twice)))} and there "
             "are columns of categories, so Dask cannot join the partitions; rename "
-            "the columns: X.columns = [f'c{i}' for i in range(len(X.columns))]"
+            "the columns: `X.columns = [f'c{i}' for i in range(len(X.columns))]`"
         )
 
 

@@ -468,10 +468,13 @@ def _manifests() -> list[bytes]:
     array = {
         "kind": "array", "folder": "clustertune-01234567/0", "dtype": "<f8",
         "chunks": [[2, 3], [4]],
-        "pieces": [{"crc32": 5, "shape": [2, 4]}, {"crc32": 6, "shape": [3, 4]}],
+        "pieces": [
+            {"crc32": [5, 6], "shape": [2, 4], "dtype": "<f8", "rows": 2},
+            {"crc32": [7, 8], "shape": [3, 4], "dtype": "<f8", "rows": 3},
+        ],
     }  # fmt: skip
     whole = {
-        "schema_version": 1, "folder": "clustertune-01234567", "order": [0],
+        "schema_version": 2, "folder": "clustertune-01234567", "order": [0],
         "collections": [array],
     }  # fmt: skip
     return [dumped(whole)]

@@ -334,7 +334,7 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
     found = [(step.status, step.reason) for step in done.steps]
     statuses = ["refused", "failed", "refused", "failed", "done", "refused", "looked"]
     assert [status for status, _ in found] == statuses, str(done)
-    assert "nothing in memory is named no-such-keys" in found[1][1]
+    assert "no data in memory has the prefix no-such-keys" in found[1][1]
     assert "n_workers=5" in found[2][1]
     assert "there is no divine in this cluster" in found[3][1]
     assert found[5][1] == "a step before has let the data go"

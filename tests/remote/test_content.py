@@ -77,7 +77,8 @@ def test_groups(values, ends, ordered, scattered):
     """Where they begin and end, and whether one comes back."""
     for piece in (np.array(values), pd.Series(values)):
         found = content.groups(piece)
-        assert found == {"ends": ends, "sorted": ordered, "scattered": scattered}
+        order = {"ends": ends, "sorted": ordered, "scattered": scattered}
+        assert found == order | {"missing": 0}
 
 
 @pytest.mark.parametrize(
