@@ -154,7 +154,8 @@ def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
         steps = caught.value.report.steps
         if steps:
             break
-    assert steps[-1].status == "failed"
+    assert steps[-1].status in ("failed", "partly", "skipped")  # how far the move was
+    assert "keys" in str(caught.value).rpartition("moved ")[2]
     settled(client)
     assert_whole(client, X, y)
 

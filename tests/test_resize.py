@@ -110,9 +110,10 @@ def test_a_limit_that_is_too_low(two: Any) -> None:
 
 
 def test_a_restart_that_does_not_come_about(two: Any) -> None:
-    """The nanny keeps what it had: later it starts the worker with that."""
+    """The nanny of a busy worker keeps its size and starts the worker with it later."""
     _, client = two
-    first = next(iter(workers_of(client)))
+    first, second = workers_of(client)
+    name, _ = (w["name"] for w in infos(client))
     gate = Event("gate", client=client)
     busy = client.submit(at_gate, gate.name, workers=[first], pure=False)
     until(lambda: any(client.processing().values()))
@@ -121,7 +122,14 @@ def test_a_restart_that_does_not_come_about(two: Any) -> None:
     gate.set()
     wait(busy)
     client.restart_workers([first])
-    assert {f[0] for f in client.run(facts).values()} == {1}
+    threads = {w["name"]: w["nthreads"] for w in infos(client)}
+    assert threads.pop(name) == 1
+    assert list(threads.values()) == [3]  # the other worker was not busy
+    assert second not in client.run(facts)
+
+
+def infos(client: Any) -> list[Any]:
+    return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
 
 def at_gate(name: str) -> None:

@@ -86,14 +86,22 @@ def test_a_prepared_fit_gives_the_same_model(
     # few distinct values, so that bins do not depend on the worker that computes them
     x = rng.integers(0, 30, (ROWS, 4)).astype("f4")
     y, w = x[:, 0] * 4 + x[:, 1], 1 + x[:, 2]
-    data = [
-        da.from_array(part, chunks=(ROWS // PARTITIONS, -1)[: part.ndim])
-        for part in (x, y, w)
-    ]
     first = next(iter(workers_of(client)))
-    data = client.persist(data, workers=[first])
-    wait(data)
-    alone = None if library == "lightgbm" else fit(*data)
+
+    def on_first() -> Any:
+        # of new names: replicas that one fit makes are none of the other's
+        data = [
+            da.from_array(
+                part, chunks=(ROWS // PARTITIONS, -1)[: part.ndim], name=False
+            )
+            for part in (x, y, w)
+        ]
+        data = client.persist(data, workers=[first])
+        wait(data)
+        return data
+
+    alone = None if library == "lightgbm" else fit(*on_first())
+    data = on_first()
     adapter = module("adapter").Adapter(library)
     with adapter.installed():
         prepared = fit(*data)

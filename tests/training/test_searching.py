@@ -166,7 +166,7 @@ def test_the_same_models_as_without_dask(
         ]
         found |= {work: work(X, y) for work in WORK}
         assert {n for each in client.run(pools).values() for n in each} == {2}
-        assert state(client)[1] == ["Sparing"]
+        assert state(client)[1] == ["KeepReplicas"]
     until(lambda: state(client) == before)
     assert client.run(pools) == threads
     for work, result in found.items():
