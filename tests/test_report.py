@@ -115,7 +115,7 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
                 step=replace(
                     STEP,
                     action="restart",
-                    args=Restart(id=i, address="", ceilings={}, wait=1.0, timeout=1.0),
+                    args=Restart(id=i, address="", ceilings={}, wait=1.0),
                 ),
                 status=status,
                 reason=reason,
