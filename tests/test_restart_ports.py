@@ -12,6 +12,10 @@ from distributed import Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
+from clustertune.remote.drop import Dropping
+from clustertune.remote.move import ManagerHold
+from clustertune.remote.restart import Restarting
+from tests.processes import soon
 
 NONE: dict[str, Any] = {"client": True, "nthreads": [], "timeout": 120}
 LIMIT = {"nthreads": 1, "memory_limit": "1 GiB"}
@@ -113,3 +117,41 @@ async def test_a_port_range(c: Any, s: Any) -> None:
         for name, (address, _) in held(s).items():
             assert s.tasks[f"bound-{name}"].worker_restrictions == {address}
         await assert_equal(c, futures)
+
+
+SLOW = "import time; time.sleep(4)"  # a preload: the new process registers late
+
+
+@gen_cluster(**NONE)
+async def test_a_process_that_comes_too_late(c: Any, s: Any) -> None:
+    """It has the former address, and yet the restart has changed something."""
+    async with AsyncExitStack() as stack:
+        nannies = []
+        for name, port in enumerate(free_ports(2)):
+            nanny = Nanny(s.address, worker_port=port, name=name, **LIMIT)
+            nannies.append(await stack.enter_async_context(nanny))
+        first, other = (nanny.worker_address for nanny in nannies)
+        nannies[0].process.worker_kwargs |= {"preload": [SLOW], "preload_argv": [[]]}
+        work = Restarting(s, ManagerHold(s), first, {}, {other: 0}, 1, 1)
+        assert work.state()["unchanged"] is False  # unknown before it has run
+        assert "did not come back within 1 s" in await work.run()
+        await soon(lambda: first in s.workers)
+        assert work.state()["unchanged"] is False
+
+
+@gen_cluster(**NONE)
+async def test_dropped_and_too_late(c: Any, s: Any) -> None:
+    """All addresses are there again; the data is lost all the same."""
+    async with AsyncExitStack() as stack:
+        for name, port in enumerate(free_ports(2)):
+            nanny = Nanny(s.address, worker_port=port, name=name, **LIMIT)
+            await stack.enter_async_context(nanny)
+            nanny.process.worker_kwargs |= {"preload": [SLOW], "preload_argv": [[]]}
+        there = set(s.workers)
+        await values(c)
+        work = Dropping(s, c.id, others=False, wait=1, timeout=1)
+        assert work.state()["began"] is False
+        assert "2 workers did not come back" in await work.run()
+        await soon(lambda: there <= set(s.workers))
+        assert work.state()["began"] is True
+        assert work.state()["keys"] == 20

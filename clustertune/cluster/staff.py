@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from clustertune import adapters
 from clustertune.cluster import monitor, resizing
 from clustertune.cluster.lease import Lease
-from clustertune.errors import ConnectionLostError, ScaleError
+from clustertune.errors import ScaleError
 from clustertune.model import Bounds, Drop, Key, Notify, Restart, Result, Trim, land
 from clustertune.remote import keys, park, ship
 from clustertune.remote import trim as trimming
@@ -161,15 +161,14 @@ class Staff:
                 state = await job
             except BaseException as error:
                 if ended:
-                    result = self._restarted(restart, ended[0], ids)
-                    land(error, await asyncio.shield(result))
+                    land(error, self._restarted(restart, ended[0], ids))
                 raise
         if restart.retire and not state["error"]:
             await adapters.retired(self.client.cluster, restart.id)
         back = state["address"] if state["resized"] else ""
-        return await self._restarted(restart, state, ids), back
+        return self._restarted(restart, state, ids), back
 
-    async def _restarted(
+    def _restarted(
         self, restart: Restart, state: Mapping[str, Any], ids: Mapping[str, str | int]
     ) -> Result:
         """What a restart came to, from the last state of its job."""
@@ -183,18 +182,8 @@ class Staff:
             said=said,
             count=int(finished),
             lost=state["lost"],
-            unchanged=not finished
-            and not state["lost"]
-            and await self._are_there([restart.address]),
+            unchanged=not finished and not state["lost"] and state["unchanged"],
         )
-
-    async def _are_there(self, addresses: Collection[str]) -> bool:
-        """Whether all of these processes still run; False if nothing answers."""
-        try:
-            identity = await monitor.identify(self.client)
-        except ConnectionLostError:
-            return False
-        return set(identity["workers"]).issuperset(addresses)
 
     def _pack(self, collections: tuple[tuple[Key, ...], ...]) -> list[Any]:
         """Packed once for all workers that are restarted one after the other."""
@@ -215,8 +204,8 @@ class Staff:
                 timeout=REPORTED * max(0.0, self.lease.remaining()),
             )
         if state["error"]:
-            # the keys were counted before; those of workers that still run are there
-            unchanged = await self._are_there(drop.workers)
+            # The keys were counted before the restart. They are lost once it has begun.
+            unchanged = not state["began"]
             return Result(
                 nbytes=0,
                 undone=printable(state["error"], longest=500),

@@ -46,6 +46,7 @@ class Dropping:
         self.wait = wait
         self.timeout = timeout
         self.stopped = False
+        self.began = False  # from then on the data is lost
         self.doing = "waiting for all tasks to end"
         self.keys = 0
         self.nbytes = 0
@@ -63,6 +64,7 @@ class Dropping:
         self.doing = "restarting all workers"
         there = {identity(ws) for ws in self.scheduler.workers.values()}
         end = monotonic() + self.timeout
+        self.began = True
         self.names = unpublish_all(self.scheduler)
         try:
             await self.scheduler.restart(
@@ -120,4 +122,9 @@ class Dropping:
 
     def state(self) -> dict[str, Any]:
         """How far it is; plain types."""
-        return {"doing": self.doing, "keys": self.keys, "nbytes": self.nbytes}
+        return {
+            "doing": self.doing,
+            "keys": self.keys,
+            "nbytes": self.nbytes,
+            "began": self.began,
+        }

@@ -104,6 +104,7 @@ class Restarting:
         self.end = monotonic() + timeout
         self.stopped = False
         self.process: Any = None  # its state on the scheduler; each process has its own
+        self.first: Any = None  # of the process that is to be restarted
         self.doing = "waiting for its tasks to end"
         self.keys = 0
         self.nbytes = 0  # that travelled
@@ -125,7 +126,8 @@ class Restarting:
         worker = self.scheduler.workers.get(self.address)
         if worker is None:
             return f"{self.address} is gone"
-        self.process, self.end = worker, monotonic() + self.timeout
+        self.process = self.first = worker
+        self.end = monotonic() + self.timeout
         problem = left = ""
         try:
             problem = await self._run(worker)
@@ -625,6 +627,8 @@ class Restarting:
             "again": self.again,
             "ended": sorted(self.ended),
             "address": self.back,
+            # The address alone does not identify a process: its port may be fixed.
+            "unchanged": self.first is not None and self._there(self.first),
             "resized": self.resizing is not None and self.resizing.kept,
         }
 
