@@ -268,7 +268,9 @@ def lacking(draw: Any) -> View:
         eval_copies=draw(st.booleans()),
         frugal=draw(st.sampled_from([("", ""), ("xgboost", "so")])),
     )
-    sets = [lazy(2 * draw(st.integers(1, 2000 * MIB)))]
+    # mostly too much: Hypothesis complains about a test that drops many examples
+    limits = sum(w.memory_limit for w in some)
+    sets = [lazy(2 * draw(st.integers(limits // 4, max(limits, 2000 * MIB))))]
     if draw(st.booleans()):
         name = "eval_set[0].X"
         widths = {name: 2 * draw(st.integers(1, 500 * MIB))}
