@@ -207,6 +207,8 @@ class Adapter:
     def __init__(self, library: str) -> None:
         self.library = LIBRARIES[library]
         self.calls: list[Call] = []
+        #: What prepare returned. Users keep it, as tests keep X and y.
+        self.held: list[Any] = []
         #: set inside a fit, whose own matrices hold prepared data
         self.inside: ContextVar[bool] = ContextVar("inside", default=False)
 
@@ -336,6 +338,7 @@ class Adapter:
             raise
         finally:
             call.seconds = monotonic() - start
+        self.held.append(result)
         call.steps = tuple(s.action for plan in result.plan for s in plan.steps)
         return result, before
 

@@ -76,9 +76,16 @@ def compare(
         raise ValuesChangedError(
             f"the fit gets no {sorted(missing)}, and gets {sorted(extra)} in addition"
         )
+    sets = {label.partition(".")[0] for label in before if label.startswith("eval_set")}
+    reordered = sets if row_order is not None else set()
+    for name in sorted(reordered):
+        _compare_rows(name, before, after)
     for label, given in before.items():
+        if label.partition(".")[0] in reordered:
+            _compare_partitions(label, after)
+            continue
         expected = given.whole
-        if row_order is not None and not label.startswith("eval_set"):
+        if row_order is not None:
             if label == "group":
                 continue  # of other groups, in another order; X and y are compared
             expected = _ordered(expected, row_order)
@@ -86,6 +93,23 @@ def compare(
         if problem:
             raise ValuesChangedError(f"{label}: {problem}")
         _compare_partitions(label, after)
+
+
+def _compare_rows(name: str, before: Mapping[str, Values], after: Any) -> None:
+    """Compare the rows of one eval set, in any order.
+
+    ``prepare`` returns no order of the rows of an eval set. A row has the values of
+    all collections of the set, so rows that are paired wrongly differ as well.
+    """
+    labels = [k for k in before if k.startswith(f"{name}.") and k != f"{name}.group"]
+    given = np.column_stack([np.asarray(before[k].whole) for k in labels])
+    got = np.column_stack([np.asarray(after[k].whole) for k in labels])
+    copies = len(got) // len(given) if len(given) else 1
+    expected = np.repeat(given, copies, axis=0)
+    if expected.shape != got.shape or not np.array_equal(
+        expected[np.lexsort(expected.T)], got[np.lexsort(got.T)]
+    ):
+        raise ValuesChangedError(f"{name}: other rows, or rows paired in another way")
 
 
 def _compare_partitions(label: str, after: Mapping[str, Values]) -> None:
