@@ -162,6 +162,10 @@ def test_lost_companions_copies_and_other_partitions_are_found(module: Any) -> N
     values.compare(evals, {"eval_set[0].X": values.Values(np.tile(y, 2))})
     with pytest.raises(values.ValuesChangedError):
         values.compare(evals, {"eval_set[0].X": values.Values(np.repeat(y, 2))})
+    sizes = values.Values(pd.Series([2])), values.Values(np.array([2]))
+    values.compare({"X": X, "group": sizes[0]}, {"X": X, "group": sizes[1]})
+    with pytest.raises(values.ValuesChangedError, match="group: "):
+        values.compare({"X": X, "group": sizes[0]}, {"X": X, "group": values.Values(y)})
     order = np.array([1, 0])
     values.compare(
         {"X": X, "y": values.Values(y)}, {"X": X, "y": values.Values(y[::-1])}, order
