@@ -272,6 +272,7 @@ class Adapter:
             with self._is_inside():
                 return original(model, **new)
 
+        fit.__signature__ = signature  # type: ignore[attr-defined]
         return fit
 
     def _matrix(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:

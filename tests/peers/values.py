@@ -35,8 +35,13 @@ async def read(client: Any, collection: Any) -> Values:
         not isinstance(collection, da.Array)
         or collection.numblocks[0] == collection.npartitions
     )
-    if not is_loaded or not is_split_by_rows:
+    if not is_split_by_rows:
         return Values(await client.compute(collection))
+    if not is_loaded:
+        # Dask may know another shape than its chunks have: do not let it join them
+        delayed = np.ravel(np.asarray(collection.to_delayed(), dtype=object)).tolist()
+        computed = client.compute(delayed)
+        return Values(_join(await client.gather(computed, asynchronous=True)))
     partitions = await client.gather([futures[key] for key in keys], asynchronous=True)
     rows = tuple(int(p.shape[0]) for p in partitions)
     return Values(_join(partitions), rows)
