@@ -268,8 +268,10 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
 
 
 @gen_cluster(nthreads=THREE[:2], worker_kwargs={"memory_limit": "500 MiB"}, **NANNIES)
-async def test_no_room_on_the_others(c: Any, s: Any, *nannies: Any) -> None:
-    """Below the lines at which they would spill or pause."""
+async def test_no_room_on_the_others(
+    c: Any, s: Any, *nannies: Any, monkeypatch: Any
+) -> None:
+    """Below the lines at which they would spill or pause: its nanny keeps the keys."""
     some = [
         c.submit(np.ones, 20_000_000 // 8, workers=[w], pure=False)
         for w in s.workers
@@ -277,8 +279,19 @@ async def test_no_room_on_the_others(c: Any, s: Any, *nannies: Any) -> None:
     ]
     await wait(some)
     before = layout(s)
-    with pytest.raises(RefusedError, match=r"have room for .* below their thresholds"):
-        await clustertune.restart(c, workers=[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(park, "MEMORY", 0.0)
+        patch.setattr(park, "DISK", 0.0)
+        with pytest.raises(
+            RefusedError,
+            match=r"have room for .* below their thresholds, 209.8 MiB of keys need a "
+            r"place, and its nanny may fill 0 B of memory and 0 B of disk only",
+        ):
+            await clustertune.restart(c, workers=[0])
+    assert layout(s) == before
+    report = await clustertune.restart(c, workers=[0])
+    assert report.status == "done", str(report)
+    assert "are parked in its nanny and come back" in report.steps[0].summary
     assert layout(s) == before
 
 

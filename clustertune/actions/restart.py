@@ -4,8 +4,9 @@ A worker that is restarted gets no new tasks, ends those that it has, and its ke
 moved to the other workers first and back to it afterwards: whoever's they are, whether
 they can be computed again or were scattered. Memory that leaked or fell to pieces goes
 with its process. Nothing else is at risk: what cannot be kept safe is refused before
-anything is touched. The keys of a worker beside which no other runs are parked in its
-nanny meanwhile, in memory and on disk as there is room.
+anything is touched. Where the other workers have no room, the keys are parked in its
+nanny meanwhile, in memory and on disk. So are those of a worker that is paused or has
+spilled: its nanny takes over the files, and the worker need not read them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from clustertune.facts.thresholds import ceiling, space
 from clustertune.model import (
     Cluster,
     Finding,
@@ -29,11 +31,13 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.remote.admission import is_parked_first, needed_elsewhere
 from clustertune.wording import bytes_text, plural, workers_text
 
 WAIT = 60.0  # seconds that running tasks are waited for
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart: no caller waits
 SECONDS = 1.0  # that a nanny takes to start a worker again; 0.7 measured
+MOST = 2.0**62  # bytes: the room of a worker without a limit
 CURED = ("memory_growth", "abandoned_tasks")  # findings that a restart ends
 
 
@@ -74,7 +78,7 @@ def steps(
     size: Size | None = None,
     most: float = 1,
 ) -> Iterator[Step]:
-    """A step for each of these workers, in the order of the view.
+    """A step for each of these workers, those first that need least of the others.
 
     With a ``size`` those that have it already are left alone. At ``most`` so many, or
     such a part of all, are away at the same time. What an earlier restart has left on a
@@ -84,23 +88,64 @@ def steps(
     lines = {
         w.id: ceiling(w)
         for w in view.now.workers
-        if w.running and not isinstance(w.thresholds, Unknown)
+        # one that is paused now may run when its turn to help comes
+        if w.stays and not isinstance(w.thresholds, Unknown)
     }
+    free = {
+        w.id: min(MOST, space(w, lines[w.id]))
+        for w in view.now.workers
+        if w.running and w.id in lines
+    }
+    total = sum(free.values())
     for worker in view.now.workers:
         if worker.parking and worker.burden is not None:
             yield _brought_back(worker, lines, groups, wait)
     real = [w for w in view.now.workers if not w.parking]
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
+    going.sort(key=_needed)
     resized: dict[str | int, tuple[int, int]] = {}
     for number, batch in enumerate(_batches(going, at_once(most, len(real)))):
         away = frozenset(w.id for w in batch)
         ceilings = Others(lines, away, resized, number)
+        room = total - sum(free.get(id, 0.0) for id in away)
         for worker in batch:
-            step = _step(worker, ceilings, groups, batch, wait)
+            step = _step(worker, ceilings, groups, batch, wait, room)
             yield step if size is None else _resized(step, worker, size)
         if size is not None and size.memory_limit is not None:
             limit = size.memory_limit
             resized |= {w.id: (number, ceiling(w, limit)) for w in batch}
+            for worker in batch:
+                now = min(MOST, space(worker, ceiling(worker, limit)))
+                total += now - free.get(worker.id, 0.0)
+                free[worker.id] = now
+
+
+def after(step: Step, view: View) -> View:
+    """The view as it will be when a step is done, as far as the next steps need it.
+
+    A worker that was restarted runs, in a process that has its keys and no leak.
+    """
+    restart = step.args
+    if not isinstance(restart, Restart) or restart.retire:
+        return view
+    workers = tuple(
+        _restarted(w) if w.address == restart.address else w for w in view.now.workers
+    )
+    now = replace(view.now, workers=workers)
+    return replace(view, snapshots=(*view.snapshots[:-1], now))
+
+
+def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
+    """What a new process needs is known only where the old one has been asked."""
+    process, data = worker.process, worker.counted + worker.spilled
+    if worker.least is not None:
+        process = min(process, worker.least + data)
+    return replace(worker, status="running", process=process)
+
+
+def _needed(worker: WorkerSnapshot) -> int:
+    nbytes = 0 if worker.burden is None else worker.burden.nbytes
+    return needed_elsewhere(worker.status, worker.spilled, nbytes)
 
 
 class Others(Mapping[str | int, int]):
@@ -179,13 +224,16 @@ def _step(
     groups: tuple[tuple[Key, ...], ...],
     batch: list[WorkerSnapshot],
     wait: float,
+    room: float = math.inf,
 ) -> Step:
     burden = worker.burden
     nbytes = None if burden is None else 2 * burden.nbytes
     known = nbytes is not None and worker.bandwidth > 0
     what = ""
     if burden is not None and burden.unique:
-        where = "go to the others" if ceilings else "are parked in its nanny"
+        full = is_parked_first(worker.status, worker.spilled)
+        parked = full or burden.nbytes > room
+        where = "are parked in its nanny" if parked else "go to the others"
         what = (
             f"; {plural(burden.unique, 'key')} that only it holds "
             f"({bytes_text(burden.nbytes)}) {where} and come back"
@@ -207,7 +255,7 @@ def _step(
             wait=wait,
             collections=groups,
             beside=tuple(w.address for w in batch if w.id != worker.id),
-            parking=not ceilings,
+            parking=True,
         ),
     )
 
@@ -232,18 +280,6 @@ def _brought_back(
         gain="it is there for the time of a restart only",
         args=replace(step.args, retire=True, parking=False),
     )
-
-
-def ceiling(worker: WorkerSnapshot, limit: int | None = None) -> int:
-    """Bytes of its process up to which it neither spills nor pauses; 0: any.
-
-    With its own limit, or another one.
-    """
-    limit = worker.memory_limit if limit is None else limit
-    thresholds = worker.thresholds
-    if isinstance(thresholds, Unknown) or not limit:
-        return 0
-    return int(min(_first(thresholds.spill, thresholds.pause), default=0) * limit)
 
 
 def lowered(worker: WorkerSnapshot, size: Size | None) -> int | None:

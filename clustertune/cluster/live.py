@@ -75,6 +75,7 @@ class Asked:
     """What looks are to tell besides; the time that it takes grows with all keys."""
 
     burdens: bool = False  # what each worker alone holds, and past runs
+    limit: int | None = None  # bytes of memory that workers are going to have
     least: bool = False  # the least memory that each worker's process has had
     holdings: bool = False  # which keys are in memory, and who wants them
     kept: tuple[Key, ...] = ()  # that are no holdings
@@ -126,13 +127,20 @@ class LiveCluster:
         self._rows_aside = 0
         self.group_sizes: dict[str, Any] = {}  # by label of what names the groups
         self._looked = False
+        self._computes = True  # some worker runs, or one may come
 
     # --- begin ------------------------------------------------------------------------
 
     async def open(
-        self, workers: Sequence[str | int] | None, *, may_be_empty: bool = False
+        self,
+        workers: Sequence[str | int] | None,
+        *,
+        needs: Collection[str] = ("running",),
     ) -> None:
         """See that code may be sent, and that what was asked for is possible.
+
+        ``needs`` are statuses, in one of which some worker has to be; none: no worker
+        has to be there.
 
         Raises
         ------
@@ -140,8 +148,10 @@ class LiveCluster:
             As the case may be; nothing was changed.
         """
         identity = await monitor.identify(self.client)
-        if not may_be_empty:
-            self._refuse_empty(identity)
+        statuses = {w["status"] for w in identity["workers"].values()}
+        if needs and statuses.isdisjoint(needs):
+            raise NoWorkersError(_no_worker(identity, statuses))
+        self._computes = not statuses or "running" in statuses
         entries = identity["workers"].items()
         known = {a: monitor.worker_id(a, entry) for a, entry in entries}
         wanted = None if workers is None else _named(workers, known)
@@ -150,15 +160,6 @@ class LiveCluster:
         self.goal = replace(self.goal, workers=wanted)
         await monitor.open_door(self.client, identity)
         self._lease.opened = True
-
-    def _refuse_empty(self, identity: Mapping[str, Any]) -> None:
-        states = sorted({w["status"] for w in identity["workers"].values()})
-        if "running" not in states:
-            shown = printable(", ".join(states)) or "none"
-            raise NoWorkersError(
-                f"the cluster {printable(identity['address'])} has no running worker "
-                f"(workers: {shown}); start one, or wait: client.wait_for_workers(1)"
-            )
 
     def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
         """Hold the cluster's lease; waits while another plan holds it."""
@@ -175,12 +176,13 @@ class LiveCluster:
             members.append(self._member(x, found))
             futures += found.futures or ()
         renew = self._claims.renew if self._claims else None
-        await self._computing.settle(futures, notify, "loading", meanwhile=renew)
+        if self._computes:
+            await self._computing.settle(futures, notify, "loading", meanwhile=renew)
         if self._looked:  # and has acted since
             await monitor.hear(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(self.client, members)
-        while any(_is_missing_pieces(m) for m in seen):
+        while self._computes and any(_is_missing_pieces(m) for m in seen):
             # a worker died between the two: what it held is being computed again,
             # unless its futures were finished and the scheduler has forgotten it
             await self._claims.refuse_gone([(f, f) for f in futures])
@@ -197,7 +199,9 @@ class LiveCluster:
             )
         runs = None
         if self.asked.burdens:
-            snapshot = await monitor.with_burdens(self.client, snapshot)
+            snapshot = await monitor.with_burdens(
+                self.client, snapshot, self.asked.limit
+            )
             runs = await inquiry.past_runs(self.client)
         if self.asked.least:
             snapshot = await monitor.with_least_memory(self.client, snapshot)
@@ -614,3 +618,18 @@ def _named(
             f"are {names_text(sorted(set(known.values()), key=str), most=8)}"
         )
     return frozenset(by_any[w] for w in names)
+
+
+def _no_worker(identity: Mapping[str, Any], statuses: Collection[str]) -> str:
+    """Why nothing can run, and a fix that works then."""
+    shown = printable(", ".join(sorted(statuses))) or "none"
+    fix = "start one, or wait: client.wait_for_workers(1)"
+    if "paused" in statuses:
+        fix = (
+            "their memory is full. Restart them, which keeps their data: "
+            "clustertune.restart(client), or `clustertune restart`"
+        )
+    return (
+        f"the cluster {printable(identity['address'])} has no running worker "
+        f"(workers: {shown}); {fix}"
+    )

@@ -31,6 +31,7 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.facts import pricing
+from clustertune.facts.thresholds import ceiling, space
 from clustertune.model import (
     Burden,
     Flow,
@@ -57,6 +58,7 @@ from clustertune.remote import (
     tell,
     versions,
 )
+from clustertune.remote.admission import is_parked_first
 from clustertune.report import Report
 from clustertune.wording import printable
 
@@ -463,10 +465,13 @@ async def hear(client: Client) -> None:
     await ship.on_workers(client, tell.tell, there, timeout=SOON, again=False)
 
 
-async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:
+async def with_burdens(
+    client: Client, snapshot: Snapshot, limit: int | None = None
+) -> Snapshot:
     """The snapshot whose workers know what a restart of them would have to save.
 
-    And where: for those that alone run it is asked whether there is room beside them.
+    And where: if the others may lack room, the nannies are asked for theirs. With a
+    ``limit`` the workers are going to have that memory limit.
     """
     addresses = [w.address for w in snapshot.workers]
     found = await ask(client, "burdens", workers=addresses)
@@ -474,7 +479,7 @@ async def with_burdens(client: Client, snapshot: Snapshot) -> Snapshot:
         replace(w, burden=_burden(found[w.address]) if w.address in found else None)
         for w in snapshot.workers
     )
-    rooms = await _rooms(client, workers)
+    rooms = await _rooms(client, workers, limit)
     return replace(
         snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
     )
@@ -495,28 +500,24 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
 
 
 async def _rooms(
-    client: Client, workers: Sequence[WorkerSnapshot]
+    client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
 ) -> dict[str, Room | Unknown]:
-    """By address, of workers beside which no other runs that could take their keys."""
-    running = {w.address for w in workers if w.running}
-    alone = [
-        w.address
-        for w in workers
-        if w.nanny is not None
-        and w.burden is not None
-        and w.burden.nbytes
-        and running <= {w.address}
-    ]
+    """By address, of workers whose keys may have to be parked in their nannies."""
+    there = [w for w in workers if w.nanny and w.burden and w.burden.nbytes]
+    free = sorted(space(w, ceiling(w, limit)) for w in workers if w.running)
+    # the emptiest worker may be the one that is restarted, and others with it
+    short = sum(free[:-1]) < 2 * sum(w.burden.nbytes for w in there if w.burden)
+    unsure = [w.address for w in there if short or is_parked_first(w.status, w.spilled)]
     approved = known(client).addresses
     answers = await ship.on_workers(
         client,
         park.room,
-        [a for a in alone if a in approved],
+        [a for a in unsure if a in approved],
         timeout=PATIENCE,
         nanny=True,
     )
     silent = Unknown("the worker did not say its versions")
-    return {a: _room(answers[a]) if a in answers else silent for a in alone}
+    return {a: _room(answers[a]) if a in answers else silent for a in unsure}
 
 
 def _room(answer: Any) -> Room | Unknown:

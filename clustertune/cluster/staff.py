@@ -154,7 +154,7 @@ class Staff:
                 wait=restart.wait,
                 timeout=REPORTED * max(0.0, self.lease.remaining()),
                 retire=restart.retire,
-                parking=ship.pickled(park.open_parking) if restart.parking else b"",
+                parking=ship.pickled(park.act) if restart.parking else b"",
                 resizing=resizing.terms(restart),
             )
             try:

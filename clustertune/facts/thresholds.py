@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from clustertune.model import Unknown, WorkerSnapshot
@@ -59,3 +60,26 @@ def levels(worker: WorkerSnapshot) -> tuple[Level, ...]:
         for name, fraction in fractions.items()
         if fraction is not None and not isinstance(fraction, Unknown)
     )
+
+
+def ceiling(worker: WorkerSnapshot, limit: int | None = None) -> int:
+    """Bytes of its process up to which it neither spills nor pauses; 0: any.
+
+    With its own limit, or another one.
+    """
+    limit = worker.memory_limit if limit is None else limit
+    thresholds = worker.thresholds
+    if isinstance(thresholds, Unknown) or not limit:
+        return 0
+    lines = (thresholds.spill, thresholds.pause)
+    return int(min((x for x in lines if x is not None), default=0) * limit)
+
+
+def space(worker: WorkerSnapshot, most: int) -> float:
+    """Bytes below a ceiling of its process, 0 of which is none.
+
+    The process's memory is that of its last heartbeat, the keys are those of now.
+    """
+    if not most:
+        return math.inf
+    return max(0.0, most - max(worker.process, worker.counted))

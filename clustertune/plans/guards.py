@@ -7,9 +7,10 @@ was planned a while ago is not done to a cluster that has changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from clustertune.actions import drop, release, restart
+from clustertune.facts.thresholds import space
 from clustertune.model import (
     Burden,
     Drop,
@@ -26,6 +27,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.remote import admission
 from clustertune.wording import bytes_text, names_text, plural, workers_text
 
 NO_NANNY = (
@@ -34,6 +36,17 @@ NO_NANNY = (
 )
 MIB = 2**20
 OTHERS = "include_other_clients=True (--include-other-clients) means them, too"
+
+
+def sort_out(
+    steps: Iterable[Step], view: View
+) -> Iterator[tuple[Step, Refusal | None]]:
+    """Each step with its refusal, by the view after the steps before it."""
+    for step in steps:
+        refused = refusal(step, view)
+        yield step, refused
+        if refused is None:
+            view = restart.after(step, view)
 
 
 def refusal(step: Step, view: View) -> Refusal | None:
@@ -139,61 +152,32 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
 def _no_place(
     restart: Restart, burden: Burden, worker: WorkerSnapshot, view: View
 ) -> str | None:
-    if restart.parking:
-        return _no_parking(burden, worker)
-    return _no_room(restart, burden, view)
-
-
-def _no_parking(burden: Burden, worker: WorkerSnapshot) -> str | None:
-    room, what = worker.room, f"its {plural(burden.unique, 'key')}"
-    nbytes = bytes_text(burden.nbytes)
-    instead = "add a worker, save the data first, or give it up with --drop-data"
-    if not isinstance(room, Room):
-        return (
-            f"no other worker runs that could hold {what} ({nbytes}) meanwhile, and "
-            f"whether its nanny could is {room or 'unknown'}: {instead}"
-        )
-    if burden.nbytes > room.memory + room.disk:
-        return (
-            f"no other worker runs that could hold {what} ({nbytes}) meanwhile, and "
-            f"its nanny may fill {bytes_text(room.memory)} of memory and "
-            f"{bytes_text(room.disk)} of disk only: {instead}"
-        )
-    return None
-
-
-def _no_room(restart: Restart, burden: Burden, view: View) -> str | None:
     workers = view.now.by_address
     beside = [workers[a] for a in restart.beside if a in workers]
     needed = burden.nbytes + sum(w.burden.nbytes for w in beside if w.burden)
-    free, alone = 0.0, True
+    free = None
     # those that were restarted before have other addresses now
-    for worker in view.now.workers:
-        if worker.running and worker.id in restart.ceilings:
-            alone = False
-            free += _space(worker, restart.ceilings[worker.id])
-        if free >= needed and not alone:  # a look at all, for each of many, takes long
-            return None
-    if alone:
-        return (
-            f"no other worker runs that could hold its {plural(burden.unique, 'key')} "
-            f"({bytes_text(burden.nbytes)}) meanwhile: add one, or save the data first"
-        )
-    it = f"it and {workers_text([w.id for w in beside])} hold" if beside else "it holds"
-    return (
-        f"the others have room for {bytes_text(free)} below their thresholds, {it} "
-        f"{bytes_text(needed)} that nobody else does: add workers, or release data"
+    for other in view.now.workers:
+        if other.running and other.id in restart.ceilings:
+            free = (free or 0.0) + space(other, restart.ceilings[other.id])
+            if free >= needed:  # a look at all, for each of many, takes long
+                return None
+    in_memory = max(0, burden.nbytes - worker.spilled)
+    why = admission.problem(
+        needed, in_memory, free, _room(worker) if restart.parking else None
     )
+    if not why:
+        return None
+    instead = "add workers, or release data"
+    if restart.parking:
+        instead = "add a worker, save the data first, or give it up with --drop-data"
+    return f"{why}: {instead}"
 
 
-def _space(worker: WorkerSnapshot, most: int) -> float:
-    """Bytes below a ceiling of its process, 0 of which is none.
-
-    The process's memory is that of its last heartbeat, the keys are those of now.
-    """
-    if not most:
-        return math.inf
-    return max(0.0, most - max(worker.process, worker.counted))
+def _room(worker: WorkerSnapshot) -> Mapping[str, int] | str:
+    if isinstance(worker.room, Room):
+        return {"memory": worker.room.memory, "disk": worker.room.disk}
+    return str(worker.room or "unknown")
 
 
 def size_holds_what_is_there(step: Step, view: View) -> str | None:

@@ -48,9 +48,9 @@ def make_plan(findings: tuple[Finding, ...], view: View) -> Plan:
         if not view.goal.allows(name):
             continue
         steps: list[Step] = []
-        for step in known[name].propose(findings, view):
+        proposed = known[name].propose(findings, view)
+        for step, no in guards.sort_out(proposed, view):
             last = phase
-            no = guards.refusal(step, view)
             if no is None:
                 steps.append(step)
             else:

@@ -14,7 +14,7 @@ from typing import Any
 from distributed.core import Status
 
 from clustertune.remote.holdings import unpublish_all, wanted
-from clustertune.remote.restart import LOOK, Refused, identity, still_run
+from clustertune.remote.restart import LOOK, Refused, begun, identity, still_run
 from clustertune.remote.survey import COMING
 
 logger = logging.getLogger("distributed.clustertune")
@@ -99,9 +99,7 @@ class Dropping:
 
     async def _idle(self) -> None:
         end = monotonic() + self.wait
-        while running := sum(
-            len(w.processing) for w in self.scheduler.workers.values()
-        ):
+        while running := sum(map(begun, self.scheduler.workers.values())):
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:

@@ -229,7 +229,7 @@ class Placing(ActiveMemoryManagerPolicy):
         )
 
     def _replicate(self, ts: Any, target: Any) -> Iterator[Any]:
-        if target.address not in self.shelters:
+        if target in self.manager.scheduler.running:
             yield Suggestion("replicate", ts, {target})
         else:  # the manager's own way, which it goes to workers that run alone
             self.manager.scheduler.request_acquire_replicas(

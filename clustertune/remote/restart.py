@@ -1,10 +1,12 @@
 """Restarts a worker and loses nothing of what it holds. Runs on the scheduler.
 
-The worker gets no new tasks, ends those that it has, is emptied by the mover, confirmed
-to hold nothing, restarted through its nanny, awaited, and given back what it held, so
-that afterwards everything lies where it lay. Whatever goes wrong before the restart is
-undone. A client that goes meanwhile changes nothing of this. Of a worker that is alone
-a parking worker in its nanny keeps what it holds meanwhile.
+The worker gets no new tasks, hands back those that it has not begun, ends the others,
+is emptied by the mover, confirmed to hold nothing, restarted through its nanny,
+awaited, and given back its keys, so that afterwards every key is on its worker again.
+Whatever goes wrong before the restart is undone. A client that goes meanwhile changes
+nothing of this. Where the other workers have no room, a parking worker in the nanny
+keeps the keys meanwhile. It also keeps those of a worker that is paused or has spilled:
+to send keys to others it would have to read them into memory.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ import pickle
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from time import monotonic, time
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 from distributed.core import Status
 
+from clustertune.remote.admission import is_parked_first
 from clustertune.remote.bindings import bound_to, follow
 from clustertune.remote.keys import Places
 from clustertune.remote.memory import counted
 from clustertune.remote.move import ManagerHold, Placing, place
-from clustertune.remote.park import PREFIX, is_parking
+from clustertune.remote.park import PREFIX, is_parking, read
 from clustertune.remote.survey import COMING, is_gone
 from clustertune.wording import plural
 
@@ -42,6 +46,10 @@ YIELD = 2000  # keys between two yields to the event loop
 
 class Refused(Exception):  # noqa: N818
     """Why a worker is not restarted; everything is as it was."""
+
+
+class NoRoom(Refused):
+    """The others have no room for the keys of a worker."""
 
 
 class Restarting:
@@ -67,8 +75,8 @@ class Restarting:
     retire
         Close it instead: what it held stays where it was moved.
     parking
-        The pickled ``open_parking``: all that the worker holds is parked in its nanny,
-        as no other worker can take it. Empty: none is to be opened.
+        The pickled ``park.act``, which opens a parking worker in its nanny. Empty: none
+        is to be opened.
     turn
         Held while it is emptied: two at once would be given the same room.
     resizing
@@ -105,6 +113,8 @@ class Restarting:
         self.stopped = False
         self.process: Any = None  # its state on the scheduler; each process has its own
         self.first: Any = None  # of the process that is to be restarted
+        self.was = Status.running  # its own status, which ours hides from the scheduler
+        self.asked: set[Any] = set()  # keys of tasks that it was asked to hand back
         self.doing = "waiting for its tasks to end"
         self.keys = 0
         self.nbytes = 0  # that travelled
@@ -137,13 +147,11 @@ class Restarting:
         return "; ".join(filter(None, [problem, left]))
 
     async def _run(self, worker: Any) -> str:
-        was, who = worker.status, identity(worker)
+        self.was, who = worker.status, identity(worker)
         try:
             self._refuse(worker)
-            await self._idle(worker, was)
+            await self._idle(worker)
             self.bound = await bound_to(self.scheduler, self.address)
-            if self.parking and worker.has_what:
-                await self._park(worker)
             async with self.turn:
                 await self._empty(worker)
                 if self.resizing is not None:
@@ -153,13 +161,13 @@ class Restarting:
             # also where the job is cancelled: nothing may stay as it is now
             if self.resizing is not None:
                 await self.resizing.undo(worker.nanny)
-            await self._undo(worker, was, who)
+            await self._undo(worker, who)
             if isinstance(error, Refused):
                 return str(error)
             raise
         if self.retire:
             self.doing = "closing"
-            return await self._close(worker, was)
+            return await self._close(worker)
         self.doing = "restarting"
         problem, note = await self._restart(who, self.end), ""
         if self.resizing is not None:
@@ -188,10 +196,16 @@ class Restarting:
         name = f"clustertune-restart-{time()}"
         self.scheduler.handle_worker_status_change(status, worker, name)
 
+    def _keep_away(self, worker: Any) -> None:
+        """Have it get no new tasks; its own status may have changed since."""
+        if worker.status in (Status.running, Status.paused):
+            self.was = worker.status
+            self._set(worker, Status.closing_gracefully)
+
     def _there(self, worker: Any) -> bool:
         return self.scheduler.workers.get(worker.address) is worker
 
-    async def _idle(self, worker: Any, was: Status) -> None:
+    async def _idle(self, worker: Any) -> None:
         """Wait for its tasks, and for shuffles that keep rows in its process.
 
         It gets no new tasks meanwhile, unless a shuffle is among the reasons: the tasks
@@ -200,9 +214,13 @@ class Restarting:
         end = monotonic() + self.wait
         while True:
             shuffling = bool(shuffles(self.scheduler, worker))
-            closing = worker.status is Status.closing_gracefully
-            if self._there(worker) and shuffling == closing:
-                self._set(worker, was if shuffling else Status.closing_gracefully)
+            if not self._there(worker):
+                pass
+            elif not shuffling:
+                self._keep_away(worker)
+                self._take_back(worker)
+            elif worker.status is Status.closing_gracefully:
+                self._set(worker, self.was)
             if not shuffling and not worker.processing:
                 return
             if not self._there(worker):
@@ -212,6 +230,19 @@ class Restarting:
             if monotonic() > end:
                 raise Refused(self._still_busy(worker))
             await asyncio.sleep(LOOK)
+
+    def _take_back(self, worker: Any) -> None:
+        """Ask it for the tasks that it has not begun: a paused worker begins none.
+
+        As work stealing does: the worker releases a task and confirms, or answers that
+        it runs. The scheduler then gives the task to another worker, or keeps it until
+        one runs, as the thief of this theft does not exist.
+        """
+        stealing = self.scheduler.extensions.get("stealing")
+        for ts in list(worker.processing) if stealing is not None else ():
+            if ts.key not in self.asked:
+                self.asked.add(ts.key)
+                stealing.move_task_request(ts, worker, NOBODY)
 
     def _still_busy(self, worker: Any) -> str:
         some = shuffles(self.scheduler, worker)
@@ -233,11 +264,10 @@ class Restarting:
         left: Mapping[str, int] = {}
         for _ in range(ROUNDS):
             self._refuse_late(worker)
-            if worker.status is Status.running:  # one that was paused has room again
-                self._set(worker, Status.closing_gracefully)
+            self._keep_away(worker)
             if not worker.has_what:
                 break
-            wanted = await self._assign(worker)
+            wanted = await self._find_places(worker)
             shelters = () if self.parked is None else (self.parked.address,)
             policy = Placing(wanted, self.ceilings, {self.address}, shelters)
             await self._move_away(policy)
@@ -287,12 +317,41 @@ class Restarting:
         if not moving.cancelled():
             moving.result()
 
+    async def _find_places(self, worker: Any) -> list[tuple[Any, str]]:
+        """A target for each key: other workers, or the parking worker.
+
+        A worker that is paused or has spilled is parked first, so that its keys need
+        not be read there. A running one only if the others have no room.
+        """
+        why = ""
+        if self.parking and self.parked is None and self._is_full(worker):
+            why = await self._park(worker)
+        try:
+            return await self._assign(worker)
+        except NoRoom as error:
+            if not self.parking or self.parked is not None:
+                raise
+            why = why or await self._park(worker)
+            if why:
+                raise Refused(f"{error}; {why}") from error
+        return await self._assign(worker)
+
+    def _is_full(self, worker: Any) -> bool:
+        return is_parked_first(self.was.name, worker.memory.spilled)
+
     async def _assign(self, worker: Any) -> list[tuple[Any, str]]:
         """A target for each key: groups together, largest first, where most fits."""
         groups: dict[Any, list[Any]] = {}
+        wanted, copied = [], set()
         for i, ts in enumerate(list(worker.has_what)):
             if i % YIELD == YIELD - 1:
                 await asyncio.sleep(0)
+            copy = self._copy(ts)
+            if copy is not None:
+                wanted.append((ts.key, copy.address))
+                if ts.key not in self.away:  # that copy is of an earlier round
+                    copied.add(ts.key)
+                continue
             place = self.pieces.get(ts.key)
             name = (ts.key,) if place is None else place
             groups.setdefault(name, []).append(ts)
@@ -301,29 +360,34 @@ class Restarting:
         order = [(-free, i, address) for i, (address, free) in enumerate(room.items())]
         heapq.heapify(order)
         sizes = {name: sum(ts.nbytes for ts in some) for name, some in groups.items()}
-        wanted = []
+        away: dict[Any, str] = {}
         for i, name in enumerate(sorted(groups, key=lambda n: -sizes[n])):
             if i % YIELD == YIELD - 1:
                 await asyncio.sleep(0)
             target = order[0][2] if order else None
-            for ts in groups[name]:
-                copies = [ws.address for ws in ts.who_has or () if ws.address in room]
-                if copies:
-                    wanted.append((ts.key, copies[0]))
-                    if ts.key not in self.away:  # that copy is of an earlier round
-                        self.copied.add(ts.key)
-                    continue
-                if target is None or room[target] < ts.nbytes:
-                    raise Refused(self._no_room(worker))
-                room[target] -= ts.nbytes
-                wanted.append((ts.key, target))
-                self.away[ts.key] = target
-                self.targets.add(target)
-            if target is not None:
-                turn = order[0][1] + len(room)
-                heapq.heapreplace(order, (-room[target], turn, target))
+            if target is None or room[target] < sizes[name]:
+                raise self._no_room(sizes, room)
+            away |= {ts.key: target for ts in groups[name]}
+            room[target] -= sizes[name]
+            turn = order[0][1] + len(room)
+            heapq.heapreplace(order, (-room[target], turn, target))
+        self.copied |= copied
+        self._note_away(away)
+        return [*wanted, *away.items()]
+
+    def _note_away(self, away: Mapping[Any, str]) -> None:
+        self.away |= away
+        self.targets |= set(away.values())
         self.keys = len(self.away) + len(self.copied)
-        return wanted
+
+    def _copy(self, ts: Any) -> Any:
+        """Another worker that has a key and may keep it; None: there is none."""
+        running = self.scheduler.running
+        for ws in ts.who_has or ():
+            other = ws.address in self.ceilings and ws.address != self.address
+            if ws is self.parked or (other and ws in running):
+                return ws
+        return None
 
     def _room(self, worker: Any) -> dict[str, float]:
         """Bytes that each of the others can take."""
@@ -336,21 +400,19 @@ class Restarting:
             if address in others
         }
 
-    def _no_room(self, worker: Any) -> str:
-        free = sum(max(0.0, n) for n in self._room(worker).values())
-        held = sum(ts.nbytes for ts in worker.has_what)
-        return (
-            f"the others have no room for what it holds: {held:,} bytes in "
-            f"{len(worker.has_what)} keys, {max(0.0, free):,.0f} bytes free below "
-            "their thresholds"
+    def _no_room(self, sizes: Mapping[Any, int], room: Mapping[str, float]) -> NoRoom:
+        free = sum(max(0.0, n) for n in room.values())
+        return NoRoom(
+            f"the others have no room for its keys: {sum(sizes.values()):,} bytes, "
+            f"{free:,.0f} bytes free below their thresholds"
         )
 
-    async def _undo(self, worker: Any, was: Status, who: Any = None) -> None:
+    async def _undo(self, worker: Any, who: Any = None) -> None:
         if self.parked is not None and not self._is_parked():
             await self._follows(worker)
         if self._there(worker):
             if worker.status is Status.closing_gracefully:
-                self._set(worker, was)
+                self._set(worker, self.was)
             await self._bring_home(self.address)
         elif self._is_parked() and await self._returns(who, self._later()):
             await self._bring_back(who)
@@ -361,23 +423,63 @@ class Restarting:
 
     # --- the parking worker -----------------------------------------------------------
 
-    async def _park(self, worker: Any) -> None:
-        """Have its nanny open one; if that comes too late, it closes by itself."""
+    async def _park(self, worker: Any) -> str:
+        """Have its nanny open one for its keys; why not, or nothing.
+
+        If it comes too late, it closes by itself. Spilled keys are there when this
+        ends: they need no room.
+        """
         self.doing = "opening a parking worker in its nanny"
         name = f"{PREFIX}{uuid4().hex[:8]}"
         seconds = max(0.0, self.end - monotonic())
-        wanted = {"name": name, "nbytes": worker.nbytes, "timeout": seconds}
-        why = await on_nanny(
-            self.scheduler, worker.nanny, self.parking, wanted, seconds
-        )
+        files = await self._spilled_files(worker)
+        on_disk = {key for key, *_ in files}
+        nbytes = 0
+        for i, ts in enumerate(list(worker.has_what)):
+            if i % YIELD == YIELD - 1:
+                await asyncio.sleep(0)
+            if ts.key not in on_disk and self._copy(ts) is None:
+                nbytes += ts.nbytes
+        wanted = {"what": "open", "name": name, "nbytes": nbytes, "timeout": seconds}
+        _, why = await call(self.scheduler, worker.nanny, self.parking, wanted, seconds)
         self.parked = self.scheduler.workers.get(self.scheduler.aliases.get(name))
         if self.parked is None:
-            raise Refused(
-                f"its nanny opened no parking worker: {why or 'it did not register'}"
-            )
+            return f"its nanny opened no parking worker: {why or 'it did not register'}"
         self.own.add(self.parked.address)
         self.former.add(self.parked.address)
         self._set(self.parked, Status.closing_gracefully)
+        taken = await self._adopt(self.parked, files)
+        self._note_away(dict.fromkeys(taken, self.parked.address))
+        self.doing = "moving away what it holds"
+        return ""
+
+    async def _spilled_files(self, worker: Any) -> list[Any]:
+        """Those of keys of a worker that have no other copy; none if it is silent."""
+        files, _ = await call(
+            self.scheduler, worker.address, self.parking, {"what": "spilled"}, ANSWERS
+        )
+        tasks = self.scheduler.tasks
+        return [
+            file
+            for file in files or ()
+            if (ts := tasks.get(file[0])) is not None
+            and ts in worker.has_what
+            and (worker is self.parked or self._copy(ts) is None)
+        ]
+
+    async def _adopt(self, worker: Any, files: Sequence[Any]) -> list[Any]:
+        """Have a worker on the same host take over files; the keys that it has then."""
+        if not files:
+            return []
+        wanted = {"what": "adopt", "files": files}
+        taken, why = await call(
+            self.scheduler, worker.address, self.parking, wanted, GRACE
+        )
+        if why:
+            logger.warning("clustertune: keys are read, as links failed: %s", why)
+        if taken and self._there(worker):
+            self.scheduler.add_keys(worker=worker.address, keys=taken)
+        return list(taken or ())
 
     def _is_parked(self) -> bool:
         parked = self.parked
@@ -418,7 +520,7 @@ class Restarting:
 
     # --- the restart ------------------------------------------------------------------
 
-    async def _close(self, worker: Any, was: Status) -> str:
+    async def _close(self, worker: Any) -> str:
         if not self._there(worker):
             return ""
         closed = await self.scheduler.retire_workers(
@@ -429,7 +531,7 @@ class Restarting:
         )
         if self.address in closed:
             return ""
-        await self._undo(worker, was)
+        await self._undo(worker)
         return "the scheduler did not close it"
 
     async def _restart(self, who: Any, end: float) -> str:
@@ -577,7 +679,13 @@ class Restarting:
         return problem
 
     async def _bring_home(self, address: str) -> str:
-        """What was moved away, and copies of what had copies, as far as still there."""
+        """What was moved away, and copies of what had copies, as far as still there.
+
+        A worker that pauses meanwhile goes on once it has spilled.
+        """
+        target = self.scheduler.workers.get(address)
+        if target is not None and self._is_parked():
+            await self._adopt(target, await self._spilled_files(self.parked))
         moved, copied = [], []
         for i, key in enumerate([*self.away, *self.copied]):
             if i % YIELD == YIELD - 1:
@@ -593,7 +701,8 @@ class Restarting:
         left: Counter[str] = Counter()
         most = self.resizing.most if self.resizing is not None else 0
         for wanted, sources in ((moved, None), (copied, ())):
-            policy = Placing(wanted, {address: most} if most else {}, sources)
+            ceilings = {address: most} if most else {}
+            policy = Placing(wanted, ceilings, sources, (address,))
             await place(self.scheduler, policy, self.hold)  # ends without progress
             self.nbytes += policy.nbytes
             left += policy.left
@@ -697,14 +806,44 @@ async def on_nanny(
     seconds: float,
 ) -> str:
     """Run a pickled function on a nanny; what went wrong, or nothing."""
-    call = scheduler.rpc(nanny).run(
+    _, why = await call(scheduler, nanny, function, arguments, seconds, answers=False)
+    return why
+
+
+async def call(
+    scheduler: Any,
+    address: str,
+    function: bytes,
+    arguments: Mapping[str, Any],
+    seconds: float,
+    *,
+    answers: bool = True,
+) -> tuple[Any, str]:
+    """Run a pickled function on a worker or a nanny: its answer, and what went wrong.
+
+    Only ``park.act`` has an answer that is read here.
+    """
+    work = scheduler.rpc(address).run(
         function=function, kwargs=pickle.dumps(dict(arguments))
     )
     try:
-        answer = await asyncio.wait_for(call, seconds)
+        answer = await asyncio.wait_for(work, seconds)
     except (OSError, asyncio.TimeoutError) as error:
-        return repr(error)
-    return str(answer.get("exception_text", ""))
+        return None, repr(error)
+    why = str(answer.get("exception_text", ""))
+    return read(answer["result"]) if answers and not why else None, why
+
+
+class Nobody:
+    """The thief of tasks that a worker hands back: a worker that has ended."""
+
+    address = "clustertune-nobody"
+    status = Status.closed
+    has_what: Mapping[Any, Any] = MappingProxyType({})
+    occupancy = 0.0
+
+
+NOBODY = Nobody()
 
 
 def shuffles(scheduler: Any, worker: Any) -> list[str]:
@@ -714,6 +853,13 @@ def shuffles(scheduler: Any, worker: Any) -> list[str]:
     return [
         str(i) for i, s in active.items() if worker.address in s.participating_workers
     ]
+
+
+def begun(worker: Any) -> int:
+    """Tasks that a worker has begun, or begins by itself: a paused one begins none."""
+    if worker.status is Status.running:
+        return len(worker.processing)
+    return sum(ts in worker.executing for ts in worker.processing)
 
 
 def still_run(tasks: int, seconds: float) -> str:
@@ -733,7 +879,9 @@ def identity(worker: Any) -> Any:
 
 
 async def burdens(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[int]]:
-    """By worker: keys, and those that only it holds: keys, bytes, scattered; actors.
+    """By worker: keys, and those that no other running worker holds; actors.
+
+    Of the second: keys, bytes, scattered.
 
     Grows with the keys on these workers, in short turns.
     """
@@ -748,7 +896,9 @@ async def burdens(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[in
             if seen % YIELD == 0:
                 await asyncio.sleep(0)
             keys += 1
-            if len(ts.who_has or ()) <= 1:
+            # a copy on a paused worker is at risk, as its nanny may kill that one
+            others = (ws for ws in ts.who_has or () if ws is not worker)
+            if not any(ws.status is Status.running for ws in others):
                 unique += 1
                 nbytes += ts.nbytes
                 scattered += ts.run_spec is None

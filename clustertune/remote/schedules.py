@@ -15,10 +15,11 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
+from clustertune.remote.admission import needed_elsewhere, problem
 from clustertune.remote.conditions import met
 from clustertune.remote.holds import told
 from clustertune.remote.park import is_parking
-from clustertune.remote.restart import burdens, used
+from clustertune.remote.restart import ANSWERS, begun, burdens, call, used
 from clustertune.remote.runs import worker_id
 from clustertune.remote.schedule import Moment, Schedule
 
@@ -138,8 +139,8 @@ class Schedules:
     def _moment(self) -> Moment:
         """What has begun and ended between two looks was work as well; so are holds."""
         scheduler, now = self.scheduler, time()
-        tasks = sum(len(ws.processing) for ws in scheduler.workers.values())
-        queued = len(scheduler.queued)
+        tasks = sum(begun(ws) for ws in scheduler.workers.values())
+        queued = len(scheduler.queued) if scheduler.running else 0
         lease = self.resident.holder()
         holder = lease or next(iter(self.resident.holds.there()), None)
         worked = scheduler.transition_counter != self.seen
@@ -220,14 +221,14 @@ class Schedules:
         ceilings = self._lines(schedule).items()
         # most room first: what one worker holds is soon seen to fit
         rooms = sorted(((self._room(a, most), a) for a, most in ceilings), reverse=True)
-        reasons = (
-            self._reason(schedule, id, ws, found[ws.address], rooms)
-            for id, ws in workers.items()
-            if ws.address in found
-        )
-        return next(filter(None, reasons), "")
+        for id, ws in workers.items():
+            if ws.address in found:
+                why = await self._reason(schedule, id, ws, found[ws.address], rooms)
+                if why:
+                    return why
+        return ""
 
-    def _reason(
+    async def _reason(
         self,
         schedule: Schedule,
         id: Any,
@@ -235,28 +236,38 @@ class Schedules:
         burden: Sequence[int],
         rooms: Sequence[tuple[float, str]],
     ) -> str:
-        _, unique, nbytes, _, actors = burden
+        _, _, nbytes, _, actors = burden
         if not worker.nanny:
             return f"worker {id} has no nanny that could start it again"
         if actors:
             return f"worker {id} holds {actors} actors, which cannot be moved"
-        others = (room for room, address in rooms if address != worker.address)
-        free, alone = 0.0, True
-        for room in others:
-            free, alone = free + room, False
-            if free >= nbytes:
-                return ""
-        if not alone:
-            return (
-                f"no headroom: worker {id} alone holds {nbytes:,} bytes, the others "
-                f"may take {free:,.0f} below their thresholds"
-            )
-        if unique and worker.nanny not in schedule.terms["nannies"]:
-            return (
-                f"no other worker runs that could hold the {unique:,} keys of worker "
-                f"{id}, and it came after the restart was scheduled"
-            )
-        return ""
+        free = None
+        for room, address in rooms:
+            if address != worker.address:
+                free = (free or 0.0) + room
+                if free >= nbytes:
+                    return ""
+        if not nbytes:
+            return ""
+        in_memory = max(0, nbytes - worker.memory.spilled)
+        in_nanny = await self._room_in_nanny(schedule, worker)
+        why = problem(nbytes, in_memory, free, in_nanny)
+        return why and f"no headroom for worker {id}: {why}"
+
+    async def _room_in_nanny(self, schedule: Schedule, worker: Any) -> Any:
+        """What a parking worker may fill there, or why that is not known."""
+        code = self._parking(schedule, worker)
+        if not code:
+            return "unknown, as it came after the restart was scheduled"
+        wanted = {"what": "room"}
+        room, why = await call(self.scheduler, worker.nanny, code, wanted, ANSWERS)
+        return f"unknown: {why}" if why else room
+
+    def _parking(self, schedule: Schedule, worker: Any) -> bytes:
+        """The code of a parking worker, if it may be sent to the worker's nanny."""
+        terms = schedule.terms
+        code: bytes = terms["parking"] if worker.nanny in terms["nannies"] else b""
+        return code
 
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
         """Those of the others, which may hold meanwhile what a worker has."""
@@ -291,6 +302,7 @@ class Schedules:
     async def _roll(self, schedule: Schedule, workers: Mapping[Any, Any]) -> None:
         """Restart them one after the other, until something comes in between."""
         schedule.state, schedule.waits = "running", {}
+        workers = await self._ordered(workers)
         schedule.left = list(workers)
         self._tell(schedule, "began")
         began = time()
@@ -311,6 +323,17 @@ class Schedules:
                 self._note(schedule, outcome, turns, problem)
                 return
         self._note(schedule, "done", turns, "")
+
+    async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Those first that need least of the others."""
+        found = await burdens(self.scheduler, [ws.address for ws in workers.values()])
+
+        def needed(item: tuple[Any, Any]) -> int:
+            ws = item[1]
+            nbytes = found[ws.address][2] if ws.address in found else 0
+            return needed_elsewhere(ws.status.name, ws.memory.spilled, nbytes)
+
+        return dict(sorted(workers.items(), key=needed))
 
     def _went_wrong(self, turn: Mapping[str, Any]) -> tuple[str, str]:
         if turn["lost"]:
@@ -357,7 +380,7 @@ class Schedules:
                 list(ceilings.values()),
                 terms["wait"],
                 terms["timeout"],
-                parking=b"" if ceilings else terms["parking"],
+                parking=self._parking(schedule, worker),
             )
             job = resident.jobs[name]
             problem = await job.task

@@ -338,7 +338,7 @@ async def _work(
     inputs.check_client(client, given)
     goal = Goal(workload=workloads.choose(None))
     cluster = LiveCluster(client, given, goal, remaining)
-    await cluster.open(None, may_be_empty=True)
+    await cluster.open(None, needs=())
     if operation.dry_run:
         await _plan(operation, cluster, offers, journal, notify)
         return cluster, collections

@@ -241,9 +241,9 @@ async def _sent(order: _Order) -> Schedule:
         order.given,
         Goal(workload=workloads.choose(None)),
         lambda: end - monotonic(),
-        asked=Asked(burdens=True),
+        asked=Asked(burdens=True, least=True),
     )
-    await cluster.open(None)
+    await cluster.open(None, needs=("running", "paused"))
     view = await cluster.look(lambda *_: None)
     now = view.now.time
     expires = now + order.lasting
@@ -289,7 +289,7 @@ def _terms(order: _Order, view: View, ids: list[str | int] | None) -> dict[str, 
         "nannies": [
             w.nanny for w in view.now.workers if w.nanny and w.address in approved
         ],
-        "parking": ship.pickled(park.open_parking),
+        "parking": ship.pickled(park.act),
         "wait": order.wait,
         "timeout": restarting.TIMEOUT,
     }
@@ -305,7 +305,7 @@ def _hindered(view: View, ids: list[str | int] | None) -> tuple[str, ...]:
     """
     wanted = {w.id for w in view.now.workers} if ids is None else set(ids)
     steps = restarting.steps(view, wanted)
-    refused = [no for s in steps if (no := guards.refusal(s, view)) is not None]
+    refused = [no for _, no in guards.sort_out(steps, view) if no is not None]
     for no in refused:
         if _lasts(no, view):
             raise RefusedError(f"{no.step.summary}: {no.reason}")

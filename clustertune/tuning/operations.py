@@ -132,7 +132,7 @@ def restart(
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        asked=Asked(burdens=True, holdings=dropped),
+        asked=Asked(burdens=True, least=True, holdings=dropped),
     )
     report: Report = client.sync(carry_out, procedure)
     return report
@@ -221,7 +221,7 @@ TimedOutError
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        asked=Asked(burdens=True, least=size.memory_limit is not None),
+        asked=Asked(burdens=True, least=True, limit=size.memory_limit),
     )
     report: Report = client.sync(carry_out, procedure)
     return report
@@ -294,7 +294,7 @@ def scale(
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
         asked=Asked(burdens=True),
-        may_be_empty=True,
+        needs=(),
     )
     report: Report = client.sync(carry_out, procedure)
     return report
@@ -487,5 +487,5 @@ def _release(
         dry_run=dry_run,
         progress=progress,
         asked=Asked(holdings=True, kept=kept),
-        may_be_empty=True,
+        needs=(),
     )

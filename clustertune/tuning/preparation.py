@@ -445,7 +445,11 @@ def _cluster(request: Request, start: float) -> LiveCluster:
         request.given,
         request.goal,
         remaining,
-        asked=Asked(burdens=bool(request.goal.restart), values=True),
+        asked=Asked(
+            burdens=bool(request.goal.restart),
+            least=bool(request.goal.restart),
+            values=True,
+        ),
     )
 
 

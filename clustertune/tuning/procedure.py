@@ -44,6 +44,9 @@ class Procedure:
         From what is seen, and the ids of the workers that were named, what to do.
     asked
         What looks are to tell besides.
+    needs
+        Statuses, in one of which some worker has to be; none: no worker has to be
+        there.
     """
 
     client: Client
@@ -55,7 +58,7 @@ class Procedure:
     given: inputs.Inputs = inputs.NOTHING
     workers: tuple[str | int, ...] | None = None
     asked: Asked = field(default_factory=Asked)
-    may_be_empty: bool = False
+    needs: tuple[str, ...] = ("running", "paused")
 
 
 async def carry_out(procedure: Procedure) -> Report:
@@ -112,7 +115,7 @@ async def _work(
     procedure: Procedure, cluster: LiveCluster, journal: Journal, notify: Notify
 ) -> None:
     settings = of_checks()
-    await cluster.open(None, may_be_empty=procedure.may_be_empty)
+    await cluster.open(None, needs=procedure.needs)
     if procedure.dry_run:
         await _plan(procedure, cluster, journal, notify, settings)
         return
@@ -136,7 +139,7 @@ async def _plan(
 ) -> Plan:
     view = await cluster.look(notify)
     ids = ids_of(procedure.workers, view)
-    proposed = [(s, guards.refusal(s, view)) for s in procedure.steps(view, ids)]
+    proposed = list(guards.sort_out(procedure.steps(view, ids), view))
     plan = Plan(
         phase=procedure.name,
         steps=tuple(step for step, no in proposed if no is None),

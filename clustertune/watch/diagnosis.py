@@ -167,7 +167,7 @@ async def see(question: Question) -> View:
         return start + question.timeout - monotonic()
 
     cluster = LiveCluster(question.client, question.given, question.goal, remaining)
-    await cluster.open(question.workers, may_be_empty=True)
+    await cluster.open(question.workers, needs=())
     view = await cluster.look(lambda *_: None)
     snapshot = await inquiry.with_details(question.client, view.now)
     runs = await inquiry.past_runs(question.client)

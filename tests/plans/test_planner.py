@@ -227,8 +227,8 @@ BURDEN = Burden(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
     [
         (Room(memory=GIB, disk=GIB), None),
         (Room(memory=GIB, disk=0), "may fill 1.0 GiB of memory and 0 B of disk only"),
-        (Unknown("it hangs"), "whether its nanny could is unknown: it hangs"),
-        (None, "whether its nanny could is unknown: add a worker"),
+        (Unknown("it hangs"), "the room in its nanny is unknown: it hangs"),
+        (None, "the room in its nanny is unknown: add a worker"),
     ],
 )
 def test_a_worker_alone(room: Any, reason: str | None) -> None:

@@ -47,7 +47,7 @@ async def closed(s: Any) -> None:
 def restarting(s: Any, timeout: float = 30) -> Restarting:
     """Of the only worker."""
     (address,) = s.workers
-    code = ship.pickled(park.open_parking)
+    code = ship.pickled(park.act)
     hold = ManagerHold(s)
     return Restarting(s, hold, address, {}, {}, 10, timeout, parking=code)
 

@@ -74,7 +74,7 @@ def test_pieces_stay_together() -> None:
         ({"burden": burden(nbytes=3 * GIB)}, {}, "the others have room for 2.6 GiB"),
         ({}, {"process": 3 * GIB}, "the others have room for 0 B"),
         ({}, {"counted": 3 * GIB}, "the others have room for 0 B"),
-        ({}, {"status": "paused"}, "no other worker runs that could hold"),
+        ({}, {"status": "paused"}, "no other worker runs, 1.0 GiB of keys"),
         ({"burden": burden(nbytes=0)}, {"status": "paused"}, None),
         ({}, {"memory_limit": 0}, None),
     ],

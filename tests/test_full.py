@@ -1,0 +1,111 @@
+"""Full clusters: workers that are paused or spill are rescued; real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from distributed import Client, Event, get_worker, wait
+
+import clustertune
+from tests.processes import until, workers_of
+from tests.test_faults_restart import Restarting
+
+MIB = 2**20
+
+
+def leak(dask_worker: Any, nbytes: int) -> None:
+    """Memory that is no data of Dask's, up to so many bytes of the process."""
+    there = dask_worker.monitor.get_process_memory()
+    dask_worker.leak = np.ones(max(0, nbytes - there), dtype="u1")
+
+
+def states(client: Client) -> list[str]:
+    return [w["status"] for w in workers_of(client).values()]
+
+
+def spilled(dask_scheduler: Any) -> list[int]:
+    return [ws.memory.spilled for ws in dask_scheduler.workers.values()]
+
+
+def processes(client: Client) -> list[int]:
+    return [w["metrics"]["memory"] for w in workers_of(client).values()]
+
+
+def values(client: Client, cluster: Any, each: int, nbytes: int) -> list[Any]:
+    """Scattered, so they are lost with the only worker that has them."""
+    found = []
+    for i in range(len(cluster.workers)):
+        some = [np.full(nbytes, 10 * i + k, dtype="u1") for k in range(each)]
+        address = cluster.workers[i].worker_address
+        found += client.scatter(some, hash=False, workers=[address])
+    wait(found)
+    return found
+
+
+def assert_there(client: Client, kept: list[Any], each: int, nbytes: int) -> None:
+    """One worker after the other, each value on its own worker."""
+    first = client.map(lambda x: (int(x[0]), int(x[-1]), len(x)), kept, pure=False)
+    expected = [10 * (i // each) + i % each for i in range(len(kept))]
+    assert client.gather(first) == [(n, n, nbytes) for n in expected]
+
+
+def test_all_are_paused(local_cluster: Any) -> None:
+    cluster, client = local_cluster(3, memory_limit="1GiB")
+    kept = values(client, cluster, 2, 10 * MIB)
+    client.run(leak, nbytes=880 * MIB)
+    until(lambda: states(client) == ["paused"] * 3)
+    report = clustertune.trim(client)
+    assert report.status == "done", str(report)
+    report = clustertune.restart(client, timeout="3 minutes")
+    assert report.status == "done", str(report)
+    assert [step.lost for step in report.steps] == [0] * 3
+    assert states(client) == ["running"] * 3
+    assert_there(client, kept, 2, 10 * MIB)
+
+
+def test_all_are_above_their_spill_threshold(local_cluster: Any) -> None:
+    cluster, client = local_cluster(3, memory_limit="1GiB")
+    kept = values(client, cluster, 2, 10 * MIB)
+    client.run(leak, nbytes=750 * MIB)
+    until(lambda: all(client.run_on_scheduler(spilled)))
+    report = clustertune.restart(client, timeout="3 minutes")
+    assert report.status == "done", str(report)
+    assert [step.lost for step in report.steps] == [0] * 3
+    assert_there(client, kept, 2, 10 * MIB)
+
+
+def counted(dask_scheduler: Any) -> dict[str, int]:
+    """Tasks by state: of workers, and without one."""
+    given = sum(len(ws.processing) for ws in dask_scheduler.workers.values())
+    left = len(dask_scheduler.unrunnable) + len(dask_scheduler.queued)
+    return {"given": given, "left": left}
+
+
+def test_a_paused_worker_with_queued_tasks(local_cluster: Any) -> None:
+    """They run after the restart, and a task that was begun runs once."""
+    cluster, client = local_cluster(1, memory_limit="1GiB")
+    kept = values(client, cluster, 2, 10 * MIB)
+    address = cluster.workers[0].worker_address
+    first = client.submit(run_and_count, "begun", pure=False)
+    until(lambda: client.get_events("begun"))
+    here = {"workers": [address], "pure": False}
+    tasks = client.map(run_and_count, ["queued"] * 20, **here)
+    until(lambda: client.run_on_scheduler(counted)["given"] == 21)
+    client.run(leak, nbytes=880 * MIB)
+    until(lambda: states(client) == ["paused"])
+    restarting = Restarting(client, wait="1 minute", timeout="3 minutes")
+    restarting.start()
+    until(lambda: client.run_on_scheduler(counted) == {"given": 1, "left": 20})
+    Event("go on").set()
+    restarting.join(170)
+    assert restarting.result.status == "done", str(restarting.result)
+    assert client.gather([first, *tasks]) == [1] * 21
+    assert len(client.get_events("begun")) == 1
+    assert len(client.get_events("queued")) == 20
+    assert_there(client, kept, 2, 10 * MIB)
+
+
+def run_and_count(topic: str) -> int:
+    get_worker().log_event(topic, "ran")
+    return int(topic != "begun" or Event("go on").wait(100))
