@@ -142,6 +142,12 @@ BENCHMARKS = (
         quick=("--rounds=1", "--mb=100"),
     ),
     Benchmark(
+        "rescue",
+        "Restarts of full and of paused workers",
+        "`client.restart`, `client.restart_workers`",
+        quick=("--rounds=1",),
+    ),
+    Benchmark(
         "map_reduce",
         "Sums with parameters",
         "parameters sent with each task, `scatter` and `gather`, `as_completed`, "

@@ -15,7 +15,8 @@ Each variant ends when all workers are new and run:
 A lost key was in memory before the restart, and no worker had it afterwards. Partitions
 are computed again; scattered values are gone.
 
-Run: ``python benchmarks/rescue.py [--rounds 5] [--state full|paused]``.
+Run: ``python benchmarks/rescue.py [--rounds 5] [--state full|paused]``. Without
+``--state`` it measures both.
 """
 
 import argparse
@@ -34,6 +35,7 @@ LIMIT = 1024 * MIB  # of each worker
 SCATTERED = 30  # values of 1 MiB
 PARTITIONS = 30  # of 1 MiB
 FILLED = {"full": 0.75, "paused": 0.85}  # of the limit
+NAMES = ("ours", "restart", "workers")
 DEADLINE = 60  # seconds for a state of the cluster
 
 
@@ -108,15 +110,19 @@ def variant(name, state):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--state", choices=[*FILLED], default="paused")
+    parser.add_argument("--state", choices=[*FILLED])
     parser.add_argument("--variant")
     given = parser.parse_args()
     if given.variant:
         print(json.dumps(variant(given.variant, given.state)))
         return
-    names = ["ours", "restart", "workers"]
-    rounds = measure.run(__file__, names, given.rounds, "--state", given.state)
     print(measure.machine())
+    for state in [given.state] if given.state else FILLED:
+        print(f"\n{state}:")
+        show(measure.run(__file__, NAMES, given.rounds, "--state", state))
+
+
+def show(rounds):
     figures = {
         "seconds": "s",
         "computed": "keys lost, computed again",
@@ -125,9 +131,9 @@ def main():
     }
     measure.show(
         rounds,
-        {f"{n}.{k}": f"{n}: {what}" for n in names for k, what in figures.items()},
+        {f"{n}.{k}": f"{n}: {what}" for n in NAMES for k, what in figures.items()},
     )
-    for name in names[1:]:
+    for name in NAMES[1:]:
         ratio = measure.ratios(rounds, "ours.seconds", f"{name}.seconds")
         print(f"ours / {name}: {ratio}")
 

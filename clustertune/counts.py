@@ -5,7 +5,7 @@ A headline is made of outcomes: of what was measured, never of the text of a pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clustertune.report import Done
 
 UNFINISHED = ("skipped", "partly", "failed")
+NOT_NEEDED = ("not needed",)
 MOST_REASONS = 3
 VERBS = {
     "rechunk": "rechunked",
@@ -110,7 +111,8 @@ def line(steps: Sequence[Done], error: str = "") -> str:
     for step in steps:
         if step.status in ("done", *UNFINISHED):
             groups.setdefault((step.verb, step.noun), []).append(step)
-    return "; ".join(text for some in groups.values() for text in _texts(some, error))
+    texts = [text for some in groups.values() for text in _texts(some, error)]
+    return "; ".join([*texts, *_unfinished(steps, error, NOT_NEEDED)])
 
 
 def _texts(steps: Sequence[Done], error: str) -> Iterator[str]:
@@ -136,10 +138,12 @@ def _done(step: Done) -> int:
     return (step.total or 1) if step.status == "done" else 0
 
 
-def _unfinished(steps: Sequence[Done], error: str) -> Iterator[str]:
+def _unfinished(
+    steps: Sequence[Done], error: str, statuses: Collection[str] = UNFINISHED
+) -> Iterator[str]:
     reasons: dict[tuple[str, str], list[Done]] = {}
     for step in steps:
-        if step.status in UNFINISHED:
+        if step.status in statuses:
             reasons.setdefault((step.status, step.reason), []).append(step)
     for (status, reason), some in list(reasons.items())[:MOST_REASONS]:
         names = names_text([w for s in some for w in s.workers])

@@ -23,6 +23,7 @@ from clustertune.profiles import Profile as Profile
 from clustertune.snapshots import Burden as Burden
 from clustertune.snapshots import ClientFacts as ClientFacts
 from clustertune.snapshots import Details as Details
+from clustertune.snapshots import Holder as Holder
 from clustertune.snapshots import Holding as Holding
 from clustertune.snapshots import Pool as Pool
 from clustertune.snapshots import Prefix as Prefix
@@ -187,6 +188,7 @@ class Goal:
     seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": those that findings name; none
     restarted: frozenset[str | int] = frozenset()  # ids, in this call
+    trimmed: frozenset[str | int] = frozenset()  # ids, in this call
     release_inputs: bool = False  # free old pieces that are cut, one by one
     evaluated: tuple[str, ...] = ()  # eval sets that are the training data
     to: str | None = None  # "array": frames and series become arrays
@@ -461,6 +463,8 @@ class Restart:
     lines: tuple[int, int] = (0, 0)  # 0: any
     retire: bool = False  # it is closed instead, and what it held stays on the others
     parking: bool = False  # what it holds is kept in its nanny meanwhile
+    #: only while its memory needs it, growing by so many bytes in a run; None: anyway
+    growth: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,11 +529,22 @@ class Plan:
     steps: tuple[Step, ...] = ()
     refused: tuple[Refusal, ...] = ()
     needs: tuple[str, ...] = ()  # what must be known before more can be planned
+    notes: tuple[str, ...] = ()  # what it would interrupt or wait for
 
     def _repr_html_(self) -> str:
         from clustertune.report import plan_html  # it knows what a plan is
 
         return plan_html(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Bytes of a worker's process around a step, as it measured them itself."""
+
+    worker: str | int  # id
+    before: int | None  # None: not known
+    after: int | None
+    keys: int | None = None  # that a restart moved away and back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -542,6 +557,7 @@ class Result:
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known, or the action can lose none
     unchanged: bool = False  # nothing was changed, or what was begun is undone
+    measured: tuple[Measured, ...] = ()  # workers before and after
 
 
 def land(error: BaseException, result: Result) -> None:
@@ -560,12 +576,13 @@ class Outcome:
     """What became of a step."""
 
     step: Step
-    status: str  # done, partly, skipped, failed
+    status: str  # done, partly, skipped, not needed, failed
     seconds: float | None = None
     nbytes: int | None = None
     reason: str = ""
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known
+    measured: tuple[Measured, ...] = ()  # workers before and after
 
 
 # --- the door to a cluster ----------------------------------------------------------

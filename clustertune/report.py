@@ -8,7 +8,7 @@ control characters replaced, and escaped in HTML.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -19,7 +19,17 @@ from tabulate import tabulate
 from clustertune import counts, strictly
 from clustertune.facts import layouts
 from clustertune.facts.layouts import WorkerShare
-from clustertune.model import Finding, Layout, Outcome, Plan, Severity, Step, View
+from clustertune.facts.thresholds import ceiling
+from clustertune.model import (
+    Finding,
+    Layout,
+    Outcome,
+    Plan,
+    Severity,
+    Step,
+    Trim,
+    View,
+)
 from clustertune.wording import (
     bytes_text,
     cost_text,
@@ -30,6 +40,7 @@ from clustertune.wording import (
 )
 
 SCHEMA_VERSION = 1
+UNTOUCHED = ("skipped", "not needed")  # statuses of steps that changed nothing
 MOST_STEPS = 8  # in a line; a table has all
 MOST_WORKERS = 12  # shown one by one; of more, the fullest and the emptiest
 #: checks that are said first: what the data is not prepared for, the honest other side
@@ -58,7 +69,7 @@ class Done:
     action: str
     summary: str
     gain: str
-    status: str  # planned, done, partly, skipped, failed, refused
+    status: str  # planned, done, partly, skipped, not needed, failed, refused
     predicted_bytes: int | None
     predicted_seconds: float | None
     at_risk: str
@@ -72,6 +83,19 @@ class Done:
     workers: tuple[str | int, ...] = ()  # that the step is about
     loses: bool = False  # whether such a step may lose keys
     lost: int | None = None  # keys; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """Bytes of one worker's process, by its own measure; None: not measured."""
+
+    worker: str | int
+    before: int | None
+    after_trim: int | None
+    after_restart: int | None
+    threshold: int | None  # above it the worker spills or pauses; None: not known
+    keys: int | None  # that its restart moved away and back
+    seconds: float | None  # that its restart took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +123,13 @@ class Report:
         with the data where it lies in the end; empty where it is not loaded.
     needs
         What a dry run would have to learn before it could plan further.
+    memory
+        For each worker that was trimmed or restarted, the memory of its process.
     error
         Why the call failed, if it did.
     notes
-        What there is to say besides: that the call could not be noted in the history,
+        What there is to say besides: that a plan would interrupt running tasks, that
+        the call could not be noted in the history,
         or that the scheduler had too much to look at all of it.
     """
 
@@ -118,6 +145,7 @@ class Report:
     error: str = ""
     forecast: Mapping[str | int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    memory: tuple[WorkerMemory, ...] = ()
 
     def __str__(self) -> str:
         return "\n\n".join(_text(self))
@@ -210,6 +238,33 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
     )
 
 
+def memory_of(
+    views: Sequence[View], outcomes: Sequence[Outcome]
+) -> tuple[WorkerMemory, ...]:
+    """A row for each worker that a step has measured, in the order of the steps."""
+    lines = {w.id: ceiling(w) or None for view in views for w in view.now.workers}
+    rows: dict[str | int, WorkerMemory] = {}
+    for outcome in outcomes:
+        for m in outcome.measured:
+            row = rows.get(m.worker) or WorkerMemory(
+                worker=m.worker,
+                before=m.before,
+                after_trim=None,
+                after_restart=None,
+                threshold=lines.get(m.worker),
+                keys=None,
+                seconds=None,
+            )
+            if isinstance(outcome.step.args, Trim):
+                row = replace(row, after_trim=m.after)
+            else:
+                row = replace(row, after_restart=m.after)
+                if outcome.count:  # it was restarted
+                    row = replace(row, keys=m.keys, seconds=outcome.seconds)
+            rows[m.worker] = row
+    return tuple(rows.values())
+
+
 def planned(plan: Plan) -> Iterator[Done]:
     """The steps of a plan that is not carried out, and the refused ones of any plan."""
     yield from (_done(step, "planned") for step in plan.steps)
@@ -231,7 +286,7 @@ def carried_out(outcome: Outcome) -> Done:
         seconds=outcome.seconds,
         reason=outcome.reason,
         count=outcome.count,
-        lost=0 if outcome.status == "skipped" else outcome.lost,
+        lost=0 if outcome.status in UNTOUCHED else outcome.lost,
     )
 
 
@@ -329,6 +384,8 @@ def _text(report: Report) -> Iterator[str]:
             yield f"{title}\n{_table(_FINDINGS, _finding_rows(found))}"
     if report.steps:
         yield f"Steps\n{_table(_STEPS, _step_rows(report.steps))}"
+    if report.memory:
+        yield f"Memory of workers\n{_table(MEMORY, memory_rows(report))}"
     for summary, title in _layout_tables(report):
         yield f"{title}\n{_table(_SHARES, _share_rows(summary))}"
     if report.needs:
@@ -337,6 +394,15 @@ def _text(report: Report) -> Iterator[str]:
 
 _FINDINGS = ("severity", "check", "message", "remedy")
 _STEPS = ("status", "step", "predicted", "took", "gain", "reason")
+MEMORY = (
+    "worker",
+    "before",
+    "after trim",
+    "after restart",
+    "threshold",
+    "keys",
+    "seconds",
+)
 _SHARES = ("worker", "pieces", "rows", "bytes", "of its share")
 _WIDTHS = {_FINDINGS: (8, 16, 50, 44), _STEPS: (8, 40, 16, 16, 30, 30)}
 
@@ -369,6 +435,34 @@ def _step_rows(steps: Sequence[Done]) -> list[list[str]]:
         ]
         for s in steps
     ]
+
+
+def memory_rows(report: Report) -> list[list[str]]:
+    """Cells by worker; ``-`` where nothing was measured."""
+    rows = [
+        [
+            names_text([m.worker]),
+            *(_or_dash(n, bytes_text) for n in (m.before, m.after_trim)),
+            *(_or_dash(n, bytes_text) for n in (m.after_restart, m.threshold)),
+            _or_dash(m.keys, "{:,}".format),
+            _or_dash(m.seconds, seconds_text),
+        ]
+        for m in report.memory
+    ]
+    return _shortened(rows)
+
+
+def _or_dash(value: Any, text: Callable[[Any], str]) -> str:
+    return "-" if value is None else text(value)
+
+
+def _shortened(rows: list[list[str]]) -> list[list[str]]:
+    """The first and the last of many rows."""
+    if len(rows) <= MOST_WORKERS:
+        return rows
+    half = MOST_WORKERS // 2
+    more = [f"... {len(rows) - 2 * half} more", *[""] * (len(rows[0]) - 1)]
+    return [*rows[:half], more, *rows[-half:]]
 
 
 def placements(report: Report) -> tuple[tuple[str, tuple[LayoutSummary, ...]], ...]:
@@ -418,6 +512,7 @@ def to_html(report: Report) -> str:
         ("Found", _FINDINGS, _finding_rows(report.found)),
         ("Left", _FINDINGS, _finding_rows(report.left)),
         ("Steps", _STEPS, _step_rows(report.steps)),
+        ("Memory of workers", MEMORY, memory_rows(report)),
     ]
     tables += [(t, _SHARES, _share_rows(s)) for s, t in _layout_tables(report)]
     for title, header, rows in tables:

@@ -128,10 +128,17 @@ class WorkerSnapshot:
     room: Room | Unknown | None = None  # beside it; None: its nanny was not asked
     least: int | None = None  # bytes its process had at the least; None: not known
     copying: float | None = None  # bytes per second of one thread; None: not timed
+    #: tasks that it runs: prefix and number; None: the scheduler was not asked
+    tasks: tuple[tuple[str, int], ...] | None = None
 
     @property
     def running(self) -> bool:
         return self.status == "running"
+
+    @property
+    def busy(self) -> bool:
+        """Whether tasks run there, or begin by themselves: a paused one begins none."""
+        return bool(self.executing or (self.processing and self.status != "paused"))
 
     @property
     def stays(self) -> bool:
@@ -158,6 +165,15 @@ class ClientFacts:
     id: str
     keys: int  # that it wants kept
     silent: float  # seconds since the scheduler last heard of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Another client's fit, plan or hold, which keeps plans waiting."""
+
+    label: str
+    client: str  # id
+    seconds: float  # since it began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +284,9 @@ class Snapshot:
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: it was not asked
     holdings: tuple[Holding, ...] | None = None  # None: it was not asked
+    #: seconds from the end of a worker's process to the next, of the last restarts here
+    restarts: tuple[float, ...] = ()
+    holder: Holder | None = None  # None: there is none, or it was not asked
 
     @cached_property
     def by_address(self) -> Mapping[str, WorkerSnapshot]:

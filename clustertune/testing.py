@@ -313,6 +313,8 @@ class MemoryCluster:
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         self.calls.append(f"trim {len(trim.workers)}")
+        trimmed = self.goal.trimmed | set(trim.workers.values())
+        self.goal = replace(self.goal, trimmed=trimmed)
         return Result(nbytes=0)
 
     async def release(self, release: Release, notify: Notify) -> Result:

@@ -52,17 +52,16 @@ did.
 
     version: 1
     name: between-runs
-    description: Trim, and restart what still leaks; one worker at a time.
+    description: Trim workers, and restart the ones that still need it; one at a time.
     steps:
       - check: [memory, workers]
       - when: unmanaged_memory
         at_least: warning
         holds: 1m
-        do: trim
-      - when: unmanaged_memory
-        at_least: warning
         do: restart
-        with: {workers: named, timeout: 2 minutes}
+        with: {workers: named, if_needed: true, timeout: 2 minutes}
+      - when: unmanaged_memory
+        do: trim
     limits: {disrupted_workers: 1, minimum_workers: 2, settle: 30s}
     on_failure: stop
 
@@ -122,7 +121,8 @@ DOES = {
     "release": "let the given data go (data sets: unpublish them), or what `prefixes` "
     "name, or with `keep: given` all of this client's data but that",
     "resize": "give workers other threads, memory or variables",
-    "restart": "restart workers, without losing what they hold",
+    "restart": "restart workers, without losing what they hold; with `if_needed` trim "
+    "first, and restart only workers that still need it",
     "scale": "have so many workers",
     "trim": "have workers give memory back that they do not need",
 }
@@ -137,10 +137,11 @@ WORDS = """
 SHIPPED = """
 ## Those that are shipped
 
-In each, memory that is no data is judged by `unmanaged_memory`, which never finds
-anything worse than a warning: nobody can tell a cache from a leak in one look. So
-`between-runs` restarts on a warning, but only the workers that have it still, 10 s
-long, after a trim; and on `memory_growth`, which needs three runs to tell.
+`between-runs` and `memory-rescue` restart workers only
+[by need](workers.md#only-workers-that-need-it-if_needed): they trim the workers that a
+condition names, and restart the ones that are still above a threshold. `memory_growth`
+needs three runs to tell; a worker that it names is restarted where the next run would
+bring it above a threshold.
 
 """
 

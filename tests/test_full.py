@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -109,3 +110,26 @@ def test_a_paused_worker_with_queued_tasks(local_cluster: Any) -> None:
 def run_and_count(topic: str) -> int:
     get_worker().log_event(topic, "ran")
     return int(topic != "begun" or Event("go on").wait(100))
+
+
+def test_spilled_data_larger_than_memory(local_cluster: Any) -> None:
+    """The nanny takes over files as links: no spilled key travels."""
+    limit, each, nbytes = 512 * MIB, 40, 20 * MIB
+    _, client = local_cluster(1, memory_limit=limit)
+    kept = []
+    for i in range(each):  # one at a time, so that the worker can spill between them
+        kept += client.scatter([np.full(nbytes, i, dtype="u1")], hash=False)
+        wait(kept)
+    until(lambda: client.run_on_scheduler(spilled)[0] > limit)
+    on_disk = client.run_on_scheduler(spilled)[0]
+    (pid,) = client.run(os.getpid).values()
+    report = clustertune.restart(client, timeout="3 minutes")
+    assert report.status == "done", str(report)
+    (step,) = report.steps
+    assert step.lost == 0
+    assert step.nbytes is not None
+    # the keys that were in memory travel to the nanny and back
+    assert step.nbytes <= 2 * (each * nbytes - on_disk + MIB)
+    assert list(client.run(os.getpid).values()) != [pid]
+    first = client.map(lambda x: (int(x[0]), int(x[-1]), len(x)), kept, pure=False)
+    assert client.gather(first) == [(i, i, nbytes) for i in range(each)]

@@ -143,7 +143,7 @@ WORKERS = {
         "memory_spill_fraction",
         "memory_target_fraction",
     ),
-    "worker's data": ("memory",),
+    "worker's data": ("_slow_uncached", "memory", "slow"),
     "worker's own tasks": ("stimulus_log",),
     "nanny": (
         "env",

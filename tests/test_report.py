@@ -16,6 +16,7 @@ from clustertune import checks
 from clustertune.facts.layouts import WorkerShare
 from clustertune.model import (
     Finding,
+    Measured,
     Outcome,
     Plan,
     Price,
@@ -23,6 +24,7 @@ from clustertune.model import (
     Restart,
     Severity,
     Step,
+    Trim,
 )
 from clustertune.plans.journal import Journal
 from clustertune.report import (
@@ -33,6 +35,8 @@ from clustertune.report import (
     Report,
     carried_out,
     headlines,
+    memory_of,
+    memory_rows,
     planned,
     summarize,
     to_html,
@@ -560,3 +564,42 @@ def test_what_is_said_first(check: str) -> None:
     lines = headlines(made)
     assert lines[0] == "after"
     assert lines[1] == "wrong: other"
+
+
+def test_memory_of_workers() -> None:
+    """A row for each worker in text, HTML and JSON; what was not measured is no 0."""
+    trimmed = Step(action="trim", summary="t", price=STEP.price, args=Trim(workers={}))
+    again = Step(action="restart", summary="r", price=STEP.price)
+    seen = view([worker(i) for i in (0, 1)])
+    outcomes = [
+        Outcome(
+            step=trimmed,
+            status="done",
+            measured=(
+                Measured(worker=0, before=9 * 2**20, after=3 * 2**20),
+                Measured(worker=1, before=8 * 2**20, after=7 * 2**20),
+            ),
+        ),
+        Outcome(
+            step=again,
+            status="done",
+            seconds=2.0,
+            count=1,
+            measured=(Measured(worker=1, before=7 * 2**20, after=None, keys=5),),
+        ),
+    ]
+    rows = memory_of([seen], outcomes)
+    line = int(0.7 * 4 * 2**30)
+    told = Report(status="done", seconds=1.0, memory=rows)
+    cells = [[*"01"], ["9.0 MiB", "8.0 MiB"], ["3.0 MiB", "7.0 MiB"], [*"--"]]
+    cells += [["2.8 GiB"] * 2, ["-", "5"], ["-", "2 s"]]
+    assert memory_rows(told) == [list(row) for row in zip(*cells, strict=True)]
+    assert [(r.after_restart, r.keys, r.threshold) for r in rows] == [
+        (None, None, line),
+        (None, 5, line),
+    ]
+    assert Report.from_json(told.to_json()) == told
+    many = replace(told, memory=tuple(replace(rows[0], worker=i) for i in range(99)))
+    assert memory_rows(many)[6][0] == "... 87 more"
+    for text in (str(told), told._repr_html_()):
+        assert "Memory of workers" in text

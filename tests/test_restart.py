@@ -371,7 +371,7 @@ async def test_the_scheduler_hears_of_a_trim_at_once(c: Any, s: Any, *two: Any) 
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
-    """All if that is asked; with "auto" those that leak, each once; then it places."""
+    """All if that is asked; with "auto" what the next run would fill, once."""
     X = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
     X = c.persist(X, workers=[next(iter(s.workers))])
     await wait(X)
@@ -380,12 +380,12 @@ async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
     assert set((await c.run(os.getpid)).values()) == pids
     runs = s.plugins["clustertune"].runs
     for i in range(5):
-        floors = [(0, (i + 1) * 60 * 2**20), (1, 2**20)]
+        floors = [(0, (i + 1) * 650 * 2**20), (1, 2**20)]
         run = {"began": i, "ended": i + 0.5, "floors": floors, "peaks": floors}
         runs.kept.append(run)
     p = await clustertune.prepare(c, X, restart="auto")
-    assert [plan.phase for plan in p.plan] == ["restart"]
-    assert "restart worker 0" in p.report.steps[0].summary
+    assert [plan.phase for plan in p.plan] == ["trim", "restart"]
+    assert "restart worker 0" in p.report.steps[1].summary
     now = set((await c.run(os.getpid)).values())
     assert len(now & pids) == 1
     p = await clustertune.prepare(c, X, restart=True)

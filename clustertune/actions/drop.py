@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clustertune.actions.release import nbytes_text, whose
-from clustertune.actions.restart import SECONDS, WAIT
+from clustertune.actions.restart import WAIT, start_seconds
 from clustertune.model import (
     Cluster,
     Drop,
@@ -44,7 +44,9 @@ def steps(
     yield Step(
         action="drop",
         summary=f"restart all {plural(len(workers), 'worker')} at once",
-        price=Price(nbytes=0, seconds=SECONDS, at_risk=at_risk(holdings)),
+        price=Price(
+            nbytes=0, seconds=start_seconds(view.now), at_risk=at_risk(holdings)
+        ),
         gain="processes that are new",
         args=Drop(
             workers=workers,

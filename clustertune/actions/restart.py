@@ -12,9 +12,12 @@ spilled: its nanny takes over the files, and the worker need not read them.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from clustertune.facts import need
+from clustertune.facts.admission import is_parked_first, needed_elsewhere
 from clustertune.facts.thresholds import ceiling, space
 from clustertune.model import (
     Cluster,
@@ -24,50 +27,70 @@ from clustertune.model import (
     Price,
     Restart,
     Result,
-    Severity,
     Size,
+    Snapshot,
     Step,
     Unknown,
     View,
     WorkerSnapshot,
 )
-from clustertune.remote.admission import is_parked_first, needed_elsewhere
 from clustertune.wording import bytes_text, plural, workers_text
 
 WAIT = 60.0  # seconds that running tasks are waited for
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart: no caller waits
-SECONDS = 1.0  # that a nanny takes to start a worker again; 0.7 measured
 MOST = 2.0**62  # bytes: the room of a worker without a limit
-CURED = ("memory_growth", "abandoned_tasks")  # findings that a restart ends
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step for each worker, as far as the goal asks for it.
 
-    With ``"auto"`` those that a finding names and a restart would help, if nothing
-    runs; none is restarted twice.
+    With ``"auto"`` the workers that a finding names and that need it, if nothing runs;
+    none is restarted twice.
     """
     goal = view.goal
     if goal.restart == "auto":
-        if any(w.processing or w.executing for w in view.now.workers):
-            return
-        named = _named(findings, view)
-    else:
-        named = {w.id for w in view.now.workers} if goal.restart else set()
-    yield from steps(view, named - goal.restarted)
+        if not any(w.busy for w in view.now.workers):
+            ids = need.named(findings) - goal.restarted
+            yield from steps_by_need(view, ids, findings)
+    elif goal.restart:
+        yield from steps(view, {w.id for w in view.now.workers} - goal.restarted)
 
 
-def _named(findings: tuple[Finding, ...], view: View) -> set[str | int]:
-    """Workers that leak, or are paused by memory that is no data."""
-    named = {
-        id
-        for f in findings
-        if f.check in CURED and f.severity >= Severity.warning
-        for id in f.subject
+def steps_by_need(
+    view: View,
+    ids: Collection[str | int],
+    findings: tuple[Finding, ...],
+    *,
+    wait: float = WAIT,
+    most: float = 1,
+) -> Iterator[Step]:
+    """A step for each of these workers that needs a restart, as :func:`steps`."""
+    ended = need.named(findings, need.ENDED)
+    growth = {w.id: need.growth(findings, w) for w in view.now.workers}
+    reasons = {
+        w.id: need.reason(w, growth[w.id])
+        for w in view.now.workers
+        if w.id in ids and not w.parking
     }
-    full = {w.id for w in view.now.workers if w.unmanaged > w.managed}
-    paused = {i for f in findings if f.check == "paused_workers" for i in f.subject}
-    return named | (paused & full)
+    needed = {id for id, reason in reasons.items() if reason or id in ended}
+    for step in steps(view, needed, wait=wait, most=most):
+        assert isinstance(step.args, Restart)
+        id = step.args.id
+        if id in needed - ended:
+            args = replace(step.args, growth=growth[id])
+            step = replace(step, gain=reasons[id], args=args)  # noqa: PLW2901
+        yield step
+
+
+def needless(step: Step, view: View) -> str:
+    """Why a restart that was planned by need is not needed any more, or nothing."""
+    args = step.args
+    if not isinstance(args, Restart) or args.growth is None:
+        return ""
+    worker = view.now.by_address.get(args.address)
+    if worker is None or need.reason(worker, args.growth):
+        return ""
+    return need.spared(worker)
 
 
 def steps(
@@ -99,7 +122,7 @@ def steps(
     total = sum(free.values())
     for worker in view.now.workers:
         if worker.parking and worker.burden is not None:
-            yield _brought_back(worker, lines, groups, wait)
+            yield _brought_back(worker, lines, groups, wait, view.now)
     real = [w for w in view.now.workers if not w.parking]
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
     going.sort(key=_needed)
@@ -109,7 +132,7 @@ def steps(
         ceilings = Others(lines, away, resized, number)
         room = total - sum(free.get(id, 0.0) for id in away)
         for worker in batch:
-            step = _step(worker, ceilings, groups, batch, wait, room)
+            step = _step(worker, ceilings, groups, batch, wait, view.now, room)
             yield step if size is None else _resized(step, worker, size)
         if size is not None and size.memory_limit is not None:
             limit = size.memory_limit
@@ -224,11 +247,11 @@ def _step(
     groups: tuple[tuple[Key, ...], ...],
     batch: list[WorkerSnapshot],
     wait: float,
+    now: Snapshot,
     room: float = math.inf,
 ) -> Step:
     burden = worker.burden
     nbytes = None if burden is None else 2 * burden.nbytes
-    known = nbytes is not None and worker.bandwidth > 0
     what = ""
     if burden is not None and burden.unique:
         full = is_parked_first(worker.status, worker.spilled)
@@ -243,7 +266,7 @@ def _step(
         summary=f"restart {workers_text([worker.id])}{what}",
         price=Price(
             nbytes=nbytes,
-            seconds=SECONDS + (nbytes or 0) / worker.bandwidth if known else None,
+            seconds=_seconds(now, worker, nbytes),
             peak=None if burden is None else burden.nbytes,
         ),
         gain=f"its process has {bytes_text(worker.unmanaged)} of memory that no key "
@@ -260,15 +283,31 @@ def _step(
     )
 
 
+def start_seconds(now: Snapshot) -> float | None:
+    """Seconds that this cluster takes to start a worker again, by its own restarts.
+
+    None: there was none yet. No other cluster's figure stands in for it.
+    """
+    return statistics.median(now.restarts) if now.restarts else None
+
+
+def _seconds(now: Snapshot, worker: WorkerSnapshot, nbytes: int | None) -> float | None:
+    start = start_seconds(now)
+    if start is None or nbytes is None or worker.bandwidth <= 0:
+        return None
+    return start + nbytes / worker.bandwidth
+
+
 def _brought_back(
     worker: WorkerSnapshot,
     lines: Mapping[str | int, int],
     groups: tuple[tuple[Key, ...], ...],
     wait: float,
+    now: Snapshot,
 ) -> Step:
     """A parking worker that an earlier restart had to leave: emptied, then closed."""
     others = Others(lines, frozenset((worker.id,)))
-    step = _step(worker, others, groups, [worker], wait)
+    step = _step(worker, others, groups, [worker], wait, now)
     assert isinstance(step.args, Restart)
     assert worker.burden is not None
     unique, nbytes = worker.burden.unique, worker.burden.nbytes

@@ -10,36 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from clustertune.facts import need
 from clustertune.model import (
     Cluster,
     Finding,
     Notify,
     Price,
     Result,
-    Severity,
     Step,
     Trim,
     View,
 )
 from clustertune.wording import bytes_text, workers_text
 
-CURED = ("unmanaged_memory", "memory_pressure", "paused_workers", "memory_growth")
-
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for all workers that a finding about memory names."""
-    named = {
-        id
-        for f in findings
-        if f.check in CURED and f.severity >= Severity.warning
-        for id in f.subject
-    }
-    yield from steps(view, named)
+    """One step for all workers that a finding about memory names.
+
+    Only before restarts by need, if nothing runs, and once.
+    """
+    idle = not any(w.busy for w in view.now.workers)
+    if view.goal.restart == "auto" and idle:
+        named = need.named(findings, need.MEMORY)
+        yield from steps(view, named - view.goal.trimmed)
 
 
 def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
     """One step for these workers together."""
-    workers = [w for w in view.now.workers if w.id in ids]
+    workers = [w for w in view.now.workers if w.id in ids and not w.parking]
     if workers:
         unmanaged = sum(w.unmanaged for w in workers)
         yield Step(

@@ -118,6 +118,7 @@ def resize(
         "clustertune restart tcp://10.0.0.5:8786",
         'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
         "clustertune restart --max-unavailable 25% --dry-run",
+        "clustertune restart --if-needed --yes",
         "clustertune restart --between-runs --if leak --idle-for 1m --yes",
     )
 )
@@ -125,6 +126,10 @@ def resize(
 @format_option
 @worker_option
 @_unavailable
+@click.option(
+    "--if-needed", is_flag=True, help="Trim the workers first, and restart only the "
+    "ones still above a threshold, or brought there by the next run."
+)  # fmt: skip
 @click.option(
     "--drop-data", is_flag=True, help="Restart all workers at once, and lose all "
     "data in memory: it is listed first."
@@ -139,6 +144,7 @@ def restart(
     form: str,
     workers: tuple[str, ...],
     max_unavailable: str,
+    if_needed: bool,
     drop_data: bool,
     include_other_clients: bool,
     wait: str,
@@ -152,11 +158,16 @@ def restart(
         return
     if drop_data and workers:
         raise click.UsageError("--drop-data restarts all workers: leave --worker out")
+    if drop_data and if_needed:
+        raise click.UsageError(
+            "--drop-data restarts all workers: leave --if-needed out"
+        )
     if include_other_clients and not drop_data:
         raise click.UsageError("--include-other-clients is for --drop-data")
     options: dict[str, Any] = {"wait": seconds_of("--wait", wait)}
     options["timeout"] = seconds_of("--timeout", timeout)
     options["max_unavailable"] = part_of("--max-unavailable", max_unavailable)
+    options["if_needed"] = if_needed
     options["drop_data"] = drop_data
     options["include_other_clients"] = include_other_clients
     change(target, call_of("restart", workers, options), form, consent)

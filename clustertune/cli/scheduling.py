@@ -50,7 +50,13 @@ _options = (
     click.option("--stay", is_flag=True, help="Between runs: stay, and show how it "
         "stands until it is over."),
 )  # fmt: skip
-_NOT_LATER = ("drop_data", "include_other_clients", "max_unavailable", "timeout")
+_NOT_LATER = (
+    "drop_data",
+    "if_needed",
+    "include_other_clients",
+    "max_unavailable",
+    "timeout",
+)
 _WHEN = ("idle_for", "cron", "tz", "condition", "expires")
 _LATER_ONLY = (*_WHEN, "stay")
 LATER = frozenset(("between_runs", *_LATER_ONLY))

@@ -17,6 +17,7 @@ from clustertune.cluster import monitor
 from clustertune.model import (
     ClientFacts,
     Details,
+    Holder,
     Pool,
     Prefix,
     Published,
@@ -149,6 +150,24 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
 def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[Unmet, ...]:
     """As the scheduler tells it."""
     return tuple(Unmet(kind=k, names=tuple(names), tasks=n) for k, names, n in answer)
+
+
+async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
+    """The snapshot with what workers run, and who else holds the cluster."""
+    addresses = [w.address for w in snapshot.workers]
+    found = await monitor.ask(client, "work", owner=client.id, workers=addresses)
+    tasks = {a: tuple((prefix, n) for prefix, n in some) for a, some in found["tasks"]}
+    holder = found["holder"]
+    return replace(
+        snapshot,
+        workers=tuple(replace(w, tasks=tasks.get(w.address)) for w in snapshot.workers),
+        holder=holder
+        and Holder(
+            label=holder["label"],
+            client=holder["client"],
+            seconds=max(0.0, snapshot.time - holder["since"]),
+        ),
+    )
 
 
 async def past_runs(client: Client) -> tuple[Run, ...]:

@@ -75,6 +75,13 @@ def _returned(task: asyncio.Task[Any]) -> None:
         logger.debug("clustertune could not give back: %r", task.exception())
 
 
+def _instead(label: str) -> str:
+    """How a restart need not wait for a fit."""
+    if label != "restart":
+        return ""
+    return "; `clustertune restart --between-runs` waits for the next gap instead"
+
+
 class Lease:
     """The lease of one client's cluster, as far as this call has it.
 
@@ -148,7 +155,7 @@ class Lease:
                 raise LeaseHeldError(
                     f"another plan is being carried out on this cluster: {holder} "
                     f"(client {printable(answer['holder']['client'])}); try again when "
-                    "it has ended, or give a longer timeout"
+                    f"it has ended, or give a longer timeout{_instead(label)}"
                 )
             notify(f"waiting for another plan to end: {holder}", None)
             await asyncio.sleep(0.5)

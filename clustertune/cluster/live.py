@@ -202,6 +202,7 @@ class LiveCluster:
             snapshot = await monitor.with_burdens(
                 self.client, snapshot, self.asked.limit
             )
+            snapshot = await inquiry.with_work(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.asked.least:
             snapshot = await monitor.with_least_memory(self.client, snapshot)
@@ -461,6 +462,8 @@ class LiveCluster:
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
         """Have workers collect garbage and return free memory."""
+        trimmed = self.goal.trimmed | set(trim.workers.values())
+        self.goal = replace(self.goal, trimmed=trimmed)
         return await self.staff.trim(trim)
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:

@@ -31,6 +31,7 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.facts import pricing
+from clustertune.facts.admission import is_parked_first
 from clustertune.facts.thresholds import ceiling, space
 from clustertune.model import (
     Burden,
@@ -58,7 +59,6 @@ from clustertune.remote import (
     tell,
     versions,
 )
-from clustertune.remote.admission import is_parked_first
 from clustertune.report import Report
 from clustertune.wording import printable
 
@@ -465,6 +465,18 @@ async def hear(client: Client) -> None:
     await ship.on_workers(client, tell.tell, there, timeout=SOON, again=False)
 
 
+async def process_memory(client: Client, address: str) -> int | None:
+    """Bytes that a worker's process measures now; None: it does not answer soon."""
+    try:
+        there = await approve(client, (await identify(client))["workers"])
+    except (ConnectionLostError, VersionMismatchError):
+        return None
+    asked = [address] if address in there else []
+    answers = await ship.on_workers(client, tell.tell, asked, timeout=SOON, again=False)
+    nbytes = answers.get(address)
+    return nbytes if isinstance(nbytes, int) else None
+
+
 async def with_burdens(
     client: Client, snapshot: Snapshot, limit: int | None = None
 ) -> Snapshot:
@@ -575,6 +587,7 @@ async def _snapshot(
         can_scale=adapters.obstacle(client.cluster, len(workers) + 1),
         can_restart=adapters.restart_obstacle(client.cluster),
         adaptive=await adapters.bounds(client.cluster),
+        restarts=tuple(found["restarts"]),
     )
 
 

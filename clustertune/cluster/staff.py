@@ -13,7 +13,17 @@ from clustertune import adapters
 from clustertune.cluster import monitor, resizing
 from clustertune.cluster.lease import Lease
 from clustertune.errors import ScaleError
-from clustertune.model import Bounds, Drop, Key, Notify, Restart, Result, Trim, land
+from clustertune.model import (
+    Bounds,
+    Drop,
+    Key,
+    Measured,
+    Notify,
+    Restart,
+    Result,
+    Trim,
+    land,
+)
 from clustertune.remote import keys, park, ship
 from clustertune.remote import trim as trimming
 from clustertune.wording import bytes_text, names_text, plural, printable
@@ -125,7 +135,7 @@ class Staff:
         the worker with the former size otherwise.
         """
         result, back = await self._restart(restart, notify)
-        if not back or restart.size is None:
+        if restart.size is None or not back:
             return result
         adapters.resized(self.client.cluster, restart.id, restart.size)
         await monitor.look(self.client, [])  # may code be sent to the new process?
@@ -142,6 +152,9 @@ class Staff:
         what = f"{verb} worker {names_text([restart.id])}"
         away = () if restart.retire else (restart.id,)
         ended: list[dict[str, Any]] = []
+        before = None
+        if not restart.retire:
+            before = await monitor.process_memory(self.client, restart.address)
         with adapters.expecting(self.client.cluster, away):
             job = self.lease.job(
                 "restart_worker",
@@ -161,21 +174,41 @@ class Staff:
                 state = await job
             except BaseException as error:
                 if ended:
-                    land(error, self._restarted(restart, ended[0], ids))
+                    land(error, self._restarted(restart, ended[0], ids, before))
                 raise
         if restart.retire and not state["error"]:
             await adapters.retired(self.client.cluster, restart.id)
         back = state["address"] if state["resized"] else ""
-        return self._restarted(restart, state, ids), back
+        result = self._restarted(restart, state, ids, before)
+        return await self._measured(result, state), back
+
+    async def _measured(self, result: Result, state: Mapping[str, Any]) -> Result:
+        """The result with the memory of the new process, once it has its keys."""
+        if not state["address"]:
+            return result
+        try:
+            nbytes = await monitor.process_memory(self.client, state["address"])
+        except BaseException as error:
+            land(error, result)
+            raise
+        measured = tuple(replace(m, after=nbytes) for m in result.measured)
+        return replace(result, measured=measured)
 
     def _restarted(
-        self, restart: Restart, state: Mapping[str, Any], ids: Mapping[str, str | int]
+        self,
+        restart: Restart,
+        state: Mapping[str, Any],
+        ids: Mapping[str, str | int],
+        before: int | None,
     ) -> Result:
         """What a restart came to, from the last state of its job."""
         way = "away" if restart.retire else "away and back"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
         finished = bool(state["address"]) or (restart.retire and not state["error"])
+        measured = Measured(
+            worker=restart.id, before=before, after=None, keys=state["keys"]
+        )
         return Result(
             nbytes=state["nbytes"],
             undone=undone,
@@ -183,6 +216,7 @@ class Staff:
             count=int(finished),
             lost=state["lost"],
             unchanged=not finished and not state["lost"] and state["unchanged"],
+            measured=() if restart.retire else (measured,),
         )
 
     def _pack(self, collections: tuple[tuple[Key, ...], ...]) -> list[Any]:
@@ -234,12 +268,16 @@ class Staff:
         )
         mute = trim.workers.keys() - approved
         said, undone = [], [f"{len(mute)} did not say their versions"] if mute else []
+        measured = []
         for address, answer in answers.items():
             who = names_text([trim.workers[address]])
             if isinstance(answer, BaseException):
                 undone.append(f"worker {who}: {printable(repr(answer), longest=200)}")
                 continue
             before, after, asked = answer
+            measured.append(
+                Measured(worker=trim.workers[address], before=before, after=after)
+            )
             text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
             said.append(text if asked else f"{text} (no malloc_trim there)")
         return Result(
@@ -247,6 +285,7 @@ class Staff:
             undone="; ".join(undone),
             said="; ".join(said),
             count=len(said),
+            measured=tuple(measured),
         )
 
 

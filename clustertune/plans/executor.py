@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clustertune import actions
+from clustertune.actions import restart
 from clustertune.model import (
     Cluster,
     Notify,
@@ -54,6 +55,10 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
+        needless = restart.needless(step, view)
+        if needless:
+            record(Outcome(step=step, status="not needed", reason=needless))
+            continue
         approval.of_step(view, step)
         refused = guards.refusal(step, view)
         if refused is not None:
@@ -98,4 +103,5 @@ def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Out
         reason=reason,
         count=result.count,
         lost=result.lost,
+        measured=result.measured,
     )

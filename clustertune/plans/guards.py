@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from clustertune.actions import drop, release, restart
+from clustertune.facts import admission
 from clustertune.facts.thresholds import space
 from clustertune.model import (
     Burden,
@@ -27,7 +28,6 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.remote import admission
 from clustertune.wording import bytes_text, names_text, plural, workers_text
 
 NO_NANNY = (

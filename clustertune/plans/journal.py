@@ -86,7 +86,15 @@ class Journal:
             steps=tuple(self._steps(status)),
             needs=self.plans[-1].needs if self.plans else (),
             forecast=forecast.peaks(views[-1]) if views else {},
+            memory=report.memory_of(views, self.outcomes),
+            notes=tuple(self._notes(status)),
         )
+
+    def _notes(self, status: str) -> Iterator[str]:
+        """What a plan would interrupt, or has been skipped for."""
+        skipped = any(o.status == "skipped" for o in self.outcomes)
+        if status == "planned" or skipped:
+            yield from dict.fromkeys(n for plan in self.plans for n in plan.notes)
 
     def _steps(self, status: str) -> Iterator[Done]:
         yield from (report.carried_out(outcome) for outcome in self.outcomes)

@@ -7,11 +7,16 @@ every refusal keeps its reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from clustertune import actions
-from clustertune.model import Finding, Plan, Refusal, Step, View
-from clustertune.plans import guards
+from clustertune.model import Finding, Plan, Refusal, Restart, Step, View
+from clustertune.plans import guards, interruptions
+from clustertune.wording import workers_text
 
 PHASES: tuple[tuple[str, str], ...] = (
+    # whether a process has to be new is known when it has given back what it can
+    ("trim", "trim"),
     # processes that have to be new are so before anything is given to them
     ("restart", "restart"),
     # a cluster that scales by itself would take workers away again
@@ -57,8 +62,24 @@ def make_plan(findings: tuple[Finding, ...], view: View) -> Plan:
                 refused.append(no)
         if steps:
             break
+    needs = _needs(view)
+    if last == "trim" and view.goal.allows("restart"):
+        needs = (known_after_trim(known["restart"].propose(findings, view)), *needs)
     return Plan(
-        phase=last, steps=tuple(steps), refused=tuple(refused), needs=_needs(view)
+        phase=last,
+        steps=tuple(steps),
+        refused=tuple(refused),
+        needs=needs,
+        notes=interruptions.notes(steps, view),
+    )
+
+
+def known_after_trim(restarts: Iterable[Step]) -> str:
+    """What a dry run says of the restarts by need that follow a trim."""
+    ids = [s.args.id for s in restarts if isinstance(s.args, Restart)]
+    now = f"{workers_text(ids)} now" if ids else "none now"
+    return (
+        f"memory after the trim: only workers that need it then are restarted ({now})"
     )
 
 

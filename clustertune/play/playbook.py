@@ -150,6 +150,7 @@ def _minimum(name: str, value: Any) -> int:
 KEYS: Mapping[str, Reader] = {
     "dtype": arguments.number_type,
     "env": arguments.variables,
+    "if_needed": arguments.flag,
     "include_other_clients": arguments.flag,
     "keep": _keep,
     "memory_fraction": arguments.fraction,
@@ -182,7 +183,7 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "release": ("include_other_clients", "keep", "prefixes", "timeout"),
     "resize": ("env", "memory_limit", "nthreads", "timeout", "wait", "workers"),
-    "restart": ("timeout", "wait", "workers"),
+    "restart": ("if_needed", "timeout", "wait", "workers"),
     "scale": ("n_workers", "timeout", "wait"),
     "trim": ("timeout", "workers"),
 }

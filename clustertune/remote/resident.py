@@ -36,6 +36,7 @@ from clustertune.remote.park import is_parking
 from clustertune.remote.restart import Restarting, burdens
 from clustertune.remote.schedules import OWNER, Schedules
 from clustertune.remote.survey import survey
+from clustertune.remote.tasks import running
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -43,6 +44,7 @@ NAME = "clustertune"
 PROTOCOL = 15
 STATE = 1  # format of what a resident hands over to a newer one
 YIELD = 2000  # keys between two yields to the event loop
+MOST_RESTARTS = 50
 LONGEST = 1.0  # seconds that an answer how far a job is waits for its end, at most
 MOST_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 UNREADABLE = {
@@ -115,6 +117,8 @@ class Resident(SchedulerPlugin):
         self.turn = asyncio.Lock()  # of those that look for room at the same time
         self.report = ""
         self.released: deque[str] = deque(maxlen=1000)  # tokens
+        #: seconds from the end of a process to the next, of the last restarts
+        self.restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
         self.bindings = Bindings(scheduler)
         self.homes = Homes(scheduler)
         self.runs = runs.Runs()
@@ -263,12 +267,14 @@ class Resident(SchedulerPlugin):
             "schedules": self.schedules.state(),
             "runs": self.runs.state(),
             "showing": self.showing.handed(),
+            "restarts": list(self.restarts),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what another resident kept; before this one is attached."""
         self.report = state["report"]
         self.released.extend(state["released"])
+        self.restarts.extend(state.get("restarts", ()))  # older ones have none
         self.findings = state["findings"]
         there = self.scheduler.clients
         self.names.noted = {c: n for c, n in state["names"].items() if c in there}
@@ -297,6 +303,7 @@ class Resident(SchedulerPlugin):
             "memory": numbers.tobytes(),
             "manager": self.manager.running(),
             "collections": found,
+            "restarts": list(self.restarts),
         }
 
     async def _holders(
@@ -326,6 +333,20 @@ class Resident(SchedulerPlugin):
     async def survey(self, owner: str, packages: Sequence[str]) -> dict[str, Any]:
         """What a diagnosis asks of clients, tasks and names."""
         return await survey(self.scheduler, owner, packages)
+
+    async def work(self, owner: str, workers: Sequence[str]) -> dict[str, Any]:
+        """Tasks that run on these workers, and whose lease or hold is in the way.
+
+        ``tasks`` are pairs: an address, and pairs of a prefix and a number. ``holder``
+        is no plan or hold of the owner's own: client, label, since; or None.
+        """
+        holder = self.holder()
+        if holder is not None and holder["client"] == owner:
+            holder = None
+        return {
+            "tasks": await running(self.scheduler, workers),
+            "holder": told(holder) if holder else self.holds.of_others(owner),
+        }
 
     def past(self) -> list[dict[str, Any]]:
         """The last runs, oldest first."""
@@ -557,6 +578,8 @@ class Resident(SchedulerPlugin):
             problem = await work.run()
         except Exception as error:  # noqa: BLE001, _failed logs it
             problem = self._failed("restart", error)
+        if work.seconds is not None:
+            self.restarts.append(work.seconds)
         self.scheduler.log_event(
             NAME, event | work.state() | {"state": "ended", "problem": problem}
         )
@@ -783,6 +806,7 @@ METHODS = frozenset(
         "move",
         "stay",
         "burdens",
+        "work",
         "restart_worker",
         "holdings",
         "release_keys",

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from distributed.core import Status
 
-from clustertune.remote.admission import is_parked_first
+from clustertune.facts.admission import is_parked_first
 from clustertune.remote.bindings import bound_to, follow
 from clustertune.remote.keys import Places
 from clustertune.remote.memory import counted
@@ -121,6 +121,7 @@ class Restarting:
         self.lost = 0
         self.again = 0  # keys that are computed again
         self.back = ""  # its new address
+        self.seconds: float | None = None  # from the end of its process to the next
         self.away: dict[Any, str] = {}  # what it alone held, and where that is now
         self.targets: set[str] = set()  # that were given any of that
         self.own = {address}  # addresses that it has now, or its parking worker
@@ -536,10 +537,11 @@ class Restarting:
 
     async def _restart(self, who: Any, end: float) -> str:
         """Have its nanny end its process, and wait for the next one."""
-        answer, old = "", self.process
+        answer, old, start = "", self.process, monotonic()
         if self._there(old):
             answer = await self._end_process(old.address, max(0.0, end - monotonic()))
         if await self._returns(who, end):
+            self.seconds = monotonic() - start
             return ""
         # OK is the nanny's answer about the old process, not about the new one
         nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"

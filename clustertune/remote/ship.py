@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from distributed import Client
 
 #: beginnings of modules' names
-TRAVELLING = ("clustertune.remote.", "clustertune.dashboard.", "clustertune.wording")
+TRAVELLING = (
+    "clustertune.remote.",
+    "clustertune.dashboard.",
+    "clustertune.facts.admission",
+    "clustertune.wording",
+)
 FEW = 32  # workers, each of which is asked in a call of its own
 
 _lock = threading.Lock()

@@ -17,7 +17,14 @@ from clustertune.dashboard.state import make
 from clustertune.dashboard.words import found_table
 from clustertune.model import Finding
 from clustertune.remote.shares import summary
-from clustertune.report import LayoutSummary, Report, headlines, placements
+from clustertune.report import (
+    MEMORY,
+    LayoutSummary,
+    Report,
+    headlines,
+    memory_rows,
+    placements,
+)
 from clustertune.show import handover
 from clustertune.show.shielding import policy
 from clustertune.wording import bytes_text, cost_text, seconds_text
@@ -40,6 +47,7 @@ def draw(report: Report) -> str:
         _said(_findings("Found", report.found)),
         _said("" if report.left == report.found else _findings("Left", report.left)),
         _said(_steps(report)),
+        _said(_memory(report)),
         _said(_forecast(report)),
     ]
     document = Document()
@@ -98,6 +106,14 @@ def _steps(report: Report) -> str:
     ]
     head = ("status", "step", "predicted", "took", "gain", "reason")
     return "<h2>Steps</h2>" + looks.table(head, rows, "kwkkww")
+
+
+def _memory(report: Report) -> str:
+    """Of the workers that were trimmed or restarted."""
+    rows = [[looks.text(cell) for cell in row] for row in memory_rows(report)]
+    if not rows:
+        return ""
+    return "<h2>Memory of workers</h2>" + looks.table(MEMORY, rows, " nnnnnn")
 
 
 def _forecast(report: Report) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from distributed import Client, futures_of
@@ -36,6 +37,7 @@ def restart(
     *collections: Any,
     workers: Sequence[str | int] | None = None,
     max_unavailable: float | str = 1,
+    if_needed: bool = False,
     drop_data: bool = False,
     include_other_clients: bool = False,
     wait: str | float = "1 minute",
@@ -65,9 +67,12 @@ def restart(
         How many workers may be away at the same time: a number, or a part of all, as
         ``0.25`` or ``"25%"`` (rounded down, but one at least). What these hold has to
         fit the others.
+    if_needed
+        First trim the workers, then restart only workers that are still above a
+        threshold at which they spill or pause, or will be after the next run.
     drop_data
-        Restart all workers at once, and lose what they hold. Not with collections, nor
-        with ``workers``.
+        Restart all workers at once, and lose what they hold. Not with collections,
+        ``workers`` or ``if_needed``.
     include_other_clients
         Whether ``drop_data`` may destroy what other clients want kept or what is
         published; both are listed in the text of the error otherwise.
@@ -87,6 +92,8 @@ def restart(
         many were lost by the scheduler's own count: there is one copy of what is moved,
         so where another worker ends meanwhile, what it has taken is lost unless it can
         be computed again. Status ``left``: not all was done, or keys were lost.
+        ``memory`` has a row for each worker: its process before, after a trim and after
+        the restart, keys and seconds.
 
     Raises
     ------
@@ -106,10 +113,11 @@ def restart(
     most = arguments.part("max_unavailable", max_unavailable)
     others = arguments.flag("include_other_clients", include_other_clients)
     dropped = arguments.flag("drop_data", drop_data)
-    if dropped and (collections or workers is not None):
+    by_need = arguments.flag("if_needed", if_needed)
+    if dropped and (collections or workers is not None or by_need):
         raise TypeError(
             "drop_data=True restarts all workers and keeps nothing: give neither "
-            "collections nor workers with it"
+            "collections, workers nor if_needed with it"
         )
     if others and not dropped:
         raise TypeError(
@@ -120,6 +128,8 @@ def restart(
     def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
         if dropped:
             yield from dropping.steps(view, wait=seconds, include_other_clients=others)
+        elif by_need:
+            yield from trimming.steps(view, ids)
         else:
             yield from restarting.steps(view, ids, wait=seconds, most=most)
 
@@ -129,6 +139,9 @@ def restart(
         given=inputs.of_rows(collections),
         workers=arguments.names("workers", workers),
         steps=steps,
+        then=partial(restarting.steps_by_need, wait=seconds, most=most)
+        if by_need
+        else None,
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,

@@ -96,7 +96,10 @@ async def tune(
 
 def _in_vain(outcomes: Sequence[Outcome]) -> bool:
     """Whether a round had no effect: the next one has another plan, or none will do."""
-    return all(o.status in ("partly", "skipped") and not o.nbytes for o in outcomes)
+    return all(
+        o.status in ("partly", "skipped", "not needed") and not o.nbytes
+        for o in outcomes
+    )
 
 
 async def _look_and_plan(
@@ -230,10 +233,10 @@ def prepare(
     workers
         Names or addresses: place on these workers only.
     restart
-        False: only advise. ``"auto"``: first restart those workers, one after the other
-        and without losing what they hold, of which memory grows from run to run, or
-        that are paused by memory which is no data; only if nothing runs. True: all.
-        See :func:`clustertune.restart`.
+        False: only advise. ``"auto"``: only if nothing runs, first trim the workers
+        that findings about memory name, then restart the ones that are still above a
+        threshold, or will be after the next run, one at a time and keeping their data.
+        True: all. See :func:`clustertune.restart`.
     rechunk
         True: cut and join pieces where their rows do not fit each other or the
         workers; y and companions are cut where X is. False: never, which is an error
@@ -274,9 +277,10 @@ def prepare(
         Raise if the fit will lack memory, instead of reporting it.
     only
         Of what this call may do, only this, by the names that steps have in a report:
-        ``"restart"``, ``"adapt"``, ``"scale"``, ``"persist"``, ``"reorder"``,
-        ``"rechunk"``, ``"rebalance"``, ``"replicate"``; they come in this order. What
-        only a later one would put right stays as it is: for a fit, call again without.
+        ``"trim"``, ``"restart"``, ``"adapt"``, ``"scale"``, ``"persist"``,
+        ``"reorder"``, ``"rechunk"``, ``"rebalance"``, ``"replicate"``; they come in
+        this order. What only a later one would put right stays as it is: for a fit,
+        call again without.
     dry_run
         Change nothing; the report says what would be done and what it would cost.
     progress

@@ -20,9 +20,18 @@ from clustertune.cluster import connection
 from clustertune.cluster.live import Asked, LiveCluster, ids_of
 from clustertune.data import inputs
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
-from clustertune.model import Goal, Notify, Outcome, Plan, Restart, Step, View
+from clustertune.model import (
+    Finding,
+    Goal,
+    Notify,
+    Outcome,
+    Plan,
+    Restart,
+    Step,
+    View,
+)
 from clustertune.past import noting
-from clustertune.plans import events, executor, guards
+from clustertune.plans import events, executor, guards, interruptions, planner
 from clustertune.plans.journal import Journal, error_text
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
@@ -31,7 +40,9 @@ from clustertune.show import handover
 from clustertune.tuning import approval
 from clustertune.wording import seconds_text
 
-Steps = Callable[[View, Collection[str | int]], Iterator[Step]]
+Ids = Collection[str | int]
+Steps = Callable[[View, Ids], Iterator[Step]]
+Then = Callable[[View, Ids, tuple[Finding, ...]], Iterator[Step]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,8 @@ class Procedure:
     ----------
     steps
         From what is seen, and the ids of the workers that were named, what to do.
+    then
+        What to do when ``steps`` are done, from another look and its findings.
     asked
         What looks are to tell besides.
     needs
@@ -52,6 +65,7 @@ class Procedure:
     client: Client
     name: str
     steps: Steps
+    then: Then | None = None
     timeout: float
     dry_run: bool
     progress: bool | Notify | None
@@ -116,14 +130,29 @@ async def _work(
 ) -> None:
     settings = of_checks()
     await cluster.open(None, needs=procedure.needs)
+
+    async def plan(propose: Then, then: Then | None = None) -> Plan:
+        made = await _plan(procedure, cluster, journal, notify, propose, then)
+        for note in () if procedure.dry_run else made.notes:
+            notify(note, None)
+        return made
+
+    def first(view: View, ids: Ids, _: tuple[Finding, ...]) -> Iterator[Step]:
+        return procedure.steps(view, ids)
+
     if procedure.dry_run:
-        await _plan(procedure, cluster, journal, notify, settings)
+        await plan(first, procedure.then)
         return
     async with cluster.lease(procedure.name, notify):
-        plan = await _plan(procedure, cluster, journal, notify, settings)
-        if plan.refused:
-            raise RefusedError(_reasons(plan))
-        await _act(plan, cluster, journal, notify)
+        made = await plan(first)
+        if made.refused:
+            raise RefusedError(_reasons(made, "nothing was touched"))
+        await _act(made, cluster, journal, notify)
+        if procedure.then is not None:
+            made = await plan(procedure.then)
+            if made.refused:
+                raise RefusedError(_reasons(made, "nothing else was touched"))
+            await _act(made, cluster, journal, notify)
         view = await cluster.look(notify)
         journal.views.append(view)
         journal.findings.append(checks.run(view, settings))
@@ -135,17 +164,22 @@ async def _plan(
     cluster: LiveCluster,
     journal: Journal,
     notify: Notify,
-    settings: Any,
+    propose: Then,
+    then: Then | None,
 ) -> Plan:
     view = await cluster.look(notify)
     ids = ids_of(procedure.workers, view)
-    proposed = list(guards.sort_out(procedure.steps(view, ids), view))
+    found = checks.run(view, of_checks())
+    proposed = list(guards.sort_out(propose(view, ids, found), view))
+    later = [] if then is None else list(then(view, ids, found))
+    steps = tuple(step for step, no in proposed if no is None)
     plan = Plan(
         phase=procedure.name,
-        steps=tuple(step for step, no in proposed if no is None),
+        steps=steps,
         refused=tuple(no for _, no in proposed if no is not None),
+        needs=() if then is None else (planner.known_after_trim(later),),
+        notes=interruptions.notes((*steps, *later), view),
     )
-    found = checks.run(view, settings)
     journal.views.append(view)
     journal.findings.append(found)
     journal.plans.append(plan)
@@ -161,8 +195,9 @@ async def _act(
     A step that changed nothing, such as the restart of a busy worker, does not stop the
     others. After one that failed or was done in part, no other begins.
     """
+    before = len(journal.outcomes)
     for number, steps in enumerate(_together(plan)):
-        if any(o.status in ("partly", "failed") for o in journal.outcomes):
+        if any(o.status in ("partly", "failed") for o in journal.outcomes[before:]):
             reason = "not begun, as a step before was not done"
             journal.outcomes += [
                 Outcome(step=s, status="skipped", reason=reason) for s in steps
@@ -211,15 +246,16 @@ async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 def _status(procedure: Procedure, journal: Journal) -> str:
     if procedure.dry_run:
         return "planned"
-    if not journal.outcomes:
+    left = {o.status for o in journal.outcomes} - {"not needed"}
+    if not left:
         return "fine"
-    return "done" if all(o.status == "done" for o in journal.outcomes) else "left"
+    return "done" if left == {"done"} else "left"
 
 
-def _reasons(plan: Plan) -> str:
+def _reasons(plan: Plan, untouched: str) -> str:
     texts = [f"{r.step.summary}: {r.reason}" for r in plan.refused]
     more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
-    return f"refused, and nothing was touched: {'; '.join(texts[:3])}{more}"
+    return f"refused, and {untouched}: {'; '.join(texts[:3])}{more}"
 
 
 def attach(error: BaseException, report: Report) -> None:

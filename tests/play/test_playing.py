@@ -193,7 +193,7 @@ async def test_observe(c: Any, s: Any, a: Any, b: Any) -> None:
     assert not s.tasks
 
 
-LEAK = 520 * 2**20  # bytes; with what a worker has anyway, more than is usual
+LEAK = 720 * 2**20  # bytes; with those of any worker more than its pause threshold
 
 
 def leak() -> None:
@@ -211,6 +211,7 @@ def pause_early(dask_worker: Any) -> None:
     nthreads=TWO,
     Worker=Nanny,
     timeout=120,
+    config={"distributed.worker.memory.spill": False},
     worker_kwargs={"memory_limit": "1 GiB"},
 )
 async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> None:
@@ -230,7 +231,7 @@ async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> 
     assert [step.status for step in done.steps] == [
         "looked",
         "done",
-        "done",
+        "skipped",
         "skipped",
         "looked",
     ]
@@ -247,7 +248,7 @@ async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> 
     values = {"holds": "1s", "settle": "1s"}
     done = await clustertune.run(c, "memory-rescue", settings=values)
     assert done.status == "done", str(done)
-    assert done.steps[2].status == "done"
+    assert [step.status for step in done.steps[1:4]] == ["done", "skipped", "skipped"]
     assert other.pid != pids[1]
     assert all(w.status == Status.running for w in s.workers.values())
     assert await c.compute(X.sum()) == 80_000

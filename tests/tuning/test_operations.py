@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from clustertune.actions import restart, trim
-from clustertune.model import Burden, Finding, Severity
-from clustertune.plans import guards
+from clustertune.facts import need
+from clustertune.model import Burden, Finding, Severity, Unknown, View
+from clustertune.plans import guards, planner
 from clustertune.testing import MemoryCluster, layout, view, worker
 
 GIB = 2**30
@@ -31,7 +32,7 @@ def refusal(*workers: Any, **options: Any) -> str | None:
 
 
 def test_a_step_for_each_worker_with_its_price() -> None:
-    """Its keys travel twice; a second for the process."""
+    """Its keys travel twice; the process takes as long as the last ones here."""
     some = [worker(i, burden=burden(), bandwidth=1e9) for i in range(3)]
     one, other = steps(*some, ids=(0, 2))
     assert one.summary == (
@@ -39,7 +40,11 @@ def test_a_step_for_each_worker_with_its_price() -> None:
         "come back"
     )
     assert one.price.nbytes == 2 * GIB
-    assert one.price.seconds == pytest.approx(1 + 2 * GIB / 1e9)
+    assert one.price.seconds is None  # no restart was seen on this cluster
+    now = replace(view(some).now, restarts=(3.0, 2.0, 8.0))
+    again = replace(view(some), snapshots=(now,))
+    (timed,) = restart.steps(again, (0,))
+    assert timed.price.seconds == pytest.approx(3 + 2 * GIB / 1e9)
     assert one.args.ceilings.keys() == {1, 2}
     assert one.args.ceilings[1] == int(0.7 * 4 * GIB)
     assert other.args.id == 2
@@ -94,33 +99,117 @@ def test_a_worker_that_was_restarted_meanwhile() -> None:
     assert "is gone, or was started again" in no.reason
 
 
-def named(check: str, *ids: int, severity: Severity = Severity.warning) -> Finding:
-    return Finding(severity=severity, message="x", check=check, subject=ids)
+def named(
+    check: str, *ids: int, severity: Severity = Severity.warning, **evidence: int
+) -> Finding:
+    return Finding(
+        severity=severity, message="x", check=check, subject=ids, evidence=evidence
+    )
+
+
+FULL = int(0.75 * 4 * GIB)  # above the spill threshold of 0.7, below that of pause
+
+
+def auto(*workers: Any, **goal: Any) -> View:
+    return view(workers, restart="auto", **goal)
+
+
+def proposed(action: Any, seen: View, *findings: Finding) -> list[Any]:
+    return list(action.propose(findings, seen))
 
 
 def test_what_findings_propose() -> None:
-    """Workers that a finding names, if it is bad enough and that would help."""
-    seen = view([worker(i, burden=burden()) for i in range(3)], restart="auto")
-    (step,) = restart.propose((named("memory_growth", 1),), seen)
-    assert step.args.id == 1
-    assert list(restart.propose((named("uneven_rows", 1),), seen)) == []
+    """Workers that a finding names and that are above a line, if that would help."""
+    seen = auto(*(worker(i, burden=burden(), process=FULL) for i in range(3)))
+    for check in ("memory_growth", "memory_pressure", "unmanaged_memory"):
+        (step,) = proposed(restart, seen, named(check, 1))
+        assert step.args.id == 1
+        assert step.gain.endswith("its spill threshold is 2.8 GiB")
+    assert proposed(restart, seen, named("uneven_rows", 1)) == []
     mild = named("memory_growth", 1, severity=Severity.info)
-    assert list(restart.propose((mild,), seen)) == []
-    advised = view([worker(i, burden=burden()) for i in range(3)])
-    assert list(restart.propose((named("memory_growth", 1),), advised)) == []
+    assert proposed(restart, seen, mild) == []
+    advised = view([worker(i, burden=burden(), process=FULL) for i in range(3)])
+    assert proposed(restart, advised, named("memory_growth", 1)) == []
+    assert proposed(trim, advised, named("memory_growth", 1)) == []
     every = view([worker(i, burden=burden()) for i in range(3)], restart=True)
-    assert len(list(restart.propose((), every))) == 3
-    busy = view([worker(0, processing=1), worker(1)], restart="auto")
-    assert list(restart.propose((named("memory_growth", 1),), busy)) == []
-    full = worker(0, status="paused", process=3 * GIB, managed=GIB)
-    paused = view([full, worker(1)], restart="auto")
-    (step,) = restart.propose((named("paused_workers", 0),), paused)
+    assert len(proposed(restart, every)) == 3
+    busy = auto(worker(0, processing=1), worker(1, process=FULL))
+    assert proposed(restart, busy, named("memory_growth", 1)) == []
+    assert proposed(trim, busy, named("memory_growth", 1)) == []
+    full = worker(0, status="paused", process=3 * GIB, managed=GIB, processing=2)
+    paused = auto(full, worker(1))
+    (step,) = proposed(restart, paused, named("paused_workers", 0))
     assert step.args.id == 0
     tried = replace(paused, goal=replace(paused.goal, restarted=frozenset({0})))
-    assert list(restart.propose((named("paused_workers", 0),), tried)) == []
-    (step,) = trim.propose((named("unmanaged_memory", 0, 2),), seen)
+    assert proposed(restart, tried, named("paused_workers", 0)) == []
+    (step,) = proposed(trim, seen, named("unmanaged_memory", 0, 2))
     assert set(step.args.workers.values()) == {0, 2}
-    assert list(trim.propose((), seen)) == []
+    trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 2})))
+    assert proposed(trim, trimmed, named("unmanaged_memory", 0, 2)) == []
+    assert proposed(trim, seen) == []
+
+
+def test_the_trim_comes_first() -> None:
+    """A dry run says which workers would be restarted as things are now."""
+    held = burden(nbytes=9)
+    seen = auto(*(worker(i, burden=held, process=FULL - i * GIB) for i in (0, 1)))
+    found = (named("unmanaged_memory", 0, 1),)
+    plan = planner.make_plan(found, seen)
+    assert (plan.phase, len(plan.steps)) == ("trim", 1)
+    text = "only workers that need it then are restarted (worker 0 now)"
+    assert text in plan.needs[0]
+    trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 1})))
+    plan = planner.make_plan(found, trimmed)
+    assert (plan.phase, len(plan.steps)) == ("restart", 1)
+    (step,) = plan.steps
+    assert restart.needless(step, trimmed) == ""
+    cured = auto(worker(0, process=GIB), worker(1))
+    text = "1.0 GiB, below its threshold of 2.8 GiB"
+    assert restart.needless(step, cured) == text
+
+
+LEAST = 200 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("changes", "growth", "needed"),
+    [
+        ({"process": FULL}, 0, True),
+        ({"process": GIB}, 0, False),
+        ({"process": FULL, "memory_limit": 0}, 0, False),
+        ({"process": FULL, "facts": Unknown("not asked")}, 0, False),
+        # it will be above after the next run
+        ({"process": 2 * GIB}, GIB, True),
+        ({"process": 2 * GIB}, GIB // 2, False),
+        # data alone is above the line: it would only come back
+        ({"process": FULL, "managed": FULL}, 0, False),
+        ({"process": FULL, "managed": FULL - GIB // 2, "least": GIB}, 0, False),
+        # but it would not be paused any more
+        ({"process": int(0.9 * 4 * GIB), "managed": FULL - LEAST}, 0, True),
+        # its own pause threshold is lower than it was when it was asked
+        ({"process": GIB, "status": "paused"}, 0, True),
+        ({"process": GIB, "status": "paused", "managed": GIB - 9}, 0, False),
+        ({"process": FULL, "spill": None}, 0, False),
+        ({"process": FULL, "spill": None, "pause": 0.7}, 0, True),
+    ],
+)
+def test_need(changes: Any, growth: int, needed: bool) -> None:
+    """A restart is needed where a new process with the same keys would be below."""
+    one = worker(0, **({"least": LEAST} | changes))
+    assert bool(need.reason(one, growth)) == needed
+    assert need.spared(one)
+
+
+def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
+    """As far as the finding says how much a run adds; abandoned tasks in any case."""
+    seen = auto(worker(0, process=2 * GIB), worker(1))
+    (step,) = proposed(restart, seen, named("memory_growth", 0, bytes_per_run=GIB))
+    assert step.args.growth == GIB
+    assert "grows by 1.0 GiB in a run" in step.gain
+    assert proposed(restart, seen, named("memory_growth", 0, bytes_per_run=9)) == []
+    (step,) = proposed(restart, seen, named("abandoned_tasks", 1))
+    assert (step.args.id, step.args.growth) == (1, None)
+    assert restart.needless(step, seen) == ""
 
 
 async def _restarted() -> tuple[Any, Any, Any]:

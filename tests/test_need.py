@@ -1,0 +1,215 @@
+"""Restarts by need on real processes: trim, measure, restart what stays above."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, Event, LocalCluster, wait
+
+import clustertune
+from clustertune.report import Report, WorkerMemory
+from tests.processes import until
+
+MEMORY = {f"distributed.worker.memory.{k}": v for k, v in (("pause", 0.9),)}
+MORE = 620 * 2**20  # bytes; with those of any worker more than its spill threshold
+LINE = int(0.7 * 2**30)
+
+
+@contextmanager
+def cluster(n_workers: int = 3) -> Iterator[Client]:
+    with (
+        dask.config.set(MEMORY),
+        LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            memory_limit="1 GiB",
+            dashboard_address=":0",
+        ) as local,
+        Client(local) as client,
+    ):
+        yield client
+
+
+def waste() -> None:
+    """Leave garbage that only a collection frees."""
+    gc.disable()
+    ring: list[Any] = [b"x" * MORE]
+    ring.append(ring)
+
+
+def leak() -> None:
+    import builtins
+
+    builtins.leaked = b"x" * MORE  # type: ignore[attr-defined]
+
+
+def by_name(client: Client) -> dict[int, str]:
+    def of(dask_scheduler: Any) -> dict[int, str]:
+        return {ws.name: a for a, ws in dask_scheduler.workers.items()}
+
+    found: dict[int, str] = client.run_on_scheduler(of)
+    return found
+
+
+def pids(client: Client) -> dict[int, int]:
+    found = client.run(os.getpid)
+    return {name: found[a] for name, a in by_name(client).items()}
+
+
+def fill(client: Client) -> tuple[da.Array, list[Any]]:
+    """Data on all workers; garbage on worker 0, a leak on worker 1."""
+    X = client.persist(da.random.default_rng(0).random((900, 500), chunks=(100, 500)))
+    values = client.scatter([np.arange(1000) + i for i in range(6)], hash=False)
+    wait([X, values])
+    at = by_name(client)
+    client.run(waste, workers=[at[0]])
+    client.run(leak, workers=[at[1]])
+
+    def full(dask_scheduler: Any) -> int:
+        ws = dask_scheduler.workers.values()
+        return sum(w.memory.process > LINE for w in ws)
+
+    until(lambda: client.run_on_scheduler(full) == 2)
+    return X, values
+
+
+def refuse_losses(client: Client, X: da.Array, values: list[Any]) -> None:
+    expected = da.random.default_rng(0).random((900, 500), chunks=(100, 500))
+    np.testing.assert_array_equal(
+        client.compute(X, sync=True), expected.compute(scheduler="sync")
+    )
+    for i, value in enumerate(client.gather(values)):
+        np.testing.assert_array_equal(value, np.arange(1000) + i)
+
+
+def refuse_rows(report: Report, *others: int) -> None:
+    """The rows of the workers that ``fill`` has filled, and of others."""
+    rows = {row.worker: row for row in report.memory}
+    assert rows.keys() == {0, 1, *others}
+    trimmed, leaking = rows[0], rows[1]
+    for row in (trimmed, leaking):
+        assert row.threshold == LINE
+        assert row.before is not None
+        assert row.before > LINE
+    assert trimmed.after_trim is not None
+    assert trimmed.after_trim < LINE - MORE // 2
+    assert (trimmed.after_restart, trimmed.keys, trimmed.seconds) == (None, None, None)
+    assert leaking.after_trim is not None
+    assert leaking.after_trim > LINE
+    assert leaking.after_restart is not None
+    assert leaking.after_restart < LINE - MORE // 2
+    assert leaking.keys
+    assert leaking.seconds is not None
+    for id in others:
+        assert rows[id].after_restart is None
+
+
+@pytest.mark.parametrize("how", ["prepare", "restart", "memory-rescue"])
+def test_only_what_a_trim_does_not_cure_is_restarted(how: str) -> None:
+    """Garbage goes with the trim, a leak with its process; all keys stay."""
+    with cluster() as client:
+        X, values = fill(client)
+        before = pids(client)
+        if how == "prepare":
+            plan = clustertune.prepare(client, X, restart="auto", dry_run=True).report
+            assert [s.action for s in plan.steps] == ["trim"]
+            assert "memory after the trim" in plan.needs[0]
+            report = clustertune.prepare(client, X, restart="auto").report
+            refuse_rows(report)
+        elif how == "restart":
+            report = clustertune.restart(client, if_needed=True)
+            refuse_rows(report, 2)
+        else:
+            played = clustertune.run(
+                client, how, settings={"holds": "1s", "settle": "1s"}
+            )
+            assert played.status == "done", str(played)
+            (report,) = [s.report for s in played.steps if s.report and s.report.memory]
+            refuse_rows(report)
+        assert [s.action for s in report.steps][:2] == ["trim", "restart"]
+        after = pids(client)
+        assert after[1] != before[1]
+        assert (after[0], after[2]) == (before[0], before[2])
+        assert "Memory of workers" in str(report)
+        assert "after restart" in report._repr_html_()
+        assert Report.from_json(report.to_json()).memory == report.memory
+        refuse_losses(client, X, values)
+
+
+def test_predicted_seconds_are_those_of_this_cluster() -> None:
+    """Unknown before the first restart; then as long as this cluster takes."""
+    with cluster(2) as client:
+        (step,) = clustertune.restart(client, workers=[0], dry_run=True).steps
+        assert step.predicted_seconds is None
+        done = clustertune.restart(client, workers=[0])
+        assert done.status == "done", str(done)
+
+        def seen(dask_scheduler: Any) -> list[float]:
+            return list(dask_scheduler.plugins["clustertune"].restarts)
+
+        (seconds,) = client.run_on_scheduler(seen)
+        (step,) = clustertune.restart(client, workers=[1], dry_run=True).steps
+        assert step.predicted_seconds == pytest.approx(seconds)
+        (row,) = done.memory
+        assert row == WorkerMemory(
+            worker=0,
+            before=row.before,
+            after_trim=None,
+            after_restart=row.after_restart,
+            threshold=LINE,
+            keys=0,
+            seconds=done.steps[0].seconds,
+        )
+        assert row.before
+        assert row.after_restart
+
+
+def dispatched_train(event: str) -> None:
+    Event(event).wait()
+
+
+def test_a_plan_states_what_it_interrupts() -> None:
+    """Tasks by worker and prefix, another client's hold, and what to do instead."""
+    with cluster(2) as client:
+        address = by_name(client)[1]
+        fit = client.submit(dispatched_train, "go", workers=[address])
+
+        def runs(dask_scheduler: Any) -> bool:
+            return bool(dask_scheduler.workers[address].executing)
+
+        until(lambda: client.run_on_scheduler(runs))
+        plan = clustertune.restart(client, dry_run=True)
+        (note,) = plan.notes
+        assert note == (
+            "worker 1 runs 1 task (dispatched_train), for which the plan waits up to "
+            "60 s on each worker; `clustertune restart --between-runs` restarts in the "
+            "next gap between runs instead"
+        )
+        assert note in str(plan)
+        assert clustertune.restart(client, workers=[0], dry_run=True).notes == ()
+        report = clustertune.restart(client, workers=[1], wait="0.5 s")
+        assert [s.status for s in report.steps] == ["skipped"]
+        assert len(report.notes) == 1
+        scaled = clustertune.scale(client, 1, dry_run=True)
+        assert all("--between-runs" not in n for n in scaled.notes)
+        Event("go", client=client).set()
+        fit.result()
+        with (
+            Client(client.cluster) as other,
+            clustertune.hold(other, label="nightly fit"),
+        ):
+            (note,) = clustertune.restart(client, dry_run=True).notes
+            assert note.startswith("nightly fit (client ")
+            assert note.endswith(
+                "`clustertune restart --between-runs` restarts in the next gap "
+                "between runs instead"
+            )
+        assert clustertune.restart(client, dry_run=True).notes == ()
