@@ -26,14 +26,17 @@ def hold(name: str) -> None:
 def start(local_cluster: Any, busy: int) -> tuple[Client, list[Any], Event, list[Any]]:
     """Two workers with ten keys; one of them runs a task until the event is set.
 
-    They are restarted in the order in which they have registered: ``busy`` is a place.
+    They are restarted in the order in which they have registered, as the first one
+    holds fewer bytes: ``busy`` is a place in this order.
     """
     _, client = local_cluster(2)
-    data = client.map(lambda i: bytes(10_000 + i), range(10))
+    addresses = list(workers_of(client))
+    data = [
+        client.submit(bytes, 10_000 + i, workers=[addresses[i % 2]]) for i in range(10)
+    ]
     wait(data)
     gate = Event("gate", client=client)
-    address = list(workers_of(client))[busy]
-    task = client.submit(hold, "gate", workers=[address], pure=False)
+    task = client.submit(hold, "gate", workers=[addresses[busy]], pure=False)
     until(lambda: any(client.processing().values()))
     return client, data, gate, [task]
 

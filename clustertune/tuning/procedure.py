@@ -165,7 +165,7 @@ async def _plan(
     journal: Journal,
     notify: Notify,
     propose: Then,
-    then: Then | None,
+    then: Then | None = None,
 ) -> Plan:
     view = await cluster.look(notify)
     ids = ids_of(procedure.workers, view)

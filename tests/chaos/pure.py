@@ -92,7 +92,13 @@ async def _operate(case: Case, cluster: Struck, journal: Journal) -> str:
         progress=None,
     )
     port: Any = cluster
-    plan = await procedure._plan(order, port, journal, lambda *_: None, {})
+    plan = await procedure._plan(
+        order,
+        port,
+        journal,
+        lambda *_: None,
+        lambda view, ids, _: order.steps(view, ids),
+    )
     if case.dry_run:
         return "planned"
     if plan.refused:
