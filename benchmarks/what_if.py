@@ -41,7 +41,7 @@ def fit(client, X, y, trees):
 
 def hold_fits(n_workers, options, held):
     """Train on a cluster of that size, the first time without a note."""
-    with cluster(n_workers, memory_limit="2GiB", dashboard_address=None) as client:
+    with cluster(n_workers, memory_limit="2GiB") as client:
         state = da.random.RandomState(0)
         chunks = (options.rows // 12, COLUMNS)
         X = state.random_sample((options.rows, COLUMNS), chunks=chunks)

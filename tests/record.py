@@ -88,7 +88,7 @@ def no_nanny() -> View:
         i: {"cls": Worker, "options": {"nthreads": 1, "memory_limit": "1 GiB"}}
         for i in range(2)
     }
-    scheduler = {"cls": Scheduler, "options": {"dashboard_address": ":0"}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0"}}
     with SpecCluster(workers, scheduler) as cluster, Client(cluster) as client:
         return view(client)
 

@@ -150,7 +150,7 @@ async def test_code_that_fails_on_the_scheduler(
 @gen_test()
 async def test_a_scheduler_that_is_gone() -> None:
     """Its client knows no other."""
-    async with Scheduler(port=0, dashboard_address=":0") as s:
+    async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
         client = await Client(s.address, asynchronous=True, timeout="2s")
     with pytest.raises(ConnectionLostError):
         await clustertune.check(client)
@@ -167,7 +167,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture(scope="module")
 def secure() -> Iterator[tuple[LocalCluster, Security]]:
     security = Security.temporary()
-    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, security=security, **options) as cluster:
         yield cluster, security
 

@@ -71,7 +71,7 @@ LOOKING = {
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """A scheduler and a worker that other clients can reach."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster:
         yield cluster
 
@@ -378,7 +378,7 @@ def test_doctor_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None
 
 def test_doctor_of_a_cluster_without_workers() -> None:
     """A cluster on which prepare will not work exits with 1, and the table says why."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=0, **options) as empty:
         result = run("doctor", empty.scheduler_address)
     assert result.exit_code == 1
@@ -392,7 +392,7 @@ def test_doctor_of_a_cluster_without_workers() -> None:
 @pytest.mark.parametrize("form", ["text", "json", "html"])
 def test_nothing_was_prepared(form: str) -> None:
     """Without a report it exits with 1; stdout stays empty, so that JSON stays JSON."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, **options) as fresh:
         result = run("report", "-f", form, fresh.scheduler_address)
     assert result.exit_code == 1
@@ -586,7 +586,10 @@ def test_explain() -> None:
 @pytest.fixture(scope="module")
 def nannies() -> Iterator[LocalCluster]:
     """Workers that can be restarted."""
-    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    options: dict[str, Any] = {
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+    }
     with LocalCluster(n_workers=2, memory_limit="1 GiB", **options) as cluster:
         yield cluster
 

@@ -124,7 +124,7 @@ def test_columns_that_are_not_numbers_are_named(tmp_path):
 @pytest.fixture
 def client(local_cluster):
     """A client of a cluster with one worker, all in this process."""
-    return local_cluster(1, processes=False, dashboard_address=":0")[1]
+    return local_cluster(1, processes=False, dashboard_address="127.0.0.1:0")[1]
 
 
 def loaded(client, path, label="y", pieces=4):

@@ -134,7 +134,10 @@ def test_a_cluster_that_can_scale() -> None:
     """A client that has its cluster object can scale it, and how is said."""
 
     async def check() -> Examination:
-        options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+        options: dict[str, Any] = {
+            "processes": False,
+            "dashboard_address": "127.0.0.1:0",
+        }
         async with (
             LocalCluster(n_workers=1, asynchronous=True, **options) as cluster,
             await cluster.get_client() as client,

@@ -330,7 +330,11 @@ def test_versions_that_differ(tmp_path: Path, local_cluster: Any) -> None:
 
 def test_adaptive_and_daemonic() -> None:
     """A cluster that scales itself; workers that a torch DataLoader cannot fork."""
-    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0"}
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+    }
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         cluster.adapt(minimum=1, maximum=3)
         report = clustertune.check(client)

@@ -323,7 +323,7 @@ def test_settings_that_are_wrong(file: Path, tmp_path: Path) -> None:
 
 def test_collecting_by_command(file: Path) -> None:
     """From a scheduler; none is there yet."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": ":0"}
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=0, **options) as cluster:
         result = run("collect", cluster.scheduler_address)
     assert (result.exit_code, result.stdout) == (0, "0 runs noted\n")

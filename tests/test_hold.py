@@ -85,7 +85,10 @@ async def test_plans_of_others_wait(c: Any, s: Any, a: Any, b: Any) -> None:
 
 def test_adaptive_scaling_waits() -> None:
     """Idle workers stay for as long as the block lasts."""
-    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    options: dict[str, Any] = {
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+    }
     with (
         LocalCluster(n_workers=3, processes=False, **options) as cluster,
         Client(cluster) as client,

@@ -31,7 +31,7 @@ def cluster(n_workers: int = 3) -> Iterator[Client]:
             n_workers=n_workers,
             threads_per_worker=1,
             memory_limit="1 GiB",
-            dashboard_address=":0",
+            dashboard_address="127.0.0.1:0",
         ) as local,
         Client(local) as client,
     ):

@@ -207,7 +207,7 @@ def test_nothing_is_logged_less_while_connected(
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Authority]]:
     """A scheduler with TLS."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
-    options: dict[str, Any] = {"dashboard_address": ":0", "protocol": "tls://"}
+    options: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "protocol": "tls://"}
     with LocalCluster(0, security=shown(authority), **options) as cluster:
         yield cluster.scheduler_address, authority
 
@@ -232,7 +232,7 @@ def test_certificates_for_a_scheduler_without_tls(tmp_path: Path) -> None:
     certificate, key = authority.issue("operator")
     named = ("--tls-ca-file", str(authority.file))
     named += ("--tls-cert", certificate, "--tls-key", key)
-    with LocalCluster(0, dashboard_address=":0", protocol="tcp://") as cluster:
+    with LocalCluster(0, dashboard_address="127.0.0.1:0", protocol="tcp://") as cluster:
         address = cluster.scheduler_address.partition("://")[2]
         result = run("check", *named, f"tls://{address}")
     assert result.exit_code == 3

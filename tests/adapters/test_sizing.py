@@ -19,7 +19,9 @@ def test_the_line_of_slurm() -> None:
 
     def cluster(**options: Any) -> Any:
         made.append(
-            SLURMCluster(scheduler_options={"dashboard_address": ":0"}, **options)
+            SLURMCluster(
+                scheduler_options={"dashboard_address": "127.0.0.1:0"}, **options
+            )
         )
         return made[0]
 

@@ -403,7 +403,9 @@ def test_no_collection(label: str, value: Any, was: str, what_to_do: str) -> Non
 
 def test_futures_are_no_collection() -> None:
     """The text names what makes collections of them, and that is accepted."""
-    with Client(processes=False, n_workers=1, dashboard_address=":0") as client:
+    with Client(
+        processes=False, n_workers=1, dashboard_address="127.0.0.1:0"
+    ) as client:
         future = client.submit(pd.DataFrame, {"a": range(6)})
         for given in (future, [future, future]):
             with pytest.raises(TypeError, match="from_delayed") as error:
@@ -517,7 +519,7 @@ async def test_data_of_another_cluster(c, s, a):
     """Persisted data of another cluster is named, with both addresses."""
     from distributed import LocalCluster
 
-    options = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
+    options = {"n_workers": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
     async with (
         LocalCluster(asynchronous=True, **options) as cluster,
         Client(cluster, asynchronous=True, set_as_default=False) as other,

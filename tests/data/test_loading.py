@@ -327,7 +327,9 @@ async def test_what_turns_out_to_be_too_much(c, s, *workers):
 def test_with_a_synchronous_client(parquet):
     """Footers that tasks read, in real processes."""
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as some,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+        ) as some,
         Client(some) as client,
     ):
         frame = dd.read_parquet(parquet[0], filesystem="arrow")

@@ -121,7 +121,7 @@ class Peers:
             self.open.enter_context(self.adapter.installed())
         if self.library == "dask-ml":  # most of its tests start no cluster
             cluster = LocalCluster(
-                n_workers=2, threads_per_worker=1, dashboard_address=":0"
+                n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
             )
             self.open.enter_context(cluster)
             self.open.enter_context(Client(cluster))

@@ -199,9 +199,9 @@ from lightgbm import DaskLGBMClassifier
 
 @pytest.fixture(scope="module")
 def client():
-    with LocalCluster(2, threads_per_worker=1, dashboard_address=":0") as cluster:
-        with Client(cluster) as client:
-            yield client
+    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(2, **options) as cluster, Client(cluster) as client:
+        yield client
 
 def fit(ones):
     X = da.random.default_rng(1).random((400, 3), chunks=(200, 3))

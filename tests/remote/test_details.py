@@ -96,7 +96,11 @@ def test_garbage(answer):
 
 def test_what_the_nanny_sets():
     """In a process of its own the worker has pools of one, and is daemonic."""
-    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0"}
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+    }
     with LocalCluster(**options) as cluster, cluster.get_client() as client:
 
         async def ask():

@@ -110,7 +110,7 @@ async def test_a_cluster_without_workers(c, s):
 @gen_test()
 async def test_a_scheduler_that_is_gone_at_the_beginning():
     """Whoever begins to watch learns it at once."""
-    async with Scheduler(port=0, dashboard_address=":0") as s:
+    async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
         client = await Client(s.address, asynchronous=True, timeout="2s")
     with pytest.raises(ConnectionLostError):
         async with clustertune.Monitor(client):
@@ -120,7 +120,7 @@ async def test_a_scheduler_that_is_gone_at_the_beginning():
 
 def test_with_a_synchronous_client():
     """In a block, while other code runs."""
-    options = {"processes": False, "dashboard_address": ":0", "n_workers": 1}
+    options = {"processes": False, "dashboard_address": "127.0.0.1:0", "n_workers": 1}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         with clustertune.Monitor(client, interval=0.05) as monitor:
             assert client.submit(sum, [1, 2]).result() == 3
