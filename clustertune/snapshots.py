@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from clustertune.wording import are, names_text, plural
@@ -302,9 +302,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A span of work between two gaps without any; the resident keeps the last ones."""
+    """A span of work; the scheduler plugin keeps the last ones."""
 
     began: float  # epoch seconds
     ended: float
-    floors: Mapping[str | int, int]  # by worker id: least unmanaged bytes in the gap
+    #: by worker id: least unmanaged bytes from its end to the end of the next run
+    floors: Mapping[str | int, int]
     peaks: Mapping[str | int, int]  # by worker id: most bytes of its process
+    #: by worker id: managed bytes at the moment of the least unmanaged ones
+    managed: Mapping[str | int, int] = field(default_factory=dict)
+    ended_by: str = "gap"  # or "hold", or "training": the training tasks of a library

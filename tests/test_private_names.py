@@ -78,6 +78,7 @@ SCHEDULER = {
         "processing",
         "resources",
         "status",
+        "time_delay",
     ),
     "worker's memory": (
         "managed",

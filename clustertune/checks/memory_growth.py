@@ -1,38 +1,31 @@
 """Memory of workers that grows from run to run.
 
-After each run (a span of work between gaps of 30 s) the resident on the scheduler notes
-the least unmanaged memory of each worker. Where that rises from run to run something
-leaks, or fragments the heap. The median of the steps between runs says by how much, and
-so after how many more runs the worker would pause, with what it holds now.
+A run ends with a ``clustertune.hold``, with the training tasks of XGBoost or LightGBM,
+or after 5 s without tasks. The scheduler plugin then notes the least unmanaged memory
+that each worker reports until the end of the next run. If that grows by at least 1 % of
+the memory limit with nearly every run, something leaks or fragments the heap. Only runs
+that ended alike are compared, and memory that arrives together with data does not
+count. Three runs are enough, however close together they are.
 
-Remedy: ``clustertune.restart(client)`` before that, between two runs: it loses nothing.
-Until then ``clustertune.trim(client)`` gives some of it back.
+The median step is the growth per run. The finding predicts in which run the worker
+reaches each of its own thresholds (spill, pause, terminate). For this it adds the
+growth to the memory that the worker has now, and to what a run needs beyond that.
+
+Remedy: ``clustertune.restart(client)`` between two runs, before a worker reaches its
+first threshold. The data on the workers is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from statistics import median
-from typing import NamedTuple
 
-from clustertune.model import (
-    Finding,
-    Run,
-    Severity,
-    Unknown,
-    View,
-    WorkerSnapshot,
-)
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.facts.growth import ENDS, ENOUGH, alike
+from clustertune.facts.leaks import Leak, leak
+from clustertune.facts.thresholds import levels
+from clustertune.model import Finding, Run, Severity, View
+from clustertune.wording import bytes_text, names_text, plural, workers_text
 
-ENOUGH = 3  # runs: two steps
-
-
-class _Growth(NamedTuple):
-    runs: float  # until it would pause
-    step: float  # bytes a run
-    worker: WorkerSnapshot
+VERBS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny"}
 
 
 def find(view: View, *, least: float = 0.01, soon: int = 10) -> Iterator[Finding]:
@@ -45,50 +38,56 @@ def find(view: View, *, least: float = 0.01, soon: int = 10) -> Iterator[Finding
     least
         Growth in a run that counts, as a fraction of the memory limit.
     soon
-        Runs within which a worker would pause for it to be a warning.
+        Runs within which a worker would reach a threshold for it to be a warning.
     """
     if view.runs is None:
         return
-    if len(view.runs) < ENOUGH:
-        seen = "no run was seen yet" if not view.runs else plural(len(view.runs), "run")
-        yield Finding(
-            severity=Severity.unknown,
-            message=f"whether memory grows from run to run is unknown: {seen}, "
-            f"{ENOUGH} are needed",
-            remedy="nothing yet: after so many fits on these workers it is known",
-        )
+    groups = [[view.runs[i] for i in g] for g in alike([r.ended_by for r in view.runs])]
+    if not groups:
+        yield _unknown(view.runs)
         return
-    growing = [g for w in view.now.workers if (g := _growth(w, view.runs, least))]
+    growing = [g for w in view.now.workers if (g := leak(w, groups, least))]
     if not growing:
         return
-    first = min(growing, key=lambda g: g.runs)
+    worst = min(growing, key=lambda g: (g.first, -g.step))
     ids = tuple(g.worker.id for g in growing)
-    severity = Severity.warning if first.runs <= soon else Severity.info
+    reached = {f"runs_until_{name}": n for name, n in worst.reached.items()}
     yield Finding(
-        severity=severity,
-        message=f"unmanaged memory of {workers_text(ids)} grows from run to run; "
-        f"{workers_text([first.worker.id])} by {bytes_text(first.step)} a run: it "
-        f"would pause after about {plural(max(0, round(first.runs)), 'more run')}",
+        severity=Severity.warning if worst.first <= soon else Severity.info,
+        message=f"unmanaged memory of {workers_text(ids)} grows from run to run: "
+        f"{workers_text([worst.worker.id])} keeps {bytes_text(worst.step)} more after "
+        f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
-        evidence={"bytes_per_run": round(first.step), "runs_left": round(first.runs)},
+        evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
+        remedy=f"run ``clustertune.restart(client)`` {_when(worst.first)}. The data on "
+        "the workers is kept",
     )
 
 
-def _growth(
-    worker: WorkerSnapshot, runs: Sequence[Run], least: float
-) -> _Growth | None:
-    """How fast it grows, if it does so in nearly every run."""
-    floors = [run.floors[worker.id] for run in runs if worker.id in run.floors]
-    steps = [b - a for a, b in pairwise(floors)]
-    if len(floors) < ENOUGH or not worker.memory_limit:
-        return None
-    step = median(steps)
-    if step < least * worker.memory_limit or sum(s > 0 for s in steps) < 0.8 * len(
-        steps
-    ):
-        return None
-    thresholds = worker.thresholds
-    if isinstance(thresholds, Unknown) or thresholds.pause is None:
-        return None
-    room = thresholds.pause * worker.memory_limit - worker.managed - floors[-1]
-    return _Growth(max(0.0, room / step), step, worker)
+def _unknown(runs: Sequence[Run]) -> Finding:
+    most = max(sum(run.ended_by == way for run in runs) for way in ENDS)
+    seen = "no run was seen yet" if not most else f"{plural(most, 'run')} seen so far"
+    return Finding(
+        severity=Severity.unknown,
+        message=f"whether memory grows from run to run is unknown: {seen}, "
+        f"{ENOUGH} are needed",
+        remedy=f"run ``clustertune.check(client)`` after "
+        f"{plural(ENOUGH - most, 'more fit')} on these workers",
+    )
+
+
+def _forecast(growth: Leak) -> str:
+    worker = growth.worker
+    limits = {level.name: level.fraction for level in levels(worker)}
+    texts = [
+        f"{VERBS[name]} (at {bytes_text(limits[name] * worker.memory_limit)}) "
+        + ("in the next run" if n <= 1 else f"in run {n} from now")
+        for name, n in growth.reached.items()
+    ]
+    return f"It will {names_text(texts)}"
+
+
+def _when(first: int) -> str:
+    if first <= 1:
+        return "before the next run"
+    return f"between two runs, after at most {plural(first - 1, 'more run')}"

@@ -178,6 +178,9 @@ async def past_runs(client: Client) -> tuple[Run, ...]:
             ended=run["ended"],
             floors=dict(run["floors"]),
             peaks=dict(run["peaks"]),
+            # runs that an older plugin has seen have neither
+            managed=dict(run.get("managed", ())),
+            ended_by=run.get("ended_by", "gap"),
         )
         for run in await monitor.ask(client, "past")
     )

@@ -180,9 +180,11 @@ def of_run(
                 limit=limits.get(id) or None,
                 idle=run.floors.get(id),
                 peak=peak,
+                managed=run.managed.get(id),
             )
             for id, peak in run.peaks.items()
         ),
+        ended_by=run.ended_by,
         key=f"{scheduler}:{run.began!r}",
     )
 

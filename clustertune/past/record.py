@@ -51,6 +51,7 @@ class WorkerMemory:
     limit: int | None = None
     idle: int | None = None  # of its process beside data: before a fit, after a run
     peak: int | None = None  # of its process
+    managed: int | None = None  # of keys, when it was idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,8 @@ class Record:
         Bytes on disk at most; CPUs that were used on average; of all workers.
     error
         Why it failed, if it did.
+    ended_by
+        How a ``run`` ended: with a ``hold``, with ``training``, or with a ``gap``.
     key
         Of two with the same only the first is kept.
     id
@@ -119,6 +122,7 @@ class Record:
     spilled: int | None = None
     busy: float | None = None
     error: str = ""
+    ended_by: str = ""
     key: str | None = None
     id: int | None = None
 

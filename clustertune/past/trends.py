@@ -11,11 +11,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, median, stdev
 
 import numpy as np
 
+from clustertune.facts import growth
 from clustertune.past.record import Record
 from clustertune.snapshots import Unknown
 from clustertune.wording import (
@@ -32,10 +32,8 @@ Records = Sequence[Record]
 
 # --- leaks ----------------------------------------------------------------------------
 
-ENOUGH = 3  # runs: two steps
 LEAST = 0.01  # of its memory limit that a worker has to lose with a run
 SOME = 2**24  # bytes, where no limit is known
-MOSTLY = 0.8  # of the steps that have to go up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,34 +64,40 @@ def leaks(records: Records) -> tuple[Leak, ...] | Unknown:
     what workers had when held blocks began.
     """
     longest = 0
-    for kind in ("run", "fit"):
-        seen = [r for r in records if r.kind == kind and r.memory]
-        seen = sorted(
-            (r for r in seen if r.cluster == seen[-1].cluster), key=lambda r: r.began
-        )
-        longest = max(longest, len(seen))
-        if len(seen) >= ENOUGH:
-            return tuple(_leaks(seen))
-    return Unknown(f"too few runs: {longest} of the same cluster, {ENOUGH} are needed")
+    for kind, ways in (("run", growth.ENDS), ("fit", ("",))):
+        # only runs that ended alike are compared
+        groups = [_of_last_cluster(records, kind, way) for way in ways]
+        longest = max(longest, *map(len, groups))
+        if longest >= growth.ENOUGH:
+            found = (tuple(_leaks(group)) for group in groups)
+            return next(filter(None, found), ())
+    return Unknown(
+        f"too few runs: {longest} of the same cluster, {growth.ENOUGH} are needed"
+    )
+
+
+def _of_last_cluster(records: Records, kind: str, way: str) -> list[Record]:
+    seen = [r for r in records if r.kind == kind and r.memory]
+    seen = [r for r in seen if r.ended_by in (way, "")]
+    return sorted(
+        (r for r in seen if r.cluster == seen[-1].cluster), key=lambda r: r.began
+    )
 
 
 def _leaks(runs: Records) -> Iterator[Leak]:
-    floors: dict[str | int, list[int]] = defaultdict(list)
+    left: dict[str | int, list[growth.Left]] = defaultdict(list)
     limits: dict[str | int, int | None] = {}
-    for run in runs:
+    for n, run in enumerate(runs):
         for m in run.memory:
             if m.idle is not None:
-                floors[m.worker].append(m.idle)
+                left[m.worker].append(growth.Left(n, m.idle, m.managed or 0))
                 limits[m.worker] = m.limit
-    for worker, seen in floors.items():
-        steps = [then - before for before, then in pairwise(seen)]
+    for worker, seen in left.items():
         limit = limits[worker]
-        if len(seen) < ENOUGH or sum(s > 0 for s in steps) < MOSTLY * len(steps):
-            continue
-        step = median(steps)
-        if step >= (LEAST * limit if limit else SOME):
-            left = max(0.0, (limit - seen[-1]) / step) if limit else None
-            yield Leak(worker=worker, runs=len(seen), step=step, left=left)
+        step = growth.step(seen[-growth.LAST :], LEAST * limit if limit else SOME)
+        if step is not None:
+            full = max(0.0, (limit - seen[-1].unmanaged) / step) if limit else None
+            yield Leak(worker=worker, runs=len(seen), step=step, left=full)
 
 
 # --- how many workers would do --------------------------------------------------------

@@ -7,16 +7,14 @@ client has found last: checks run only where clustertune is installed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
+from clustertune.facts.growth import ENOUGH, Left, alike, step
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
 
 RANKS = {"info": 1, "warning": 2, "critical": 3}  # what is unknown is below all
 CRITICAL = RANKS["critical"]  # of memory: at the line at which a worker pauses
-ENOUGH = 3  # runs: two steps, as for the check `memory_growth`
 MOST = 3  # workers that are named
 
 
@@ -60,30 +58,28 @@ def met(
 def _leak(
     least: float, workers: Mapping[Any, Any], runs: Sequence[Mapping[str, Any]]
 ) -> tuple[bool, str]:
-    if len(runs) < ENOUGH:
-        return False, f"{len(runs)} runs were seen, {ENOUGH} are needed to see a leak"
-    floors: dict[Any, list[int]] = {}
-    for run in runs:
-        for worker, nbytes in run["floors"]:
-            floors.setdefault(worker, []).append(nbytes)
-    growing = [
-        worker
-        for worker, ws in workers.items()
-        if grows(floors.get(worker, []), ws.memory_limit or 0, least)
-    ]
+    """The rule of the check ``memory_growth``."""
+    groups = alike([run.get("ended_by", "gap") for run in runs])
+    if not groups:
+        return False, (
+            f"{len(runs)} runs were seen, {ENOUGH} that ended alike are needed to see "
+            "a leak"
+        )
+    growing: dict[Any, None] = {}
+    for group in groups:
+        left: dict[Any, list[Left]] = {}
+        for n, run in enumerate(runs[i] for i in group):
+            managed = dict(run.get("managed", ()))
+            for worker, nbytes in run["floors"]:
+                found = Left(n, nbytes, managed.get(worker, 0))
+                left.setdefault(worker, []).append(found)
+        for worker, ws in workers.items():
+            limit = ws.memory_limit or 0
+            if limit and step(left.get(worker, ()), least * limit) is not None:
+                growing[worker] = None
     if not growing:
         return False, f"no worker's memory grows over {len(runs)} runs"
-    return True, f"memory of {_names(growing)} grows from run to run"
-
-
-def grows(floors: Sequence[int], limit: int, least: float) -> bool:
-    """Whether unmanaged memory rises in nearly every run; `memory_growth` says why."""
-    steps = [b - a for a, b in pairwise(floors)]
-    if len(floors) < ENOUGH or not limit:
-        return False
-    return median(steps) >= least * limit and (
-        sum(step > 0 for step in steps) >= 0.8 * len(steps)
-    )
+    return True, f"memory of {_names(list(growing))} grows from run to run"
 
 
 def _memory(

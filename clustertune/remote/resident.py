@@ -41,7 +41,7 @@ from clustertune.remote.tasks import running
 logger = logging.getLogger("distributed.clustertune")
 
 NAME = "clustertune"
-PROTOCOL = 15
+PROTOCOL = 16
 STATE = 1  # format of what a resident hands over to a newer one
 YIELD = 2000  # keys between two yields to the event loop
 MOST_RESTARTS = 50
@@ -135,7 +135,10 @@ class Resident(SchedulerPlugin):
     def attach(self) -> None:
         self.scheduler.add_plugin(self, name=NAME)
         self.scheduler.handlers[NAME] = self.handle
-        watches = runs.watch(self.scheduler, self.runs), self.bindings.watch()
+        watches = (
+            runs.watch(self.scheduler, self.runs, self.holds),
+            self.bindings.watch(),
+        )
         self.watching = [asyncio.ensure_future(w) for w in watches]
 
     async def close(self, handed_over: bool = False) -> None:
@@ -161,6 +164,14 @@ class Resident(SchedulerPlugin):
         """A new process: it has none of the memory that the one before it had."""
         ws = scheduler.workers[worker]
         self.runs.forget(runs.worker_id(ws.address, ws.name, ws.nanny))
+
+    def transition(self, key: Any, start: Any, finish: Any, *_: Any, **__: Any) -> None:
+        """Note work, and end the run when the last training task of a fit has ended.
+
+        The scheduler calls this for each transition of each task.
+        """
+        if self.runs.transition(key, start, finish, time()):
+            self.runs.end("training", runs.measured(self.scheduler))
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Keep Dask's event about a removed worker until :meth:`remove_worker`.
@@ -348,9 +359,9 @@ class Resident(SchedulerPlugin):
             "holder": told(holder) if holder else self.holds.of_others(owner),
         }
 
-    def past(self) -> list[dict[str, Any]]:
+    async def past(self) -> list[dict[str, Any]]:
         """The last runs, oldest first."""
-        return list(self.runs.kept)
+        return await runs.settled(self.scheduler, self.runs)
 
     # --- one plan at a time -----------------------------------------------------------
 
@@ -435,8 +446,11 @@ class Resident(SchedulerPlugin):
         return {}
 
     def end_hold(self, name: str) -> bool:
-        """Whether it was still there."""
-        return self.holds.give_back(name)
+        """Whether it was still there. The run that it protected ends with it."""
+        there = self.holds.give_back(name)
+        if there:
+            self.runs.end("hold", runs.measured(self.scheduler))
+        return there
 
     def valid_workers_downscaling(
         self, scheduler: Any, workers: list[Any]

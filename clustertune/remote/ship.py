@@ -30,6 +30,7 @@ TRAVELLING = (
     "clustertune.remote.",
     "clustertune.dashboard.",
     "clustertune.facts.admission",
+    "clustertune.facts.growth",
     "clustertune.wording",
 )
 FEW = 32  # workers, each of which is asked in a call of its own

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune.checks.memory_growth import find
-from clustertune.remote.conditions import grows, met
+from clustertune.remote.conditions import met
 from clustertune.testing import runs, view, worker
 from clustertune.timetable import conditions
 
@@ -75,12 +75,16 @@ def test_a_worker_that_is_paused() -> None:
     least=st.sampled_from([0.01, 0.1]),
 )
 def test_a_leak_is_what_the_check_calls_growth(floors: list[int], least: float) -> None:
-    """The scheduler cannot run checks: its own rule must say the same."""
+    """The scheduler cannot run checks; both have the same rule."""
     floors = [n * 2**20 for n in floors]
     it = worker(0)
     found = list(find(view([it], runs=runs(*({0: n} for n in floors))), least=least))
     growing = any(f.subject == (0,) for f in found)
-    assert grows(floors, it.memory_limit, least) == growing
+    condition = {"kind": "leak", "least": least}
+    past = [{"floors": [("a", n)]} for n in floors]
+    there = scheduler(a=(1, 0))
+    there.workers["a"].memory_limit = it.memory_limit
+    assert met(condition, there, past, {}, None, 0.0)[0] == growing
 
 
 def test_leak() -> None:

@@ -21,6 +21,7 @@ from clustertune.errors import (
 )
 from clustertune.remote import keys, owners, resident
 from clustertune.remote.resident import NAME, Resident, install
+from clustertune.remote.runs import Measured
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -117,11 +118,11 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
     old.keep('{"x": 1}')
     old.keep_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
     now = time()
-    old.runs.tell(now - 100, True, {"w": (3, 2)})
-    old.runs.tell(now - 60, False, {"w": (3, 2)})
-    old.runs.tell(now - 1, True, {"w": (5, 4)})
+    old.runs.tell(now - 100, True, {"w": Measured(3, 2, now - 100)})
+    old.runs.tell(now - 60, False, {"w": Measured(3, 2, now - 60)})
+    old.runs.tell(now - 1, True, {"w": Measured(5, 4, now - 1)})
     old.note_names(c.id, ["X"])
-    before, listed = old.past(), old.list_schedules()["schedules"]
+    before, listed = await old.past(), old.list_schedules()["schedules"]
     began = dict(vars(old.schedules.kept[name]))
 
     await monitor.open_door(c, await monitor.identify(c))
@@ -139,7 +140,7 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
         k: began[k] for k in there if k != "waits"
     }
     assert len(before) == 1
-    assert new.past() == before
+    assert await new.past() == before
     assert (new.runs.began, new.runs.peaks["w"]) == (now - 1, 5)
     assert now - 60 in [row[0] for row in new.runs.totals]
     assert new.recall() == '{"x": 1}'

@@ -1,4 +1,4 @@
-"""Runs: spans of work between two gaps, and what they leave behind."""
+"""Runs: spans of work, and the memory that each of them leaves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from distributed.utils_test import captured_logger, gen_cluster
 
 from clustertune.cluster import inquiry, monitor
 from clustertune.remote import runs as module
-from clustertune.remote.runs import GAP, MOST, Runs, worker_id
+from clustertune.remote.holds import Holds
+from clustertune.remote.owners import Owners
+from clustertune.remote.runs import GAP, MOST, Measured, Runs, worker_id
 from tests.processes import soon
 
 
@@ -16,7 +18,7 @@ def told(*moments):
     """From (time, whether there was work, unmanaged memory)."""
     runs = Runs()
     for now, busy, unmanaged in moments:
-        runs.tell(now, busy, {"w": (unmanaged + 100, unmanaged)})
+        runs.tell(now, busy, {"w": Measured(unmanaged + 100, unmanaged, now)})
     return list(runs.kept)
 
 
@@ -27,17 +29,17 @@ def test_no_work_is_no_run():
 
 def test_a_run_ends_with_a_gap():
     """Not with a pause; what it left is the least that was seen in the gap."""
-    short = [(0, True, 10), (10, False, 50), (20, True, 90), (30, False, 60)]
+    short = [(0, True, 10), (2, False, 50), (4, True, 90), (6, False, 60)]
     assert told(*short) == []
-    (run,) = told(*short, (40, False, 40), (20 + GAP, False, 45))
-    assert (run["began"], run["ended"]) == (0, 20)
+    (run,) = told(*short, (7, False, 40), (4 + GAP, False, 45))
+    assert (run["began"], run["ended"], run["ended_by"]) == (0, 4, "gap")
     assert run["floors"] == [("w", 40)]
     assert run["peaks"] == [("w", 190)]
 
 
 def test_what_a_run_leaves_is_seen_in_the_gap():
     """Not while it works: unmanaged memory may be low then, before it grows."""
-    (run,) = told((0, True, 10), (10, True, 20), (12, False, 60), (10 + GAP, False, 70))
+    (run,) = told((0, True, 10), (3, True, 20), (5, False, 60), (3 + GAP, False, 70))
     assert run["floors"] == [("w", 60)]
 
 
@@ -48,13 +50,13 @@ async def test_a_failure_is_a_gap_and_not_the_end(c, s, a, monkeypatch):
     told = []
 
     class Odd(Runs):
-        def tell(self, now, busy, memory):
+        def tell(self, now, busy, memory, held=False):
             told.append(now)
             if len(told) == 1:
                 raise ZeroDivisionError
 
     with captured_logger("distributed.clustertune") as log:
-        task = asyncio.ensure_future(module.watch(s, Odd()))
+        task = asyncio.ensure_future(module.watch(s, Odd(), Holds(Owners(s))))
         await soon(lambda: len(told) > 2)
         task.cancel()
     assert "ZeroDivisionError" in log.getvalue()
@@ -79,19 +81,24 @@ def test_the_last_ones_are_kept():
     assert found[-1]["began"] == (MOST + 4) * 100
 
 
+def both(now, process, unmanaged):
+    return {0: Measured(process, unmanaged, now), 1: Measured(90, 80, now)}
+
+
 def test_what_an_old_process_left_is_forgotten():
     """Else a worker that leaked would be restarted again and again."""
     runs = Runs()
     for i in range(4):
         runs.tell(i * 100, True, {})
-        runs.tell(i * 100 + 50, False, {0: (900 * i, 800 * i), 1: (90, 80)})
+        runs.tell(i * 100 + 50, False, both(i * 100 + 50, 900 * i, 800 * i))
     runs.tell(400, True, {})
-    runs.tell(401, False, {0: (5000, 4000), 1: (90, 80)})
+    runs.tell(401, False, both(401, 5000, 4000))
     runs.forget(0)
-    assert runs.floors == {1: 80}
+    assert runs.floors == {1: (80, 10)}
     assert [dict(run["floors"]) for run in runs.kept] == [{1: 80}] * 4
+    assert [dict(run["managed"]) for run in runs.kept] == [{1: 10}] * 4
     assert [dict(run["peaks"])[0] for run in runs.kept] == [0, 900, 1800, 2700]
-    runs.tell(450, False, {0: (300, 200), 1: (90, 80)})
+    runs.tell(450, False, both(450, 300, 200))
     assert dict(runs.kept[-1]["floors"]) == {0: 200, 1: 80}
     assert dict(runs.kept[-1]["peaks"]) == {0: 5000, 1: 90}
 
@@ -105,15 +112,14 @@ def test_ids_survive_a_restart():
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_work_between_two_looks_is_seen(c, s, a, monkeypatch):
+async def test_work_between_two_looks_is_seen(c, s, a):
     """However short it was."""
-    monkeypatch.setattr(module, "TICK", 0.3)
-    runs = Runs(gap=0.1)
-    task = asyncio.ensure_future(module.watch(s, runs))
-    await soon(lambda: runs.floors)
+    await monitor.open_door(c, await monitor.identify(c))
+    runs = s.plugins["clustertune"].runs
+    runs.gap = 0.1
     assert await c.submit(sum, [1, 2]) == 3
+    assert runs.began is not None or runs.kept
     await soon(lambda: runs.kept)
-    task.cancel()
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
@@ -123,8 +129,72 @@ async def test_the_resident_keeps_them(c, s, a, b):
     resident = s.plugins["clustertune"]
     resident.runs.gap = 0.3
     assert await inquiry.past_runs(c) == ()
-    resident.runs.tell(0.0, True, {0: (200, 100)})
+    resident.runs.tell(0.0, True, {0: Measured(200, 100, 0.0)})
     await soon(lambda: resident.runs.kept)
     (run,) = await inquiry.past_runs(c)
     assert set(run.floors) == {0, 1}
     assert run.began == 0.0
+
+
+def end(runs, now, unmanaged, how, heard=None):
+    """Work until now, and end the run; the last heartbeat may be older."""
+    memory = {
+        "w": Measured(unmanaged + 100, unmanaged, now if heard is None else heard)
+    }
+    runs.tell(now, True, memory)
+    runs.end(how, memory)
+
+
+def test_runs_without_a_gap():
+    """The least memory until the end of the next run counts for a run."""
+    runs = Runs()
+    end(runs, 1.0, 10, "training")
+    runs.tell(1.5, False, {"w": Measured(160, 60, 1.5)})
+    end(runs, 2.0, 90, "training")
+    runs.tell(2.5, False, {"w": Measured(210, 110, 2.5)})
+    assert [run["floors"] for run in runs.kept] == [[("w", 60)], [("w", 110)]]
+    assert [run["ended_by"] for run in runs.kept] == ["training"] * 2
+    assert not runs.recent[-1].pending
+
+
+def test_a_heartbeat_from_before_the_end_does_not_count():
+    """The worker has no value for a run after which it sent none."""
+    runs = Runs()
+    end(runs, 1.0, 10, "hold", heard=0.5)
+    runs.tell(1.2, False, {"w": Measured(110, 10, 0.5)})
+    assert runs.recent[-1].pending == {"w"}
+    end(runs, 1.3, 10, "hold", heard=0.5)
+    assert [run["floors"] for run in runs.kept] == [[], []]
+
+
+def test_a_late_heartbeat_counts_for_the_run_before():
+    """By the time at which the worker measured its memory."""
+    runs = Runs()
+    end(runs, 1.0, 10, "training", heard=0.5)
+    end(runs, 2.0, 10, "training", heard=0.5)
+    runs.tell(2.2, False, {"w": Measured(130, 30, 1.5)})
+    runs.tell(2.8, False, {"w": Measured(150, 50, 2.5)})
+    assert [run["floors"] for run in runs.kept] == [[("w", 30)], [("w", 50)]]
+
+
+def test_a_gap_in_a_hold_ends_no_run():
+    """The hold itself ends it."""
+    runs = Runs()
+    memory = {"w": Measured(110, 10, 0.0)}
+    runs.tell(0.0, True, memory, held=True)
+    runs.tell(10 * GAP, False, memory, held=True)
+    assert not runs.kept
+    runs.tell(10 * GAP + 1, False, memory)
+    assert runs.kept
+
+
+def test_the_last_training_task_ends_a_run():
+    """Other tasks do not, nor a training task while another one runs."""
+    runs = Runs()
+    for key in ("_train_part-1", "_train_part-2", "sum-3", ("x", 4)):
+        assert not runs.transition(key, "waiting", "processing", 1.0)
+    assert not runs.transition("_train_part-1", "processing", "memory", 2.0)
+    assert not runs.transition("sum-3", "processing", "memory", 2.5)
+    assert not runs.transition("sum-3", "memory", "released", 2.6)
+    assert runs.transition("_train_part-2", "processing", "memory", 3.0)
+    assert runs.worked == 3.0

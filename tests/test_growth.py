@@ -1,0 +1,140 @@
+"""Leaks of fits that follow each other at once; real processes."""
+
+from __future__ import annotations
+
+import builtins
+from time import time
+from typing import Any
+
+import dask.array as da
+import xgboost
+from distributed import wait
+from xgboost import dask as dxgb
+
+import clustertune
+from clustertune.model import Finding, Severity
+from tests.processes import until
+
+MIB = 2**20
+LEAKED = 60 * MIB  # bytes that each worker keeps with each fit
+LIMIT = 1024 * MIB
+THRESHOLDS = {"spill": 0.7, "pause": 0.8, "terminate": 0.95}  # Dask's defaults
+
+
+def leak() -> None:
+    """Keep memory that is no data, and touch all of it."""
+    kept = vars(builtins).setdefault("leaked", [])
+    kept.append(b"x" * LEAKED)
+
+
+class Leaking(xgboost.callback.TrainingCallback):
+    """Leaks at the end of each worker's training."""
+
+    def after_training(self, model: Any) -> Any:
+        leak()
+        return model
+
+
+def data(client: Any) -> tuple[da.Array, da.Array]:
+    random = da.random.default_rng(0)
+    X = client.persist(random.random((40_000, 20), chunks=(10_000, 20)))
+    y = client.persist((X[:, 0] > 0.5).astype("i4"))
+    wait([X, y])
+    return X, y
+
+
+def fit(client: Any, X: da.Array, y: da.Array, *callbacks: Any) -> None:
+    matrix = dxgb.DaskQuantileDMatrix(client, X, y)
+    dxgb.train(
+        client,
+        {"objective": "binary:logistic", "nthread": 1},
+        matrix,
+        num_boost_round=10,
+        callbacks=callbacks,
+    )
+
+
+def growth(client: Any) -> Finding | None:
+    found = clustertune.check(client).found
+    return next((f for f in found if f.check == "memory_growth"), None)
+
+
+def last_sample(dask_scheduler: Any) -> float:
+    """When the worker that is the last to report measured its memory."""
+    workers = dask_scheduler.workers.values()
+    return min(ws.metrics["time"] + ws.time_delay for ws in workers)
+
+
+def wait_for_heartbeats(client: Any) -> None:
+    """Until each worker has reported its memory as of now: runs take about a second."""
+    now = time()
+    until(lambda: client.run_on_scheduler(last_sample) > now + 0.1)
+
+
+def kept_runs(dask_scheduler: Any) -> list[dict[str, Any]]:
+    return list(dask_scheduler.plugins["clustertune"].runs.kept)
+
+
+def assert_leak(found: Finding | None, client: Any) -> None:
+    assert found is not None
+    assert found.severity is Severity.warning, found
+    assert set(found.subject) <= {0, 1}
+    step = found.evidence["bytes_per_run"]
+    assert isinstance(step, int)
+    assert 0.75 * LEAKED <= step <= 1.5 * LEAKED
+    left = [found.evidence[f"runs_until_{name}"] for name in THRESHOLDS]
+    assert left == sorted(left)
+    # what a worker's process has now, and grows by, reaches the line in that run
+    processes = client.run_on_scheduler(
+        lambda dask_scheduler: [
+            ws.memory.process for ws in dask_scheduler.workers.values()
+        ]
+    )
+    for runs, fraction in zip(left, THRESHOLDS.values(), strict=True):
+        assert runs * step <= fraction * LIMIT - min(processes) + step
+    assert "clustertune.restart(client)" in found.remedy
+
+
+def test_three_fits_in_a_row(local_cluster: Any) -> None:
+    """Without a gap: the end of the training tasks ends a run."""
+    _, client = local_cluster(2, memory_limit=LIMIT)
+    X, y = data(client)
+    clustertune.check(client)
+    for _ in range(3):
+        fit(client, X, y, Leaking())
+        wait_for_heartbeats(client)
+    assert_leak(growth(client), client)
+
+
+def test_three_holds_in_a_row(local_cluster: Any) -> None:
+    """Whatever runs in them."""
+    cluster, client = local_cluster(2, memory_limit=LIMIT)
+    for _ in range(3):
+        with clustertune.hold(client):
+            for worker in cluster.workers.values():
+                here = [worker.worker_address]
+                client.submit(leak, workers=here, pure=False).result()
+            wait_for_heartbeats(client)
+    assert_leak(growth(client), client)
+
+
+def test_three_short_gaps(local_cluster: Any) -> None:
+    """A run of any tasks ends a few seconds after the last of them."""
+    cluster, client = local_cluster(2, memory_limit=LIMIT)
+    clustertune.check(client)
+    for number in (1, 2, 3):
+        for worker in cluster.workers.values():
+            here = [worker.worker_address]
+            client.submit(leak, workers=here, pure=False).result()
+        until(lambda n=number: len(client.run_on_scheduler(kept_runs)) == n)
+    assert_leak(growth(client), client)
+
+
+def test_fits_without_a_leak(local_cluster: Any) -> None:
+    _, client = local_cluster(2, memory_limit=LIMIT)
+    X, y = data(client)
+    clustertune.check(client)
+    for _ in range(5):
+        fit(client, X, y)
+    assert len(client.run_on_scheduler(kept_runs)) >= 5
+    assert growth(client) is None
