@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import dask.array as da
 import numpy as np
 from distributed import Client, Event, get_worker, wait
 
@@ -63,6 +64,22 @@ def test_all_are_paused(local_cluster: Any) -> None:
     assert [step.lost for step in report.steps] == [0] * 3
     assert states(client) == ["running"] * 3
     assert_there(client, kept, 2, 10 * MIB)
+
+
+def test_all_are_paused_and_have_spilled_a_collection(local_cluster: Any) -> None:
+    """Rows on disk are counted by tasks, and paused workers run none."""
+    _, client = local_cluster(2, memory_limit="1GiB")
+    X = client.persist(da.arange(40_000, chunks=4_000))
+    wait(X)
+    client.run(leak, nbytes=880 * MIB)
+    until(lambda: states(client) == ["paused"] * 2)
+    until(lambda: all(client.run_on_scheduler(spilled)))
+    found = clustertune.check(client, X, timeout="1 minute").found
+    assert "paused_workers" in {f.check for f in found}
+    report = clustertune.restart(client, X, timeout="3 minutes")
+    assert report.status == "done", str(report)
+    assert [step.lost for step in report.steps] == [0] * 2
+    np.testing.assert_array_equal(X.compute(), np.arange(40_000))
 
 
 def test_all_are_above_their_spill_threshold(local_cluster: Any) -> None:

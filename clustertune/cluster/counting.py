@@ -18,16 +18,32 @@ from clustertune.model import Key, Member
 from clustertune.remote import probe, ship
 
 PATIENCE = 10.0  # seconds in which a worker answers
+POLL = 1.0  # seconds between two looks whether any worker runs the tasks
 
 
 async def count_rows(
-    client: Client, members: Sequence[Member], addresses: Sequence[tuple[str, bool]]
+    client: Client,
+    members: Sequence[Member],
+    addresses: Sequence[tuple[str, bool]],
+    *,
+    by_task: bool,
 ) -> tuple[Member, ...]:
-    """True row counts: what is in memory counts, not what a collection says of itself.
+    """Count the rows of partitions in memory; a collection's own counts do not matter.
 
-    Counted anew at every look: the same key may stand for other data (a file that has
-    changed, a piece that was computed again). ``addresses`` are those of the workers,
-    each with whether code may be sent there.
+    Every look counts again: the same key may stand for other data (a file that has
+    changed, a partition that was computed again).
+
+    Parameters
+    ----------
+    client
+        The client.
+    members
+        Collections with their holders.
+    addresses
+        Workers, each with whether code may be sent to it.
+    by_task
+        Count spilled partitions through tasks, which read them into memory. Otherwise
+        their rows are unknown, and so are the rows of their collection.
     """
     asked: dict[tuple[str, bool], list[Key]] = {}
     for member in members:
@@ -35,7 +51,10 @@ async def count_rows(
             asked.setdefault(addresses[holder], []).append(key)
     counter = ship.function(probe.row_counts)
     counts = await asyncio.gather(
-        *(_ask_rows(client, counter, *where, wanted) for where, wanted in asked.items())
+        *(
+            _ask_rows(client, counter, *where, wanted, by_task=by_task)
+            for where, wanted in asked.items()
+        )
     )
     rows = {key: n for found in counts for key, n in found.items()}
     return tuple(_with_rows(m, rows) for m in members)
@@ -51,7 +70,13 @@ def _first_holders(member: Member) -> list[tuple[Key, int]]:
 
 
 async def _ask_rows(
-    client: Client, counter: Any, address: str, approved: bool, wanted: list[Key]
+    client: Client,
+    counter: Any,
+    address: str,
+    approved: bool,
+    wanted: list[Key],
+    *,
+    by_task: bool,
 ) -> dict[Key, int]:
     """Rows of pieces on one worker.
 
@@ -66,7 +91,9 @@ async def _ask_rows(
         if isinstance(counts := answers.get(address), list):
             found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
     rest = [k for k in wanted if k not in found]
-    return found | await _rows_by_task(client, address, rest)
+    if by_task and rest:
+        found |= await _rows_by_task(client, address, rest)
+    return found
 
 
 async def _rows_by_task(
@@ -83,12 +110,33 @@ async def _rows_by_task(
         )
         for key in ours
     ]
-    shapes = await asyncio.gather(*lengths, return_exceptions=True)
-    return {
-        key: int(shape[0])
-        for key, shape in zip(ours, shapes, strict=True)
-        if isinstance(shape, tuple) and shape
-    }
+    waiting = [asyncio.ensure_future(_shape(future)) for future in lengths]
+    try:
+        while waiting and not await _all_done(waiting) and await _any_runs(client):
+            pass
+        shapes = [task.result() if task.done() else () for task in waiting]
+    finally:
+        for task in waiting:
+            task.cancel()
+    return {key: shape[0] for key, shape in zip(ours, shapes, strict=True) if shape}
+
+
+async def _shape(future: Any) -> tuple[int, ...]:
+    """The shape of a partition; empty where its task failed or was cancelled."""
+    answers = await asyncio.gather(future, return_exceptions=True)
+    return answers[0] if isinstance(answers[0], tuple) else ()
+
+
+async def _all_done(tasks: Sequence[asyncio.Task[Any]]) -> bool:
+    _, pending = await asyncio.wait(tasks, timeout=POLL)
+    return not pending
+
+
+async def _any_runs(client: Client) -> bool:
+    """Whether any worker can run tasks: paused workers start none."""
+    scheduler: Any = client.scheduler
+    identity = await scheduler.identity(n_workers=-1)
+    return any(w["status"] == "running" for w in identity["workers"].values())
 
 
 def _with_rows(member: Member, rows: Mapping[Key, int]) -> Member:

@@ -80,6 +80,7 @@ class Asked:
     holdings: bool = False  # which keys are in memory, and who wants them
     kept: tuple[Key, ...] = ()  # that are no holdings
     values: bool = False  # what the workload must know of the values of the data
+    by_task: bool = True  # rows of spilled partitions: a task reads each into memory
 
 
 class LiveCluster:
@@ -181,14 +182,18 @@ class LiveCluster:
         if self._looked:  # and has acted since
             await monitor.hear(self.client)
         self._looked = True
-        snapshot, seen = await monitor.look(self.client, members)
+        snapshot, seen = await monitor.look(
+            self.client, members, by_task=self.asked.by_task
+        )
         while self._computes and any(_is_missing_pieces(m) for m in seen):
             # a worker died between the two: what it held is being computed again,
             # unless its futures were finished and the scheduler has forgotten it
             await self._claims.refuse_gone([(f, f) for f in futures])
             await asyncio.sleep(POLL)
             await self._computing.settle(futures, notify, "loading")
-            snapshot, seen = await monitor.look(self.client, members)
+            snapshot, seen = await monitor.look(
+                self.client, members, by_task=self.asked.by_task
+            )
         layouts = self._layouts(seen)
         if self.asked.values:
             layouts = await self._values.look(

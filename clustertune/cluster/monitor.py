@@ -356,11 +356,12 @@ async def received(client: Client, names: Sequence[str]) -> int | None:
 
 
 async def look(
-    client: Client, members: Sequence[Member]
+    client: Client, members: Sequence[Member], *, by_task: bool = True
 ) -> tuple[Snapshot, tuple[Member, ...]]:
     """The cluster as it is now, and the members with their holders, bytes and rows.
 
-    Members that are not loaded come back as they are.
+    Members that are not loaded come back as they are. Without ``by_task`` the rows of
+    spilled partitions are unknown.
 
     Raises
     ------
@@ -385,7 +386,8 @@ async def look(
         (w.address, _process(w.address, workers[w.address]) in approved)
         for w in snapshot.workers
     ]
-    counted = await counting.count_rows(client, placed, addresses)
+    by_task = by_task and any(w.running for w in snapshot.workers)
+    counted = await counting.count_rows(client, placed, addresses, by_task=by_task)
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 

@@ -241,7 +241,7 @@ async def _sent(order: _Order) -> Schedule:
         order.given,
         Goal(workload=workloads.choose(None)),
         lambda: end - monotonic(),
-        asked=Asked(burdens=True, least=True),
+        asked=Asked(burdens=True, least=True, by_task=False),
     )
     await cluster.open(None, needs=("running", "paused"))
     view = await cluster.look(lambda *_: None)

@@ -145,7 +145,7 @@ def restart(
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        asked=Asked(burdens=True, least=True, holdings=dropped),
+        asked=Asked(burdens=True, least=True, holdings=dropped, by_task=False),
     )
     report: Report = client.sync(carry_out, procedure)
     return report
@@ -234,7 +234,7 @@ TimedOutError
         timeout=arguments.duration("timeout", timeout),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
-        asked=Asked(burdens=True, least=True, limit=size.memory_limit),
+        asked=Asked(burdens=True, least=True, limit=size.memory_limit, by_task=False),
     )
     report: Report = client.sync(carry_out, procedure)
     return report
