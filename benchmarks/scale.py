@@ -353,7 +353,7 @@ async def turns_of(n_workers):
                 resident.runs.tell,
                 time(),
                 False,
-                runs._memory(s),  # noqa: SLF001
+                runs.measured(s),
             ),
             "take what the panel is told": lambda: now(resident.showing.keep, facts),
             "page state": lambda: now(resident.showing._make),

@@ -7,6 +7,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import pytest
 from distributed import Client, Event, get_worker, wait
 
 import clustertune
@@ -79,6 +80,20 @@ def test_all_are_paused_and_have_spilled_a_collection(local_cluster: Any) -> Non
     report = clustertune.restart(client, X, timeout="3 minutes")
     assert report.status == "done", str(report)
     assert [step.lost for step in report.steps] == [0] * 2
+    np.testing.assert_array_equal(X.compute(), np.arange(40_000))
+
+
+@pytest.mark.parametrize("restart", ["auto", True])
+def test_prepare_restarts_paused_workers(local_cluster: Any, restart: Any) -> None:
+    """No other worker has to run."""
+    _, client = local_cluster(2, memory_limit="1GiB")
+    X = client.persist(da.arange(40_000, chunks=4_000))
+    wait(X)
+    client.run(leak, nbytes=880 * MIB)
+    until(lambda: states(client) == ["paused"] * 2)
+    (X,) = p = clustertune.prepare(client, X, restart=restart, timeout="3 minutes")
+    assert p.report.status == "done", str(p.report)
+    assert states(client) == ["running"] * 2
     np.testing.assert_array_equal(X.compute(), np.arange(40_000))
 
 

@@ -7,6 +7,8 @@ from time import time
 from typing import Any
 
 import dask.array as da
+import lightgbm
+import pytest
 import xgboost
 from distributed import wait
 from xgboost import dask as dxgb
@@ -104,6 +106,17 @@ def test_three_fits_in_a_row(local_cluster: Any) -> None:
         fit(client, X, y, Leaking())
         wait_for_heartbeats(client)
     assert_leak(growth(client), client)
+
+
+@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
+def test_a_fit_of_lightgbm_is_a_run(local_cluster: Any) -> None:
+    """It ends with the last of its training tasks."""
+    _, client = local_cluster(2, memory_limit=LIMIT)
+    X, y = data(client)
+    clustertune.check(client)
+    lightgbm.DaskLGBMRegressor(client=client, n_estimators=2, verbose=-1).fit(X, y)
+    ended = [run["ended_by"] for run in client.run_on_scheduler(kept_runs)]
+    assert ended == ["training"]
 
 
 def test_three_holds_in_a_row(local_cluster: Any) -> None:

@@ -152,7 +152,7 @@ class LiveCluster:
         statuses = {w["status"] for w in identity["workers"].values()}
         if needs and statuses.isdisjoint(needs):
             raise NoWorkersError(_no_worker(identity, statuses))
-        self._computes = not statuses or "running" in statuses
+        self._computes = _can_compute(statuses)
         entries = identity["workers"].items()
         known = {a: monitor.worker_id(a, entry) for a, entry in entries}
         wanted = None if workers is None else _named(workers, known)
@@ -185,6 +185,7 @@ class LiveCluster:
         snapshot, seen = await monitor.look(
             self.client, members, by_task=self.asked.by_task
         )
+        self._computes = _can_compute(w.status for w in snapshot.workers)
         while self._computes and any(_is_missing_pieces(m) for m in seen):
             # a worker died between the two: what it held is being computed again,
             # unless its futures were finished and the scheduler has forgotten it
@@ -585,6 +586,12 @@ def _places(view: View) -> list[tuple[Any, bytes]]:
             packed = keys.pack([member.keys[i] for i in known.tolist()])
             found.append((packed, home[known].tobytes()))
     return found
+
+
+def _can_compute(statuses: Iterable[str]) -> bool:
+    """Whether some worker runs, or may come: paused workers start no tasks."""
+    found = set(statuses)
+    return not found or "running" in found
 
 
 def _is_missing_pieces(member: Member) -> bool:

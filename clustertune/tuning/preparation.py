@@ -465,7 +465,9 @@ async def _work(
     dry_run: bool,
 ) -> None:
     settings = of_checks()
-    await cluster.open(request.workers)
+    # a restart has paused workers run again
+    needs = ("running", "paused") if request.goal.restart else ("running",)
+    await cluster.open(request.workers, needs=needs)
     await cluster.recall_pieces()
     if dry_run:
         await tune(cluster, journal, notify=notify, settings=settings, dry_run=True)

@@ -33,7 +33,7 @@ MOST = 3600  # snapshots
 MOST_EVENTS = 1000
 PATIENCE = 60.0  # seconds in which a look must have ended
 SLOWEST = 60.0  # seconds between two tries to reach a scheduler that is gone
-RUNS = 30.0  # seconds between two questions for past runs, which end with such a gap
+RUNS = 30.0  # seconds between two questions for past runs
 
 
 class Monitor(Block):

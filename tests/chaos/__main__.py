@@ -101,12 +101,33 @@ def live(
 ) -> None:
     """Real workers, killed, frozen, paused and slowed."""
     _fork_workers()
-    from tests.chaos.live import Stage, play
+    from tests.chaos.live import Stage, draw, play
 
     log = Log(state)
     which = _choice(log, seed, first, rounds, minutes)
     with Stage() as stage:
-        carry_out(_telling(lambda n: play(n, stage, log)), log, which)
+        carry_out(_telling(lambda n: play(draw(n), stage, log)), log, which)
+    _ended(log)
+
+
+@main.command()
+@_state
+@_seed
+@_first
+@_minutes
+@_rounds
+def rescue(
+    state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
+) -> None:
+    """Real workers that are full, paused, or have data on disk."""
+    _fork_workers()
+    from tests.chaos.live import Stage, play
+    from tests.chaos.rescue import Rescue, draw
+
+    log = Log(state)
+    which = _choice(log, seed, first, rounds, minutes)
+    with Stage() as stage:
+        carry_out(_telling(lambda n: play(draw(n), stage, log, Rescue)), log, which)
     _ended(log)
 
 

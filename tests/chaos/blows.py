@@ -153,6 +153,24 @@ def _pause(striker: Striker, blow: Blow) -> bool:
     return _for_a_while(striker, blow, below, 1e-9)
 
 
+def leak(fraction: float, dask_worker: Any) -> None:
+    """Fill a worker's process up to a fraction of its limit with unmanaged memory."""
+    import builtins
+
+    there = dask_worker.monitor.get_process_memory()
+    nbytes = int(fraction * dask_worker.memory_manager.memory_limit) - there
+    vars(builtins).setdefault("leaked", []).append(b"x" * max(0, nbytes))
+
+
+def _fill(striker: Striker, blow: Blow) -> bool:
+    """Its memory grows further: not yet up to the fraction at which its nanny acts."""
+    one = _one(striker, blow)
+    if one is None:
+        return False
+    found = striker.house.watch.run(leak, 0.9, workers=[one[0]], on_error="return")
+    return found.get(one[0], True) is None
+
+
 def _lag(striker: Striker, blow: Blow) -> bool:
     """What others fetch from it takes longer to come."""
 
@@ -263,6 +281,7 @@ BLOWS: Mapping[str, Callable[[Striker, Blow], bool]] = {
     "kill worker": _kill,
     "freeze worker": _freeze,
     "pause worker": _pause,
+    "fill": _fill,
     "lag": _lag,
     "block worker": _block,
     "hog": _hog,

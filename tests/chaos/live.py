@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -56,6 +56,7 @@ class Case:
     spec: Spec
     act: Act
     blow: Blow | None
+    filled: str = ""  # how the workers lack memory, in rounds of ``rescue``
 
 
 def draw(seed: int) -> Case:
@@ -107,22 +108,26 @@ class Stage:
         return self.house
 
 
-def play(seed: int, stage: Stage, log: Log | None = None) -> Round:
-    """Play the round of that number on what is there, or on a new cluster."""
-    case = draw(seed)
+def play(
+    case: Case,
+    stage: Stage,
+    log: Log | None = None,
+    fill: Callable[[House, str], Any] | None = None,
+) -> Round:
+    """Play a round on the cluster of the stage, or on a new one."""
     with _watched(case, log):
         house = stage.of(case)
         before = house.watch.run_on_scheduler(state)
         start = perf_counter()
-        played = _Played(case, house)
+        played = _Played(case, house, fill)
         played.play()
         broken = played.broken + list(_changed(house, before))
         seconds = perf_counter() - start
         if broken:
             stage.close()  # the next round is not to suffer from this one
     return Round(
-        seed=seed,
-        action=case.act.name,
+        seed=case.seed,
+        action=" ".join(filter(None, [case.filled, case.act.name])),
         outcome=played.outcome,
         seconds=seconds,
         faults=tuple(played.hits),
@@ -134,20 +139,23 @@ def play(seed: int, stage: Stage, log: Log | None = None) -> Round:
 class _Played:
     """One round: what came out, what struck, what is broken."""
 
-    def __init__(self, case: Case, house: House):
-        self.case, self.house = case, house
+    def __init__(self, case: Case, house: House, fill: Any):
+        self.case, self.house, self.fill = case, house, fill
         self.outcome, self.notes = "", ""
         self.hits: list[tuple[str, str]] = []
         self.broken: list[str] = []
 
     def play(self) -> None:
         given = data.make(self.case.spec, self.house.client)
+        rescue = self.fill(self.house, self.case.filled) if self.fill else None
         blow = self.case.blow
         if blow is not None and blow.kind in CLIENTS:
             self._play_elsewhere(given, blow)
             done = None
         else:
             done = self._play_here(given)
+        if rescue is not None:
+            self.broken += rescue.end(self.case.act.name, self.hits, self.outcome)
         self._look_at(given, done)
 
     def _play_here(self, given: Data) -> Done | None:
@@ -193,7 +201,7 @@ class _Played:
         ours, theirs = multiprocessing.Pipe()
         address = client.scheduler.address
         other = get_mp_context().Process(
-            target=_elsewhere, args=(address, self.case.seed, theirs), daemon=True
+            target=_elsewhere, args=(address, self.case, theirs), daemon=True
         )
         other.start()
         theirs.close()
@@ -280,9 +288,8 @@ def _heard(ours: Connection, phase: str, seconds: float) -> tuple[str, Any]:
     return (phase, value) if what == "end" else (blows.phase_of(value), None)
 
 
-def _elsewhere(address: str, seed: int, pipe: Connection) -> None:
+def _elsewhere(address: str, case: Case, pipe: Connection) -> None:
     """What the process of the other client does."""
-    case = draw(seed)
     broken: list[str] = []
     with Client(address) as client:
         given = Data(case.spec, *client.get_dataset("chaos"))
