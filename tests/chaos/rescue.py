@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import psutil
 from distributed import wait
 
 import clustertune
@@ -93,17 +94,22 @@ class Rescue:
         """Restart the workers, and yield what is broken."""
         fatal = any(kind in FATAL for kind, _ in hits)
         there = self.house.n_workers - any(kind == "kill nanny" for kind, _ in hits)
-        watch = self.house.watch
-        soon(lambda: len(watch.run_on_scheduler(limits)) >= there, PATIENCE)
+        soon(lambda: self._there() >= there, PATIENCE)
         # a trim cannot give back what leaks
         if outcome == "done" and call != "trim" and not hits:
             yield from self._above("after the call")
-        try:
-            report = clustertune.restart(self.house.client, timeout="3 minutes")
-            if fatal and report.status != "done":  # a worker ended as it began
+        problem, report = "", None
+        # a worker that ends as a restart begins is refused, or left
+        for _ in range(3 if fatal else 1):
+            try:
                 report = clustertune.restart(self.house.client, timeout="3 minutes")
-        except ClustertuneError as error:
-            yield f"the workers could not be rescued: {error}"
+            except ClustertuneError as error:
+                problem = str(error)
+                continue
+            if report.status == "done":
+                break
+        if report is None:
+            yield f"the workers could not be rescued: {problem}"
             return
         lost = sum(step.lost or 0 for step in report.steps)
         if report.status != "done" or lost:
@@ -111,6 +117,12 @@ class Rescue:
             yield f"the rescue lost {lost} keys and ended {report.status}: {line}"
         yield from self._above("after the rescue")
         yield from self._values(fatal=fatal)
+
+    def _there(self) -> int:
+        """Workers whose processes live, and that the scheduler has."""
+        living = [pid for pid in self.house.pids().values() if psutil.pid_exists(pid)]
+        known = self.house.watch.run_on_scheduler(limits)
+        return min(len(living), len(known))
 
     def _above(self, when: str) -> Iterator[str]:
         watch = self.house.watch
