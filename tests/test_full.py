@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, Event, get_worker, wait
 
 import clustertune
+from clustertune.errors import LeaseHeldError
 from tests.processes import until, workers_of
 from tests.test_faults_restart import Restarting
 
@@ -165,3 +166,22 @@ def test_spilled_data_larger_than_memory(local_cluster: Any) -> None:
     assert list(client.run(os.getpid).values()) != [pid]
     first = client.map(lambda x: (int(x[0]), int(x[-1]), len(x)), kept, pure=False)
     assert client.gather(first) == [(i, i, nbytes) for i in range(each)]
+
+
+def test_the_only_worker_is_being_restarted(local_cluster: Any) -> None:
+    """Another client waits for that restart, and gets the name of the plan."""
+    cluster, client = local_cluster(1, memory_limit="1GiB")
+    task = client.submit(run_and_count, "begun", pure=False)
+    until(lambda: client.get_events("begun"))
+    restarting = Restarting(client, wait="1 minute", timeout="3 minutes")
+    restarting.start()
+    until(lambda: states(client) == ["closing_gracefully"])
+    with (
+        Client(cluster.scheduler_address, set_as_default=False) as other,
+        pytest.raises(LeaseHeldError, match="another plan is being carried out"),
+    ):
+        clustertune.restart(other, timeout="1 s")
+    Event("go on", client=client).set()
+    restarting.join(170)
+    assert restarting.result.status == "done", str(restarting.result)
+    assert task.result() == 1

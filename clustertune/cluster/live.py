@@ -70,6 +70,10 @@ class _Found(NamedTuple):
     embedded: int | None = None  # bytes of data in the graph of what is lazy
 
 
+#: statuses of workers that can be restarted, or that another plan restarts just now
+RESTARTABLE = ("running", "paused", "closing_gracefully")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What looks are to tell besides; the time that it takes grows with all keys."""

@@ -19,7 +19,7 @@ from distributed import Client
 from clustertune import arguments, workloads
 from clustertune.actions import restart as restarting
 from clustertune.cluster import monitor
-from clustertune.cluster.live import Asked, LiveCluster, ids_of
+from clustertune.cluster.live import RESTARTABLE, Asked, LiveCluster, ids_of
 from clustertune.data import inputs
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.model import Goal, Refusal, View
@@ -243,7 +243,7 @@ async def _sent(order: _Order) -> Schedule:
         lambda: end - monotonic(),
         asked=Asked(burdens=True, least=True, by_task=False),
     )
-    await cluster.open(None, needs=("running", "paused"))
+    await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
     now = view.now.time
     expires = now + order.lasting

@@ -20,7 +20,7 @@ from distributed import Client
 
 from clustertune import arguments, checks, workloads
 from clustertune.cluster import connection, monitor
-from clustertune.cluster.live import Asked, LiveCluster
+from clustertune.cluster.live import RESTARTABLE, Asked, LiveCluster
 from clustertune.data import conversion, inputs
 from clustertune.errors import (
     ClustertuneError,
@@ -466,7 +466,7 @@ async def _work(
 ) -> None:
     settings = of_checks()
     # a restart has paused workers run again
-    needs = ("running", "paused") if request.goal.restart else ("running",)
+    needs = RESTARTABLE if request.goal.restart else ("running",)
     await cluster.open(request.workers, needs=needs)
     await cluster.recall_pieces()
     if dry_run:

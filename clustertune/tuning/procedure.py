@@ -17,7 +17,7 @@ from distributed import Client
 
 from clustertune import checks, counts, workloads
 from clustertune.cluster import connection
-from clustertune.cluster.live import Asked, LiveCluster, ids_of
+from clustertune.cluster.live import RESTARTABLE, Asked, LiveCluster, ids_of
 from clustertune.data import inputs
 from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
 from clustertune.model import (
@@ -72,7 +72,7 @@ class Procedure:
     given: inputs.Inputs = inputs.NOTHING
     workers: tuple[str | int, ...] | None = None
     asked: Asked = field(default_factory=Asked)
-    needs: tuple[str, ...] = ("running", "paused")
+    needs: tuple[str, ...] = RESTARTABLE
 
 
 async def carry_out(procedure: Procedure) -> Report:
