@@ -84,18 +84,31 @@ def test_all_are_paused_and_have_spilled_a_collection(local_cluster: Any) -> Non
     np.testing.assert_array_equal(X.compute(), np.arange(40_000))
 
 
+@pytest.mark.parametrize("workload", [None, "lightgbm"])
 @pytest.mark.parametrize("restart", ["auto", True])
-def test_prepare_restarts_paused_workers(local_cluster: Any, restart: Any) -> None:
-    """No other worker has to run."""
+def test_prepare_restarts_paused_workers(
+    local_cluster: Any, restart: Any, workload: Any
+) -> None:
+    """It counts rows, reads values and cuts partitions when a worker runs again."""
     _, client = local_cluster(2, memory_limit="1GiB")
-    X = client.persist(da.arange(40_000, chunks=4_000))
-    wait(X)
+    rows = np.arange(20_000)
+    values = np.stack([rows, rows], axis=1)
+    X = client.persist(da.from_array(values, chunks=(5_000, 2)))
+    y = client.persist(da.from_array(rows % 2, chunks=4_000))
+    wait([X, y])
     client.run(leak, nbytes=880 * MIB)
     until(lambda: states(client) == ["paused"] * 2)
-    (X,) = p = clustertune.prepare(client, X, restart=restart, timeout="3 minutes")
+    until(lambda: all(client.run_on_scheduler(spilled)))
+    options = {"workload": workload, "restart": restart, "timeout": "3 minutes"}
+    first = "trim" if restart == "auto" else "restart"
+    plan = clustertune.prepare(client, X, y, dry_run=True, **options).report
+    assert {step.action for step in plan.steps} == {first}
+    X, y = p = clustertune.prepare(client, X, y, **options)
     assert p.report.status == "done", str(p.report)
     assert states(client) == ["running"] * 2
-    np.testing.assert_array_equal(X.compute(), np.arange(40_000))
+    assert "rechunk" in [step.action for step in p.report.steps]
+    np.testing.assert_array_equal(X.compute(), values)
+    np.testing.assert_array_equal(y.compute(), rows % 2)
 
 
 def test_all_are_above_their_spill_threshold(local_cluster: Any) -> None:

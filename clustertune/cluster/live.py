@@ -200,7 +200,7 @@ class LiveCluster:
                 self.client, members, by_task=self.asked.by_task
             )
         layouts = self._layouts(seen)
-        if self.asked.values:
+        if self.asked.values and self._computes:
             layouts = await self._values.look(
                 self.client,
                 self.given,

@@ -115,8 +115,14 @@ async def _look_and_plan(
     found = checks.run(view, settings)
     journal.views.append(view)
     journal.findings.append(found)
-    _refuse([f for f in found if not f.fixed_by])
+    wrong = [f for f in found if not f.fixed_by]
+    # rows and values of spilled data are unknown until a restart has workers run again
+    restarts = bool(view.goal.restart) and not any(w.running for w in view.now.workers)
+    if not restarts:
+        _refuse(wrong)
     plan = planner.make_plan(found, view)
+    if restarts and not (plan.steps and plan.phase in ("trim", "restart")):
+        _refuse(wrong)
     if plan.steps and plan.phase == "cut":
         # into how many pieces depends on what a task costs; so do texts of checks
         view = _timed(view, await cluster.overhead(view))
