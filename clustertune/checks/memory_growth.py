@@ -8,7 +8,7 @@ that ended alike are compared, and memory that arrives together with data does n
 count. Three runs are enough, however close together they are.
 
 The median step is the growth per run. The finding predicts in which run the worker
-reaches each of its own thresholds (spill, pause, terminate). For this it adds the
+reaches each of its thresholds (spill, pause, terminate). For this it adds the
 growth to the memory that the worker has now, and to what a run needs beyond that.
 
 Remedy: ``clustertune.restart(client)`` between two runs, before a worker reaches its
