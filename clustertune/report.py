@@ -286,7 +286,8 @@ def carried_out(outcome: Outcome) -> Done:
         seconds=outcome.seconds,
         reason=outcome.reason,
         count=outcome.count,
-        lost=0 if outcome.status in UNTOUCHED else outcome.lost,
+        # a worker that ended by itself is skipped, and its keys are lost all the same
+        lost=outcome.lost or 0 if outcome.status in UNTOUCHED else outcome.lost,
     )
 
 

@@ -17,6 +17,7 @@ from clustertune.errors import TimedOutError
 from clustertune.report import Report, headlines
 from tests.processes import cluster as processes
 from tests.processes import until, workers_of
+from tests.test_faults_restart import Restarting
 
 
 def hold(name: str) -> None:
@@ -83,6 +84,35 @@ def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any) -> None:
     assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
     gate.set()
     wait(tasks)
+
+
+def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None:
+    """The next one is restarted, and the lost keys are in the headline."""
+    client, data, gate, _ = start(local_cluster, busy=0)
+    workers = workers_of(client)
+    address = next(iter(workers))
+    kept = [
+        client.scatter([b"x"], workers=[each], hash=False)  # no task can compute it
+        for each in workers
+    ]
+    wait(kept)
+    pids = client.run(os.getpid)
+    restarting = Restarting(client, wait="1 minute", timeout="2 minutes")
+    restarting.start()
+    until(lambda: workers_of(client)[address]["status"] == "closing_gracefully")
+    os.kill(pids[address], signal.SIGKILL)
+    restarting.join(120)
+    report = restarting.result
+    assert isinstance(report, Report), report
+    assert [s.status for s in report.steps] == ["skipped", "done"], str(report)
+    line = last(report, "did: ")
+    begin = (
+        f"did: restarted 1 of 2 workers; skipped {workers[address]['name']}: it went"
+    )
+    assert line.startswith(begin)
+    assert line.endswith("; lost 6 keys")  # five of them are computed again
+    gate.set()
+    assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
 
 
 def test_nothing_was_restarted(local_cluster: Any) -> None:

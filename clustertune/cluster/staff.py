@@ -215,7 +215,7 @@ class Staff:
             said=said,
             count=int(finished),
             lost=state["lost"],
-            unchanged=not finished and not state["lost"] and state["unchanged"],
+            unchanged=not finished and state["unchanged"],
             measured=() if restart.retire else (measured,),
         )
 

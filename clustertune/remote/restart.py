@@ -116,6 +116,7 @@ class Restarting:
         self.was = Status.running  # its own status, which ours hides from the scheduler
         self.asked: set[Any] = set()  # keys of tasks that it was asked to hand back
         self.doing = "waiting for its tasks to end"
+        self.touched = True  # its keys were moved, or its nanny was asked
         self.keys = 0
         self.nbytes = 0  # that travelled
         self.lost = 0
@@ -134,6 +135,7 @@ class Restarting:
 
     async def run(self) -> str:
         """Restart it; answers with why not, or what is left to do, or nothing."""
+        self.touched = False
         worker = self.scheduler.workers.get(self.address)
         if worker is None:
             return f"{self.address} is gone"
@@ -214,18 +216,16 @@ class Restarting:
         """
         end = monotonic() + self.wait
         while True:
-            shuffling = bool(shuffles(self.scheduler, worker))
             if not self._there(worker):
-                pass
-            elif not shuffling:
+                raise Refused("it went while its tasks were waited for")
+            shuffling = bool(shuffles(self.scheduler, worker))
+            if not shuffling:
                 self._keep_away(worker)
                 self._take_back(worker)
             elif worker.status is Status.closing_gracefully:
                 self._set(worker, self.was)
             if not shuffling and not worker.processing:
                 return
-            if not self._there(worker):
-                raise Refused("it went while its tasks were waited for")
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
@@ -261,6 +261,7 @@ class Restarting:
 
     async def _empty(self, worker: Any) -> None:
         """Move all that it holds; what has copies elsewhere is dropped here only."""
+        self.touched = True
         self.doing = "moving away what it holds"
         left: Mapping[str, int] = {}
         for _ in range(ROUNDS):
@@ -728,6 +729,16 @@ class Restarting:
         """Whether it held a key; of one with copies its own was dropped as well."""
         return key in self.away or key in self.copied
 
+    def _is_unchanged(self) -> bool:
+        """Whether nothing was done to it, or all of that is undone.
+
+        It may have ended by itself before, and with it its keys. The address alone does
+        not identify a process: its port may be fixed.
+        """
+        if self.first is None or not self._there(self.first):
+            return not self.touched
+        return not self.lost
+
     def state(self) -> dict[str, Any]:
         """How far it is; plain types."""
         return {
@@ -738,8 +749,7 @@ class Restarting:
             "again": self.again,
             "ended": sorted(self.ended),
             "address": self.back,
-            # The address alone does not identify a process: its port may be fixed.
-            "unchanged": self.first is not None and self._there(self.first),
+            "unchanged": self._is_unchanged(),
             "resized": self.resizing is not None and self.resizing.kept,
         }
 
