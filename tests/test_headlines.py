@@ -174,9 +174,9 @@ def test_every_operation_counts(local_cluster: Any) -> None:
     assert last(report, "did: ") == "did: released 10 keys"
 
 
-@pytest.mark.parametrize("how", ["^C", "killed"])
+@pytest.mark.parametrize("how", ["^C", "ended", "killed"])
 def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
-    """^C, and a scheduler that is killed: one last line, and the documented code."""
+    """^C, and a scheduler that ends: one last line, and the documented code."""
     with processes(tmp_path, 2) as file, Client(scheduler_file=file) as client:
         client.wait_for_workers(2)
         data = client.map(lambda i: bytes(10_000 + i), range(10))
@@ -196,7 +196,7 @@ def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
             if how == "^C":
                 running.send_signal(signal.SIGINT)
             else:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGTERM if how == "ended" else signal.SIGKILL)
             _, written = running.communicate(timeout=100)
         finally:
             running.kill()
@@ -214,6 +214,7 @@ def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
             assert running.returncode == 3
             (only,) = written.splitlines()
             assert "does not answer any more" in only
+            assert "; failed " in only
             assert "unknown for " in only
 
 

@@ -143,6 +143,9 @@ class Lease:
             return  # it ends with the client
         try:
             await give_back(self.client, "release", token=self.token)
+        except ConnectionLostError as error:
+            # the request is repeated while the client lives, or the scheduler is gone
+            logger.info("clustertune could not release its lease yet: %r", error)
         # whatever it is, it must not hide what the caller has to say
         except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not release its lease: %r", error)

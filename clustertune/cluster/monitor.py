@@ -302,7 +302,9 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
         raise _of_scheduler(client, error) from error
     if answer is None:  # what distributed answers where there is no such handler
         raise ResidentGoneError(
-            "clustertune's resident is gone: the scheduler was started again"
+            "the scheduler does not answer any more: it is closing, or was started "
+            "again and has lost all data in memory. Connect to the new one: "
+            "Client(address)"
         )
     if "lease_ended" in answer:
         raise LeaseHeldError(printable(answer["lease_ended"]))

@@ -701,10 +701,11 @@ class Resident(SchedulerPlugin):
         work, task = self.jobs[job].work, self.jobs[job].task
         await asyncio.wait([task], timeout=min(wait, LONGEST))
         self._check(token)  # it may have ended in between
-        finished = task.done()
+        # only `close` cancels jobs: these have no result, and the plugin ends
+        finished = task.done() and not task.cancelled()
         return work.state() | {
             "finished": finished,
-            "error": task.result() if finished and not task.cancelled() else "",
+            "error": task.result() if finished else "",
         }
 
     def stop(self, job: str) -> None:

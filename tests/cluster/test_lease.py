@@ -12,6 +12,7 @@ from distributed.utils_test import gen_cluster
 
 from clustertune.cluster import monitor
 from clustertune.cluster.lease import Lease
+from clustertune.errors import ConnectionLostError
 from clustertune.remote import keys
 from clustertune.remote.resident import NAME
 from tests.processes import soon
@@ -96,3 +97,23 @@ async def test_a_lease_that_ends_while_the_client_reconnects(
     assert s.plugins[NAME].lease is not None
     network.set()
     await soon(lambda: s.plugins[NAME].lease is None)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_job_that_ends_with_the_scheduler(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """It raises an error: a cancelled job has no result."""
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
+    room = {"workers": [b.address], "ceilings": [1]}  # byte: there is never room
+    lease = await opened(c)
+    async with lease.held("a move", quietly):
+        job = asyncio.ensure_future(
+            lease.job("move", quietly, **room, moves=[move], deadline=60.0)
+        )
+        await soon(lambda: s.plugins[NAME].jobs)
+        await s.plugins[NAME].close()
+        with pytest.raises(ConnectionLostError):
+            await asyncio.wait_for(job, 20)
