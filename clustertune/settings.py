@@ -92,14 +92,16 @@ def _refuse_variable(variable: str) -> None:
     Raises
     ------
     ValueError
-        It is misspelt.
+        It is misspelt, or it is a heading and its value is no mapping.
     """
     known: dict[str, Any] = {**_defaults()["clustertune"]}
     known["checks"] = {
         name: checks.settings_of(module) for name, module in checks.available().items()
     }
-    names = {f"DASK_CLUSTERTUNE{path}" for path in _paths(known)}
+    names = {f"DASK_CLUSTERTUNE{path}": is_leaf for path, is_leaf in _paths(known)}
     if variable.startswith("DASK_") and variable.upper() in names:
+        if not names[variable.upper()]:
+            _refuse_heading(variable)
         return
     # the names of the level at which the variable leaves the known ones
     level: Any = known
@@ -115,15 +117,30 @@ def _refuse_variable(variable: str) -> None:
     )
 
 
-def _paths(known: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Names of variables, without what all begin with; headings among them."""
-    yield path
+def _refuse_heading(variable: str) -> None:
+    """Refuse a value that is no mapping: Dask replaces it by the defaults.
+
+    Raises
+    ------
+    ValueError
+        It is not.
+    """
+    setting = variable.removeprefix("DASK_").lower().replace("__", ".")
+    try:
+        _section(setting, dask.config.interpret_value(os.environ[variable]))
+    except ValueError as error:
+        raise ValueError(f"{error}; {variable} sets it") from error
+
+
+def _paths(known: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+    """Names of variables, without what all begin with; whether no name is below."""
+    yield path, False
     for name, value in known.items():
         below = f"{path}__{name.upper()}"
         if isinstance(value, Mapping):
             yield from _paths(value, below)
         else:
-            yield below
+            yield below, True
 
 
 def _near(name: str, known: Iterable[str]) -> str:

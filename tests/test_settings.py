@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import dask
 import pytest
 from click.testing import CliRunner
@@ -34,7 +38,6 @@ def test_the_environment() -> None:
         "DASK_CLUSTERTUNE__HISTORY__JOB",
         "DASK_CLUSTERTUNE__REASON",
         "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR",
-        "DASK_CLUSTERTUNE__CHECKS",
         "CLUSTERTUNE_BROWSER",
         "DASK_CLUSTERTUNER",
     ],
@@ -100,6 +103,31 @@ def test_malformed_variables(
     ):
         inputs.check_client(Client.__new__(Client), inputs.NOTHING)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("DASK_CLUSTERTUNE", "x", "clustertune='x' must be a mapping"),
+        ("DASK_CLUSTERTUNE__CHECKS", "3", "clustertune.checks=3 must be a mapping"),
+        ("DASK_CLUSTERTUNE__HISTORY", "False", "clustertune.history=False must be a"),
+        ("DASK_CLUSTERTUNE__HISTORY", "[1,", "clustertune.history='[1,' must be a"),
+        ("DASK_CLUSTERTUNE__HISTORY", "{'enabled': False}", ""),
+        ("DASK_CLUSTERTUNE__CHECKS", "None", ""),
+    ],
+)
+def test_a_variable_of_a_heading(name: str, value: str, text: str) -> None:
+    """Dask replaces its value by the defaults: so a new process has to refuse it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "clustertune", "playbooks"],
+        env=os.environ | {name: value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (2 if text else 0), done.stderr
+    assert text in done.stderr
+    assert (f"; {name} sets it" in done.stderr) == bool(text)
 
 
 def test_a_setting_that_does_not_exist() -> None:
