@@ -512,6 +512,38 @@ def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
     test()
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
+    """Count once each, also those that the restarted workers never held."""
+
+    @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
+    async def test(c: Any, s: Any, *nannies: Any) -> None:
+        first, gone = nannies[0].worker_address, nannies[2].worker_address
+        some = [np.full(100, i) for i in range(10)]
+        values = await c.scatter(some, hash=False, workers=[gone])
+        computed = c.map(
+            abs, range(5), workers=[gone], allow_other_workers=True, pure=False
+        )
+        await wait(computed)
+        names = [s.workers[n.worker_address].name for n in nannies[:at_once]]
+        restarting = asyncio.ensure_future(
+            clustertune.restart(c, workers=names, max_unavailable=at_once)
+        )
+        await soon(lambda: first not in s.workers)
+        assert not any(s.workers[gone].processing)
+        os.kill(nannies[2].pid, signal.SIGKILL)
+        report = await restarting
+        await wait(computed)
+        assert {f.key in s.tasks for f in values} == {False}
+        assert sum(step.lost or 0 for step in report.steps) == len(values)
+        assert report.status == "left"
+        (done,) = [x for x in str(report).splitlines() if x.startswith("did: ")]
+        assert "lost 10 keys with worker 2, which ended meanwhile" in done
+        assert done.endswith("; lost 10 keys")
+
+    test()
+
+
 def rows(part: int, name: str) -> Any:
     """A partition; the last one comes when an event is set."""
     if part == 7:

@@ -185,16 +185,22 @@ class Resident(SchedulerPlugin):
     def remove_worker(
         self, scheduler: Any, worker: str, *, stimulus_id: str = "", **_: Any
     ) -> None:
-        """Give restarts the keys that were lost with a worker."""
+        """Give restarts the keys that were lost with a worker, each key to one."""
         event, self.last_event = self.last_event, {}
         if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):
             logger.error("clustertune cannot count the keys lost with %s", worker)
             return
-        for job in self.jobs.values():
-            if isinstance(job.work, Restarting) and not job.task.done():
-                job.work.removed(
-                    worker, event["lost-computed-tasks"], event["lost-scattered-tasks"]
-                )
+        works = [
+            job.work
+            for job in self.jobs.values()
+            if isinstance(job.work, Restarting) and not job.task.done()
+        ]
+        computed = event["lost-computed-tasks"]
+        scattered = event["lost-scattered-tasks"]
+        for work in works:
+            computed, scattered = work.removed(worker, computed, scattered)
+        if works:
+            works[0].note_others(worker, computed | scattered)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """End what a client holds that closes; a lost one has a grace period.

@@ -16,7 +16,7 @@ import heapq
 import logging
 import pickle
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic, time
 from types import MappingProxyType
 from typing import Any
@@ -132,6 +132,7 @@ class Restarting:
         self.ended: set[str] = set()  # others, with what it had held
         self.ended_with_it = 0  # keys that only its own processes had
         self.removals: list[tuple[str, set[Any], set[Any]]] = []  # of other workers
+        self.lost_with_others = 0  # keys that it never held
 
     async def run(self) -> str:
         """Restart it; answers with why not, or what is left to do, or nothing."""
@@ -145,7 +146,8 @@ class Restarting:
         try:
             problem = await self._run(worker)
         finally:
-            self.lost, self.again = self._count_lost(), self._count_again()
+            self.lost = self._count_lost() + self.lost_with_others
+            self.again = self._count_again()
             left = await self._unpark()
         return "; ".join(filter(None, [problem, left]))
 
@@ -645,17 +647,36 @@ class Restarting:
 
     # --- what was lost ----------------------------------------------------------------
 
-    def removed(self, address: str, computed: set[Any], scattered: set[Any]) -> None:
-        """Note the keys that only a worker had which the scheduler has just removed."""
+    def removed(
+        self, address: str, computed: set[Any], scattered: set[Any]
+    ) -> tuple[set[Any], set[Any]]:
+        """Note keys of it that only a worker had which the scheduler has just removed.
+
+        Returns
+        -------
+        tuple
+            The other keys that only the removed worker had.
+        """
         if address in self.own:
             self.own.discard(address)  # another worker may get the same address
             self.ended_with_it += len(computed) + len(scattered)
-            return
-        ours = [
-            {k for k in keys if self._was_there(k)} for keys in (computed, scattered)
-        ]
+            return set(), set()
+        ours = (
+            {k for k in computed if self._was_there(k)},
+            {k for k in scattered if self._was_there(k)},
+        )
         if any(ours):
-            self.removals.append((address, ours[0], ours[1]))
+            self.removals.append((address, *ours))
+        return computed - ours[0], scattered - ours[1]
+
+    def note_others(self, address: str, keys: Iterable[Any]) -> None:
+        """Count the keys of no restart that ended with a worker.
+
+        The scheduler has settled by now which of them it computes again.
+        """
+        if gone := sum(is_gone(self.scheduler, key) for key in keys):
+            self.lost_with_others += gone
+            self.ended.add(address)
 
     def _count_lost(self) -> int:
         """Keys of it that no worker has any more.
