@@ -347,6 +347,41 @@ async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
     assert await clustertune.last_report(c) == report
 
 
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_one_that_is_undone_after_the_call(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line states that the scheduler goes on: its outcome is not known yet."""
+    monkeypatch.setattr("clustertune.cluster.lease.LANDING", 0.5)
+    await clustertune.check(c)
+    resident = s.plugins["clustertune"]
+    undo, worker = asyncio.Event(), s.workers[a.worker_address]
+    task = c.submit(at_gate, "gate", workers=[worker.address])
+    await soon(lambda: worker.processing)
+    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[worker.name]))
+    await soon(lambda: "closing_gracefully" in statuses(s))
+    (job,) = resident.jobs.values()
+    begun = job.work._undo
+
+    async def late(*args: Any) -> None:
+        await undo.wait()
+        await begun(*args)
+
+    job.work._undo = late
+    restarting.cancel()
+    with pytest.raises(asyncio.CancelledError) as stop:
+        await restarting
+    (line,) = stop.value.args
+    assert line == (
+        "restarted 0 of 1 worker; partly 0: the scheduler goes on after this call: "
+        "undoing what it has begun; lost 0 keys, unknown for 0"
+    )
+    undo.set()
+    await soon(lambda: statuses(s) == {"running"})
+    await Event("gate", client=c).set()
+    assert await task == -3
+
+
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
     """Before and after, for each worker."""

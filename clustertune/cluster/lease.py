@@ -206,7 +206,7 @@ class Lease:
         return found
 
     async def _stop(self, name: str, ended: list[dict[str, Any]]) -> None:
-        """Stop a job; what it has begun lands or is undone, as its last state shows."""
+        """Stop a job, and append its last state, which may be that of its undoing."""
         await self.quietly("stop", job=name)
         asked, end = {"job": name, "wait": WAIT}, monotonic() + LANDING
         while self.opened and (seconds := end - monotonic()) > 0:
@@ -217,8 +217,8 @@ class Lease:
             except Exception as error:  # noqa: BLE001
                 logger.info("clustertune could not learn how a job ended: %r", error)
                 return
+            ended[:] = [state]
             if state["finished"]:
-                ended.append(state)
                 return
 
     def refuse_late(self) -> None:

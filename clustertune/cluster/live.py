@@ -432,7 +432,7 @@ class LiveCluster:
         try:
             return _moved(await job)
         except BaseException as error:
-            if ended:
+            if ended and ended[0]["finished"]:
                 land(error, _moved(ended[0]))
             raise
 

@@ -202,6 +202,9 @@ class Staff:
         before: int | None,
     ) -> Result:
         """What a restart came to, from the last state of its job."""
+        if not state["finished"]:
+            goes_on = f"the scheduler goes on after this call: {state['doing']}"
+            return Result(nbytes=state["nbytes"], undone=goes_on, count=0)
         way = "away" if restart.retire else "away and back"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))

@@ -164,6 +164,7 @@ class Restarting:
                     await self._empty(worker)  # of what came meanwhile
         except BaseException as error:
             # also where the job is cancelled: nothing may stay as it is now
+            self.doing = "undoing what it has begun"
             if self.resizing is not None:
                 await self.resizing.undo(worker.nanny)
             await self._undo(worker, who)
