@@ -116,6 +116,34 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     assert client.gather(data[1::2]) == [bytes(10_001 + i) for i in range(0, 10, 2)]
 
 
+def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
+    """The busy worker is as it was: it is skipped, and the loss is in the headline."""
+    client, data, gate, tasks = start(local_cluster, busy=0)
+    workers = workers_of(client)
+    first, other = workers
+    (kept,) = client.scatter([b"x"], workers=[other], hash=False)
+    del data  # only this value is lost with the other worker
+    wait(kept)
+    until(lambda: len(client.run_on_scheduler(known_keys)) == 2)
+    pids = client.run(os.getpid)
+    restarting = Restarting(client, workers=[workers[first]["name"]], wait="5 s")
+    restarting.start()
+    until(lambda: workers_of(client)[first]["status"] == "closing_gracefully")
+    os.kill(pids[other], signal.SIGKILL)
+    restarting.join(120)
+    report = restarting.result
+    assert isinstance(report, Report), report
+    assert [(s.status, s.lost) for s in report.steps] == [("skipped", 1)], str(report)
+    assert last(report, "did: ").endswith("lost 1 key")
+    assert client.run(os.getpid)[first] == pids[first]
+    gate.set()
+    wait(tasks)
+
+
+def known_keys(dask_scheduler: Any) -> list[Any]:
+    return list(dask_scheduler.tasks)
+
+
 def test_nothing_was_restarted(local_cluster: Any) -> None:
     """All workers are busy: the headline has each of them, and 0 of 2."""
     client, _, gate, tasks = start(local_cluster, busy=0)

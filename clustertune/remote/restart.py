@@ -759,7 +759,7 @@ class Restarting:
         """
         if self.first is None or not self._there(self.first):
             return not self.touched
-        return not self.lost
+        return self.lost == self.lost_with_others
 
     def state(self) -> dict[str, Any]:
         """How far it is; plain types."""
