@@ -157,7 +157,8 @@ def cpu(client, process):
 
 def records():
     from clustertune import checks, testing
-    from clustertune.report import Report, summarize
+    from clustertune.facts.layouts import summarize
+    from clustertune.report import Report
 
     rows, where = [1000] * PIECES, [i % RECORDS for i in range(PIECES)]
     some = [

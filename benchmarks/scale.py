@@ -111,12 +111,12 @@ def testing_burden(nbytes):
 
 def stages(case):
     """By name what is timed."""
-    from clustertune import checks, report
+    from clustertune import actions, checks
     from clustertune.actions import restart
     from clustertune.cluster import monitor
     from clustertune.dashboard.page import Page
     from clustertune.dashboard.state import make
-    from clustertune.facts import fingerprint, forecast, verification
+    from clustertune.facts import fingerprint, forecast, layouts, verification
     from clustertune.model import Outcome, Plan
     from clustertune.plans import guards, planner
     from clustertune.plans.journal import Journal
@@ -134,6 +134,7 @@ def stages(case):
         ),
     )
     wrong = checks.run(case.misaligned)
+    known = actions.available()
     said = answers(case)
     steps = list(restart.steps(view, {w.id for w in view.now.workers}))
     state = make(**columns(case))
@@ -164,8 +165,10 @@ def stages(case):
         "read a snapshot": lambda: monitor.read(*said),
         "checks": lambda: checks.run(view),
         "checks, no memory limits": lambda: checks.run(unlimited),
-        "plan a move": lambda: planner.make_plan(found, view),
-        "plan a cut": lambda: planner.make_plan(wrong, case.misaligned),
+        "plan a move": lambda: planner.make_plan(found, view, known),
+        "plan a cut": lambda: planner.make_plan(
+            wrong, case.misaligned, actions.available()
+        ),
         "plan and guard restarts of all": restarts,
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
         "compare before and after": lambda: verification.problems(view, case.after),
@@ -175,7 +178,7 @@ def stages(case):
         "report of restarts of all": partial(
             reported, [Outcome(step=s, status="done", seconds=1.0) for s in steps]
         ),
-        "summary": lambda: report.summarize(case.layout, view),
+        "summary": lambda: layouts.summarize(case.layout, view),
         "what the panel is told": lambda: handover.facts(view, found),
         "panel: two updates": panel,
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clustertune.model import (
     Bounds,
@@ -23,9 +23,6 @@ from clustertune.model import (
 )
 from clustertune.wording import names_text, plural, printable
 
-if TYPE_CHECKING:
-    from clustertune.report import Done
-
 UNFINISHED = ("skipped", "partly", "failed")
 NOT_NEEDED = ("not needed",)
 MOST_REASONS = 3
@@ -35,6 +32,29 @@ VERBS = {
     "restart": "restarted",
     "retire": "removed",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """One step: what was predicted, what it took, what became of it."""
+
+    action: str
+    summary: str
+    gain: str
+    status: str  # planned, done, partly, skipped, not needed, failed, refused
+    predicted_bytes: int | None
+    predicted_seconds: float | None
+    at_risk: str
+    nbytes: int | None = None
+    seconds: float | None = None
+    reason: str = ""
+    verb: str = ""  # what is counted: "restarted", "worker"; empty in older reports
+    noun: str = ""
+    count: int | None = None  # how many of them were finished
+    total: int | None = None  # of how many
+    workers: tuple[str | int, ...] = ()  # that the step is about
+    loses: bool = False  # whether such a step may lose keys
+    lost: int | None = None  # keys; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

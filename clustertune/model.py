@@ -45,6 +45,9 @@ Key = str | int | float | tuple[Any, ...]
 ORDER = "row_order"
 """Label of the numbers that rows had before they were put in another order."""
 
+COPIED = "copied"
+"""Start of the names of collections that every worker has a replica of."""
+
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
@@ -530,11 +533,6 @@ class Plan:
     refused: tuple[Refusal, ...] = ()
     needs: tuple[str, ...] = ()  # what must be known before more can be planned
     notes: tuple[str, ...] = ()  # what it would interrupt or wait for
-
-    def _repr_html_(self) -> str:
-        from clustertune.report import plan_html  # it knows what a plan is
-
-        return plan_html(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

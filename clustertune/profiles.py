@@ -32,8 +32,10 @@ class Profile:
     base_bytes: int = 0
     #: bytes of each number that the library keeps of the features; None: unknown
     feature_bytes: int | None = None
-    #: workload that does the same with less memory, and how it is asked for; or ""
-    frugal: tuple[str, str] = ("", "")
+    #: workload that trains the same model with less memory; None: no other one does
+    frugal: Profile | None = None
+    #: parameters of the library that select it
+    frugal_parameters: str = ""
     #: source of the figures
     source: str = ""
 

@@ -17,18 +17,13 @@ from typing import Any
 from tabulate import tabulate
 
 from clustertune import counts, strictly
-from clustertune.facts import layouts
-from clustertune.facts.layouts import WorkerShare
-from clustertune.facts.thresholds import ceiling
+from clustertune.counts import Done
 from clustertune.model import (
     Finding,
-    Layout,
     Outcome,
     Plan,
     Severity,
     Step,
-    Trim,
-    View,
 )
 from clustertune.wording import (
     bytes_text,
@@ -45,6 +40,36 @@ MOST_STEPS = 8  # in a line; a table has all
 MOST_WORKERS = 12  # shown one by one; of more, the fullest and the emptiest
 #: checks that are said first: what the data is not prepared for, the honest other side
 HEADLINES = ("unnamed_workload", "one_machine")
+#: a report as a file: the browser loads nothing for it, whatever text is in it
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+      content="default-src 'none'; style-src 'unsafe-inline'">
+<title>clustertune: report</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em; }}
+td, th {{ padding: 0.2em 0.8em; text-align: left; vertical-align: top; }}
+summary {{ font-weight: bold; margin-top: 1em; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """What one worker holds of a layout."""
+
+    worker: str | int  # id
+    pieces: int
+    rows: int
+    nbytes: int
+    share: float  # its rows over those it should have; 0 where it should have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,29 +85,6 @@ class LayoutSummary:
     separated: int | None  # pairs
     imbalance: float | None  # rows of the fullest worker over its share
     workers: tuple[WorkerShare, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """One step: what was predicted, what it took, what became of it."""
-
-    action: str
-    summary: str
-    gain: str
-    status: str  # planned, done, partly, skipped, not needed, failed, refused
-    predicted_bytes: int | None
-    predicted_seconds: float | None
-    at_risk: str
-    nbytes: int | None = None
-    seconds: float | None = None
-    reason: str = ""
-    verb: str = ""  # what is counted: "restarted", "worker"; empty in older reports
-    noun: str = ""
-    count: int | None = None  # how many of them were finished
-    total: int | None = None  # of how many
-    workers: tuple[str | int, ...] = ()  # that the step is about
-    loses: bool = False  # whether such a step may lose keys
-    lost: int | None = None  # keys; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,7 @@ class Report:
         return to_html(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the report as one HTML file, with figures, that needs no network.
+        """Write the report as one HTML file that needs no network.
 
         Parameters
         ----------
@@ -169,9 +171,7 @@ class Report:
         OSError
             The file cannot be written.
         """
-        from clustertune.show import picture  # Bokeh takes a third of a second to load
-
-        Path(path).write_text(picture.draw(self), encoding="utf-8")
+        Path(path).write_text(PAGE.format(body=to_html(self)), encoding="utf-8")
 
     def to_json(self) -> str:
         """The report as JSON, with ``schema_version``."""
@@ -219,50 +219,6 @@ class _Peak:
 
 
 # --- making one -----------------------------------------------------------------------
-
-
-def summarize(layout: Layout, view: View) -> LayoutSummary:
-    """A layout in a few numbers; what is not known stays None."""
-    n_workers = len(view.now.workers)
-    known = layout.loaded and layout.aligned
-    return LayoutSummary(
-        label=layout.label,
-        members=tuple(m.label for m in layout.members),
-        pieces=layout.members[0].n_pieces,
-        loaded=layout.loaded,
-        rows=int(layout.rows.sum()) if layout.aligned else None,
-        nbytes=layout.nbytes if layout.loaded else None,
-        separated=int(layouts.apart(layout, n_workers).sum()) if known else None,
-        imbalance=layouts.imbalance(layout, view) if known else None,
-        workers=layouts.shares(layout, view) if known else (),
-    )
-
-
-def memory_of(
-    views: Sequence[View], outcomes: Sequence[Outcome]
-) -> tuple[WorkerMemory, ...]:
-    """A row for each worker that a step has measured, in the order of the steps."""
-    lines = {w.id: ceiling(w) or None for view in views for w in view.now.workers}
-    rows: dict[str | int, WorkerMemory] = {}
-    for outcome in outcomes:
-        for m in outcome.measured:
-            row = rows.get(m.worker) or WorkerMemory(
-                worker=m.worker,
-                before=m.before,
-                after_trim=None,
-                after_restart=None,
-                threshold=lines.get(m.worker),
-                keys=None,
-                seconds=None,
-            )
-            if isinstance(outcome.step.args, Trim):
-                row = replace(row, after_trim=m.after)
-            else:
-                row = replace(row, after_restart=m.after)
-                if outcome.count:  # it was restarted
-                    row = replace(row, keys=m.keys, seconds=outcome.seconds)
-            rows[m.worker] = row
-    return tuple(rows.values())
 
 
 def planned(plan: Plan) -> Iterator[Done]:
@@ -521,15 +477,6 @@ def to_html(report: Report) -> str:
             body = _table(header, rows, "html")
             parts.append(f"<details><summary>{escape(title)}</summary>{body}</details>")
     parts += [f"<p>To plan further: {escape(printable(n))}</p>" for n in report.needs]
-    return '<div class="clustertune">' + "".join(parts) + "</div>"
-
-
-def plan_html(plan: Plan) -> str:
-    """The steps of a plan for a notebook; everything is escaped."""
-    rows = _step_rows(tuple(planned(plan)))
-    title = f"{plan.phase or 'nothing'} is to be done" if rows else "nothing to do"
-    parts = [f"<p>{escape(title)}</p>", _table(_STEPS, rows, "html") if rows else ""]
-    parts += [f"<p>To plan further: {escape(printable(n))}</p>" for n in plan.needs]
     return '<div class="clustertune">' + "".join(parts) + "</div>"
 
 

@@ -8,61 +8,27 @@ the defaults, so that ``dask config list`` shows them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import dask
 import yaml
 
-from clustertune import checks
-from clustertune.past import record
 from clustertune.wording import printable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistorySettings:
-    """Where calls and runs are noted."""
-
-    enabled: bool
-    file: str | None  # None: in the user's data folder
-    keep: int  # records
-    job: str | None  # None: it is told from the data
-
-    @property
-    def path(self) -> Path:
-        """Of the file; raises HistoryError where the user has no folder for it."""
-        return record.file_of(self.file)
-
-
-def refuse_wrong() -> None:
-    """Check all settings, and the environment variables that set some.
-
-    Raises
-    ------
-    ValueError
-        A setting does not exist or has a wrong value, or a variable is misspelt.
-    """
-    refuse_unknown()
-    try:
-        of_checks()
-        of_history()
-    except ValueError as error:
-        for name in os.environ:
-            # as Dask makes a setting of the variable
-            if _ours(name) and name[5:].lower().replace("__", ".") in str(error):
-                raise ValueError(f"{error}; {name} sets it") from error
-        raise
-
-
-def refuse_unknown() -> None:
+def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse names of settings, and of environment variables, that do not exist.
 
     Dask ignores a variable that it cannot read, and takes any other name.
+
+    Parameters
+    ----------
+    checks
+        By name of each check, also those of other packages, its settings.
 
     Raises
     ------
@@ -70,10 +36,10 @@ def refuse_unknown() -> None:
         There is such a name; the text says which names there are.
     """
     for name in os.environ:
-        if _ours(name):
-            _refuse_variable(name)
-    known = _defaults()["clustertune"]
-    for name in _section("clustertune"):
+        if is_ours(name):
+            _refuse_variable(name, checks)
+    known = defaults()["clustertune"]
+    for name in section("clustertune"):
         if name.replace("-", "_") not in known:
             raise ValueError(
                 f"clustertune has no setting {name!r}; it has {', '.join(known)}"
@@ -81,12 +47,13 @@ def refuse_unknown() -> None:
             )
 
 
-def _ours(variable: str) -> bool:
+def is_ours(variable: str) -> bool:
+    """Whether this environment variable is meant for a setting of clustertune."""
     upper = f"{variable.upper()}_"
     return upper.startswith(("DASK_CLUSTERTUNE_", "CLUSTERTUNE__"))
 
 
-def _refuse_variable(variable: str) -> None:
+def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse an environment variable that sets none of the settings.
 
     Raises
@@ -94,10 +61,8 @@ def _refuse_variable(variable: str) -> None:
     ValueError
         It is misspelt, or it is a heading and its value is no mapping.
     """
-    known: dict[str, Any] = {**_defaults()["clustertune"]}
-    known["checks"] = {
-        name: checks.settings_of(module) for name, module in checks.available().items()
-    }
+    known: dict[str, Any] = {**defaults()["clustertune"]}
+    known["checks"] = checks
     names = {f"DASK_CLUSTERTUNE{path}": is_leaf for path, is_leaf in _paths(known)}
     if variable.startswith("DASK_") and variable.upper() in names:
         if not names[variable.upper()]:
@@ -127,7 +92,7 @@ def _refuse_heading(variable: str) -> None:
     """
     setting = variable.removeprefix("DASK_").lower().replace("__", ".")
     try:
-        _section(setting, dask.config.interpret_value(os.environ[variable]))
+        section(setting, dask.config.interpret_value(os.environ[variable]))
     except ValueError as error:
         raise ValueError(f"{error}; {variable} sets it") from error
 
@@ -148,39 +113,17 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def of_checks() -> Mapping[str, Mapping[str, Any]]:
-    """By name of check, its settings.
-
-    Raises
-    ------
-    ValueError
-        Something is set that does not exist, or that is not what it must be.
-    """
-    found = {
-        name: _section(f"clustertune.checks.{name}", values)
-        for name, values in _section("clustertune.checks").items()
-    }
-    checks.refuse_wrong(found)
-    return found
-
-
-def of_check(name: str, setting: str) -> Any:
-    """One setting of a check: what is set, else its default.
-
-    Raises
-    ------
-    ValueError
-        As :func:`of_checks`.
-    """
-    default = checks.settings_of(checks.available()[name])[setting]
-    return of_checks().get(name, {}).get(setting, default)
-
-
 _ABSENT = object()
 
 
-def _section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
-    """Settings below that name; of a heading below which nothing is written, none."""
+def section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
+    """Return the settings below a heading; none if nothing is written below it.
+
+    Raises
+    ------
+    ValueError
+        The heading has a value that is no mapping.
+    """
     value = dask.config.get(name, None) if value is _ABSENT else value
     found = {} if value is None else value
     if isinstance(found, Mapping):
@@ -188,48 +131,12 @@ def _section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
     raise ValueError(f"{name}={value!r} must be a mapping of names to values")
 
 
-def of_history() -> HistorySettings:
-    """What is set of the history.
-
-    Raises
-    ------
-    ValueError
-        Something is set that does not exist, or that is not what it must be.
-    """
-    found = _section("clustertune.history")
-    allowed: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-        "enabled": (lambda v: isinstance(v, bool), "True or False"),
-        "path": (lambda v: v is None or _is_text(v), "the path of a file, or null"),
-        "keep": (lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
-        "job": (lambda v: v is None or _is_text(v), "a name, or null"),
-    }
-    for name, value in found.items():
-        if name not in allowed:
-            raise ValueError(
-                f"clustertune.history has no setting {name!r}; it has "
-                f"{', '.join(allowed)}"
-            )
-        fits, what = allowed[name]
-        if not fits(value):
-            raise ValueError(f"clustertune.history.{name}={value!r} must be {what}")
-    known = _defaults()["clustertune"]["history"] | dict(found)
-    return HistorySettings(
-        enabled=known["enabled"],
-        file=known["path"],
-        keep=known["keep"],
-        job=known["job"],
-    )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 @cache
-def _defaults() -> Mapping[str, Any]:
+def defaults() -> Mapping[str, Any]:
+    """Return the settings that clustertune ships with."""
     text = files("clustertune").joinpath("clustertune.yaml").read_text()
     found: Mapping[str, Any] = yaml.safe_load(text)
     return found
 
 
-dask.config.update_defaults(_defaults())
+dask.config.update_defaults(defaults())

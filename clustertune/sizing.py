@@ -19,7 +19,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from clustertune import arguments, dataset, settings, workloads
+from clustertune import arguments, checks, dataset, workloads
 from clustertune.checks.unmanaged_memory import USUAL
 from clustertune.dataset import Dataset
 from clustertune.errors import CapacityError, RefusedError
@@ -229,7 +229,7 @@ def size(
     wanted = {
         "eval_fraction": arguments.fraction("eval_fraction", eval_fraction, zero=True),
         "memory_fraction": arguments.fraction("memory_fraction", memory_fraction),
-        "alone": settings.of_check("one_machine", "alone"),
+        "alone": checks.setting("one_machine", "alone"),
     }
     n_hosts = arguments.count("n_hosts", n_hosts)
     if parquet is None:
@@ -450,8 +450,9 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
         )
     if fit.copied:
         yield f"eval sets: each worker has all {bytes_text(fit.copied)} of them"
-    if profile.frugal[0]:
-        yield f"less memory would do with {': '.join(profile.frugal)}"
+    if profile.frugal is not None:
+        other = f"{profile.frugal.name}: {profile.frugal_parameters}"
+        yield f"less memory would do with {other}"
     if profile.starts_processes:
         yield (
             "processes: it starts some below its workers, so set "

@@ -31,6 +31,7 @@ from clustertune.facts.capacity import refuse_overfull
 from clustertune.facts.sizes import held_bytes, part_bytes
 from clustertune.facts.verification import problems
 from clustertune.model import (
+    COPIED,
     ORDER,
     Bounds,
     Contents,
@@ -55,7 +56,6 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.rows.replicas import COPIED
 
 Homes = dict[str, list[set[str]]]
 """By label of member, for every piece the addresses of its holders."""

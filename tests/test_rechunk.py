@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import checks
+from clustertune import actions, checks
 from clustertune.actions import rechunk
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.facts import layouts
@@ -294,7 +294,7 @@ def test_what_need_not_be_cut_is_refused_without_room() -> None:
     homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
     data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
     seen = view(some, [data])
-    plan = make_plan(checks.run(seen), seen)
+    plan = make_plan(checks.run(seen), seen, actions.available())
     assert [r.guard for r in plan.refused] == ["memory_is_enough"]
     assert plan.phase == "place"
     assert plan.steps

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.facts.layouts import WorkerShare
+from clustertune.counts import Done
+from clustertune.facts.layouts import summarize
 from clustertune.model import (
     Finding,
     Measured,
@@ -26,19 +27,18 @@ from clustertune.model import (
     Step,
     Trim,
 )
-from clustertune.plans.journal import Journal
+from clustertune.plans.journal import Journal, memory_of
 from clustertune.report import (
     HEADLINES,
     SCHEMA_VERSION,
-    Done,
     LayoutSummary,
     Report,
+    WorkerShare,
     carried_out,
+    findings_html,
     headlines,
-    memory_of,
     memory_rows,
     planned,
-    summarize,
     to_html,
 )
 from clustertune.testing import MemoryCluster, layout, view, worker
@@ -386,6 +386,36 @@ def test_hostile_reports() -> None:
     assert not [
         line for line in str(report).splitlines() if line.startswith("clustert")
     ]
+
+
+# --- a report as a file -----------------------------------------------------------
+
+
+def test_a_file_replaces_the_old_one_and_loads_nothing(tmp_path) -> None:
+    """Every text of a report is data and no markup, as in a notebook."""
+    file = tmp_path / "report.html"
+    file.write_text("of last week")
+    report = hostile()
+    report.save(str(file))
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert "of last week" not in text
+    assert to_html(report) in text
+    for markup in ("<script", "<link", "<img", "src="):
+        assert markup not in text
+
+
+def test_a_report_without_data_is_saved(tmp_path) -> None:
+    file = tmp_path / "report.html"
+    Report(status="fine", seconds=0.1).save(file)
+    assert "nothing to do" in file.read_text(encoding="utf-8")
+
+
+def test_findings_of_a_monitor_are_escaped() -> None:
+    bad = Finding(severity=Severity.warning, message=EVIL, check="c", remedy=EVIL)
+    text = findings_html("<Monitor: watching>", [bad])
+    assert "&lt;Monitor: watching&gt;" in text
+    assert "<script" not in text
 
 
 # --- JSON -------------------------------------------------------------------------

@@ -12,16 +12,18 @@ from click.testing import CliRunner
 from dask.config import collect_env
 from distributed import Client
 
-from clustertune import checks, settings
+from clustertune import checks
 from clustertune.cli import main
-from clustertune.data import inputs
+from clustertune.past import settings as history
+from clustertune.tuning import entrance
+from clustertune.tuning.entrance import refuse_wrong_settings
 
 
 def test_dask_knows_the_defaults() -> None:
     """So that they can be listed, and set by any spelling that Dask takes."""
     assert dask.config.get("clustertune.checks.memory_pressure.near") == 0.1
     with dask.config.set({"clustertune.checks.memory-pressure.near": 0.2}):
-        assert settings.of_checks()["memory_pressure"]["near"] == 0.2
+        assert checks.configured()["memory_pressure"]["near"] == 0.2
 
 
 def test_the_environment() -> None:
@@ -45,7 +47,7 @@ def test_the_environment() -> None:
 def test_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of settings, and of other programs, are accepted."""
     monkeypatch.setenv(name, "1")
-    settings.refuse_wrong()
+    refuse_wrong_settings()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_misspelt_variables(
     """Dask would ignore them: every call and every command refuses them."""
     monkeypatch.setenv(name, "1")
     with pytest.raises(ValueError, match="sets nothing") as caught:
-        inputs.check_client(Client.__new__(Client), inputs.NOTHING)
+        entrance.check_client(Client.__new__(Client))
     assert text in str(caught.value)
     for command in (["trim", "tcp://127.0.0.1:1"], ["history"], ["playbooks"]):
         done = CliRunner().invoke(main, command)
@@ -101,7 +103,7 @@ def test_malformed_variables(
         dask.config.set({"clustertune": found["clustertune"]}),
         pytest.raises(ValueError, match=f"; {variable} sets it") as caught,
     ):
-        inputs.check_client(Client.__new__(Client), inputs.NOTHING)
+        entrance.check_client(Client.__new__(Client))
     assert text in str(caught.value)
 
 
@@ -136,7 +138,7 @@ def test_a_setting_that_does_not_exist() -> None:
         dask.config.set({"clustertune.histroy.job": "x"}),
         pytest.raises(ValueError, match=r"no setting 'histroy'.*mean history\?"),
     ):
-        settings.refuse_wrong()
+        refuse_wrong_settings()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_what_is_wrong(name: str, value: object, text: str) -> None:
     """One line that says what is allowed; in a terminal exit code 2."""
     with dask.config.set({f"clustertune.checks.{name}": value}):
         with pytest.raises(ValueError, match=text):
-            settings.of_checks()
+            checks.configured()
         done = CliRunner().invoke(main, ["check", "tcp://127.0.0.1:1"])
     assert done.exit_code == 2
     assert name.partition(".")[0] in done.stderr
@@ -165,14 +167,14 @@ def test_what_is_wrong(name: str, value: object, text: str) -> None:
 def test_a_heading_with_nothing_below(name: str) -> None:
     """As somebody has left it in a file: nothing is set, and a default holds."""
     with dask.config.set({f"clustertune.{name}": None}):
-        settings.of_checks()
-        assert settings.of_check("memory_growth", "least") == 0.01
-        assert settings.of_history().keep == 10_000
+        checks.configured()
+        assert checks.setting("memory_growth", "least") == 0.01
+        assert history.configured().keep == 10_000
     with (
         dask.config.set({f"clustertune.{name}": "x"}),
         pytest.raises(ValueError, match=f"clustertune.{name}='x' must be a mapping"),
     ):
-        (settings.of_history if name == "history" else settings.of_checks)()
+        (history.configured if name == "history" else checks.configured)()
 
 
 @pytest.mark.parametrize("name", checks.available())
@@ -199,4 +201,4 @@ def test_a_history_that_is_set_wrongly(name: str, value: object, text: str) -> N
         dask.config.set({f"clustertune.history.{name}": value}),
         pytest.raises(ValueError, match=text),
     ):
-        settings.of_history()
+        history.configured()

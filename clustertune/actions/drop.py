@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.actions.release import nbytes_text, whose
 from clustertune.actions.restart import WAIT, start_seconds
+from clustertune.facts.holdings import at_risk
 from clustertune.model import (
     Cluster,
     Drop,
     Finding,
-    Holding,
     Notify,
     Price,
     Result,
     Step,
     View,
 )
-from clustertune.wording import names_text, plural
+from clustertune.wording import plural
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -54,27 +53,6 @@ def steps(
             include_other_clients=include_other_clients,
         ),
     )
-
-
-def at_risk(holdings: tuple[Holding, ...]) -> str:
-    """What will be lost, in words."""
-    holdings = tuple(h for h in holdings if h.keys)
-    if not holdings:
-        return "nothing: no data is in memory"
-    most = sorted(holdings, key=lambda h: -h.nbytes)
-    prefixes = list(dict.fromkeys(h.prefix for h in most if h.prefix))
-    text = (
-        f"{plural(sum(h.keys for h in holdings), 'key')} ({nbytes_text(holdings)}), "
-        f"named {names_text(prefixes, most=5)}"
-    )
-    scattered = sum(h.scattered for h in holdings)
-    text += f"; {scattered:,} of them were scattered" if scattered else ""
-    others = [h for h in holdings if not h.alone]
-    text += f"; {nbytes_text(others)} are those which {whose(others)}" if others else ""
-    names = sorted({n for h in holdings for n in h.published})
-    if names:
-        text += f"; the published {names_text(names, most=5)} will be unpublished"
-    return text
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

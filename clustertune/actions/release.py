@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from clustertune.facts.holdings import nbytes_text, whose
 from clustertune.model import (
     Cluster,
     Finding,
@@ -22,7 +23,7 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.wording import bytes_text, names_text, plural
+from clustertune.wording import names_text, plural
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -88,42 +89,6 @@ def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
         gain=f"{nbytes_text(shown)} of memory",
         args=args,
     )
-
-
-def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
-    """Published names that hold keys of a prefix and keys that are to stay; or nothing.
-
-    The name would go, and what only the name holds with it.
-    """
-    holdings = view.now.holdings or ()
-    names = {n for h in holdings if h.prefix == prefix and h.keys for n in h.published}
-    for name in sorted(names):
-        other = {h.prefix for h in holdings if h.keys and name in h.published}
-        staying = sorted(other - {prefix, *together})
-        if staying:
-            return (
-                f"the published {names_text([name])} also holds {names_text(staying)}, "
-                "which would be lost with the name. Give these prefixes, too, or run "
-                f"client.unpublish_dataset({name!r}) first"
-            )
-    return ""
-
-
-def nbytes_text(holdings: Collection[Holding]) -> str:
-    """Their bytes in words."""
-    return bytes_text(sum(h.nbytes for h in holdings))
-
-
-def whose(holdings: Collection[Holding]) -> str:
-    """Who else wants them, in words that follow "which"."""
-    clients = sorted({c for h in holdings for c in h.others})
-    published = sorted({n for h in holdings for n in h.published})
-    named = {s for h in holdings for s in h.shared if s[0] != "published"}
-    others = sorted(f"{kind} {name}" for kind, name in named)
-    parts = [f"other clients want ({names_text(clients)})"] if clients else []
-    parts += [f"are published as {names_text(published)}"] if published else []
-    parts += [f"are shared by {names_text(others)}"] if others else []
-    return " and ".join(parts) or "nobody has asked for by name"
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from clustertune.facts import need
 from clustertune.facts.admission import is_parked_first, needed_elsewhere
+from clustertune.facts.resizing import lines, lowered
 from clustertune.facts.thresholds import ceiling, space
 from clustertune.model import (
     Cluster,
@@ -141,29 +142,6 @@ def steps(
                 now = min(MOST, space(worker, ceiling(worker, limit)))
                 total += now - free.get(worker.id, 0.0)
                 free[worker.id] = now
-
-
-def after(step: Step, view: View) -> View:
-    """The view as it will be when a step is done, as far as the next steps need it.
-
-    A worker that was restarted runs, in a process that has its keys and no leak.
-    """
-    restart = step.args
-    if not isinstance(restart, Restart) or restart.retire:
-        return view
-    workers = tuple(
-        _restarted(w) if w.address == restart.address else w for w in view.now.workers
-    )
-    now = replace(view.now, workers=workers)
-    return replace(view, snapshots=(*view.snapshots[:-1], now))
-
-
-def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
-    """What a new process needs is known only where the old one has been asked."""
-    process, data = worker.process, worker.counted + worker.spilled
-    if worker.least is not None:
-        process = min(process, worker.least + data)
-    return replace(worker, status="running", process=process)
 
 
 def _needed(worker: WorkerSnapshot) -> int:
@@ -319,32 +297,6 @@ def _brought_back(
         gain="it is there for the time of a restart only",
         args=replace(step.args, retire=True, parking=False),
     )
-
-
-def lowered(worker: WorkerSnapshot, size: Size | None) -> int | None:
-    """The memory limit that a size gives it, if that is lower than its own."""
-    limit = None if size is None else size.memory_limit
-    own = worker.memory_limit or math.inf
-    return None if limit is None or limit >= own else limit
-
-
-def lines(worker: WorkerSnapshot, limit: int) -> tuple[int, int]:
-    """Bytes of its process that it may have with a lower limit; 0: any.
-
-    With all its keys, and while they return: then it may begin to spill, which is seen
-    too late to stop a key that is on its way.
-    """
-    thresholds = worker.thresholds
-    if isinstance(thresholds, Unknown):
-        return 0, 0
-    kill = thresholds.terminate
-    last = _first(thresholds.pause, None if isinstance(kill, Unknown) else kill)
-    most = int(min(last, default=0) * limit)
-    return ceiling(worker, limit) or most, most
-
-
-def _first(*fractions: float | None) -> list[float]:
-    return [x for x in fractions if x is not None]
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

@@ -23,7 +23,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from clustertune import plugins
+from clustertune import plugins, settings
 from clustertune.model import Finding, Severity, View
 from clustertune.wording import printable
 
@@ -85,6 +85,39 @@ def settings_help(check: ModuleType) -> Mapping[str, str]:
         for name in names if line.startswith(" ") else ():
             found[name] = f"{found.get(name, '')} {line.strip()}".strip()
     return {name: found[name] for name in settings_of(check) if name in found}
+
+
+def all_settings() -> Mapping[str, Mapping[str, Any]]:
+    """By name of each check, its settings with their defaults."""
+    return {name: settings_of(module) for name, module in available().items()}
+
+
+def configured() -> Mapping[str, Mapping[str, Any]]:
+    """Return the settings of checks in Dask's configuration, by name of check.
+
+    Raises
+    ------
+    ValueError
+        Something is set that does not exist, or that is not what it must be.
+    """
+    found = {
+        name: settings.section(f"clustertune.checks.{name}", values)
+        for name, values in settings.section("clustertune.checks").items()
+    }
+    refuse_wrong(found)
+    return found
+
+
+def setting(name: str, setting: str) -> Any:
+    """One setting of a check: what is set, else its default.
+
+    Raises
+    ------
+    ValueError
+        As :func:`configured`.
+    """
+    default = settings_of(available()[name])[setting]
+    return configured().get(name, {}).get(setting, default)
 
 
 def run(

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 
 from clustertune.facts.sizes import largest_piece
 from clustertune.model import Finding, Layout, Severity, Unknown, View, WorkerSnapshot
+from clustertune.rows import suitability
 from clustertune.wording import bytes_text, workers_text
 
 
-def find(view: View, *, fraction: float = 0.25) -> Iterator[Finding]:
+def find(view: View, *, fraction: float = suitability.LARGE) -> Iterator[Finding]:
     """Find layouts with a piece larger than a fraction of the smallest worker.
 
     Parameters
@@ -41,7 +42,7 @@ def find(view: View, *, fraction: float = 0.25) -> Iterator[Finding]:
         largest = largest_piece(layout)
         if isinstance(largest, Unknown):
             yield _unknown(layout, largest)
-        elif largest > fraction * smallest.memory_limit:
+        elif suitability.too_large(layout, view, fraction):
             yield _finding(layout, largest, smallest, view.goal.cutting)
 
 

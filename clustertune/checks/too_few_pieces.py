@@ -22,27 +22,20 @@ import math
 from collections.abc import Iterator
 
 from clustertune.errors import AlignmentError
-from clustertune.facts.forecast import expected_workers
 from clustertune.facts.sizes import layout_bytes
 from clustertune.model import Finding, Layout, Member, Severity, Unknown, View
-from clustertune.rows import granularity
-from clustertune.rows.evenness import attainable
-from clustertune.rows.trainers import units
+from clustertune.rows import granularity, suitability
 from clustertune.wording import plural, times_text, variable
 
 ERROR = AlignmentError
-_ROUNDING = 1e-9
 
 
 def find(view: View) -> Iterator[Finding]:
     """Find that the pieces of the training data cannot be shared out evenly."""
     layout = view.layouts[0] if view.layouts else None
-    found = units(view)
-    n_workers = expected_workers(view)
-    if found is not None:  # no more than that will train
-        n_workers = min(n_workers, found.workers)
-    if layout is None or not layout.aligned or not n_workers:
+    if layout is None or not layout.aligned or not suitability.too_few(layout, view):
         return
+    n_workers = suitability.n_training(view)
     n_pieces, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
     evidence: dict[str, float] = {"pieces": n_pieces, "workers": n_workers}
     severity, cutting = Severity.critical, view.goal.cutting
@@ -57,13 +50,12 @@ def find(view: View) -> Iterator[Finding]:
     elif n_pieces < n_workers:
         text += f" with rows for {n_workers:,} workers: "
         text += f"{plural(n_workers - n_pieces, 'worker')} cannot take part"
-    elif (best := attainable(layout, view)) > 1 + view.goal.tolerance + _ROUNDING:
+    else:
+        best = suitability.fullest_share(layout, view)
         text += f", the largest {int(layout.rows.max()):,} rows: one of "
         text += f"{plural(n_workers, 'worker')} has {times_text(best)} its share at "
         text += "best, and each round of a fit takes that much longer"
         severity, evidence["best"] = Severity.info, best
-    else:
-        return
     yield Finding(
         severity=severity,
         message=text,

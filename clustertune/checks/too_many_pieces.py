@@ -21,12 +21,15 @@ from collections.abc import Iterator
 from clustertune.errors import AlignmentError
 from clustertune.facts.sizes import layout_bytes
 from clustertune.model import Finding, Layout, Severity, Unknown, View
+from clustertune.rows import suitability
 from clustertune.wording import bytes_text, plural
 
 ERROR = AlignmentError
 
 
-def find(view: View, *, small: int = 2**20, excess: float = 8.0) -> Iterator[Finding]:
+def find(
+    view: View, *, small: int = suitability.SMALL, excess: float = 8.0
+) -> Iterator[Finding]:
     """Find layouts with too many pieces for each thread, all of them small.
 
     Parameters
@@ -41,13 +44,13 @@ def find(view: View, *, small: int = 2**20, excess: float = 8.0) -> Iterator[Fin
     threads = sum(w.nthreads for w in view.eligible_workers)
     limit = view.goal.workload.max_pieces_per_thread
     for number, layout in enumerate(view.layouts):
-        n_pieces = max(m.n_pieces for m in layout.members)
-        if not threads or n_pieces <= limit * threads:
+        if not suitability.too_many(layout, view, small):
             continue
+        n_pieces = max(m.n_pieces for m in layout.members)
         size = layout_bytes(layout)
         if isinstance(size, Unknown):
             yield _finding(layout, Severity.unknown, n_pieces, threads, size, "")
-        elif size / n_pieces < small:
+        else:
             wanted = number == 0 and _is_wanted(n_pieces, layout, view)
             worse = number == 0 and n_pieces > excess * limit * threads and not wanted
             severity = Severity.critical if worse else Severity.warning

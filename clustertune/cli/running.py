@@ -20,12 +20,12 @@ from clustertune import (
     adapters,
     arguments,
     errors,
-    settings,
 )
 from clustertune.cli.target import Target
 from clustertune.cluster import connection
 from clustertune.cluster.connection import no_connection_logs
 from clustertune.report import acted
+from clustertune.tuning.entrance import refuse_wrong_settings
 from clustertune.wording import printable
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ async def told_usage(work: Awaitable[T]) -> T:
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect, work, and turn what goes wrong into one line and an exit code."""
     try:
-        settings.refuse_wrong()
+        refuse_wrong_settings()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     _ACCOUNT.clear()

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import CancelledError, Client, Future, wait
 
-from clustertune.cluster import inquiry, monitor
+from clustertune.cluster import connection, inquiry, monitor
 from clustertune.cluster.lease import Lease
 from clustertune.data import graphs
 from clustertune.errors import IncompleteError
@@ -115,7 +115,7 @@ class Computing:
         # "lost" is what a client calls a key whose worker died until it is there again
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
             await self._refuse_failed(futures)
-            monitor.refuse_closed(self.client)
+            connection.refuse_closed(self.client)
             self._lease.refuse_late()
             done = 1 - len(pending) / len(futures)
             vain = await patience.look([f.key for f in pending[:SOME]])

@@ -81,6 +81,24 @@ def lost(client: Client, error: BaseException) -> ConnectionLostError | None:
     return ConnectionLostError(not_answering(error))
 
 
+def refuse_closed(client: Client) -> None:
+    """Refuse a client that was closed, or has lost its scheduler.
+
+    Raises
+    ------
+    ConnectionLostError
+        It was.
+    """
+    if client.status == "connecting":
+        why = ConnectionResetError("the client lost its connection to it")
+        raise ConnectionLostError(not_answering(why))
+    if client.status != "running" or client.scheduler is None:
+        raise ConnectionLostError(
+            f"the client is {client.status}, not connected; make a new one: "
+            "Client(address)"
+        )
+
+
 def not_answering(error: BaseException) -> str:
     """Return the text for a scheduler that answered before and does not any more."""
     cause = error.__cause__ or error

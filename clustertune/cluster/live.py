@@ -206,6 +206,7 @@ class LiveCluster:
                 self.given,
                 await self.futures(),
                 View(snapshots=(snapshot,), goal=self.goal, layouts=layouts),
+                approved=monitor.known(self.client).addresses,
             )
         runs = None
         if self.asked.burdens:

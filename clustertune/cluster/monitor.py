@@ -135,27 +135,9 @@ async def identify(client: Client) -> Mapping[str, Any]:
     return identity
 
 
-def refuse_closed(client: Client) -> None:
-    """Refuse a client that was closed, or has lost its scheduler.
-
-    Raises
-    ------
-    ConnectionLostError
-        It was.
-    """
-    if client.status == "connecting":
-        why = ConnectionResetError("the client lost its connection to it")
-        raise ConnectionLostError(connection.not_answering(why))
-    if client.status != "running" or client.scheduler is None:
-        raise ConnectionLostError(
-            f"the client is {client.status}, not connected; make a new one: "
-            "Client(address)"
-        )
-
-
 def _scheduler(client: Client) -> Any:
     """What calls to the scheduler are made of; of a closed client there is none."""
-    refuse_closed(client)
+    connection.refuse_closed(client)
     return client.scheduler
 
 

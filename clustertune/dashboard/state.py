@@ -92,11 +92,6 @@ def columns(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Columns:
     return {name: list(values) for name, values in zip(wanted, found, strict=True)}
 
 
-def thresholds(limit: int, fractions: Iterable[float | None]) -> list[int | None]:
-    """Thresholds in bytes, from fractions in the order of :data:`THRESHOLDS`."""
-    return [None if f is None or not limit else int(f * limit) for f in fractions]
-
-
 def of_identity(identity: Mapping[str, Any], now: float) -> State:
     """What a scheduler says of itself and its workers without any code of ours.
 

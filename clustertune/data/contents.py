@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
@@ -24,7 +24,6 @@ from dask.base import collections_to_expr
 from dask.core import flatten
 from distributed import Client, Future
 
-from clustertune.cluster import monitor
 from clustertune.data import conversion, graphs
 from clustertune.data.inputs import Given, Inputs
 from clustertune.errors import IncompleteError, NoWorkersError
@@ -142,11 +141,14 @@ async def read(
     futures: Mapping[str, Sequence[Any]],
     looks: Mapping[str, Look],
     workers: Sequence[str],
+    *,
+    approved: Collection[str],
     homes: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> dict[str, Contents]:
     """Look at the pieces; what is found in those of each label, in order.
 
-    ``homes`` are numbers by label, the same for pieces that are looked at together;
+    ``approved`` are the workers to which code may be sent. ``homes`` are numbers by
+    label, the same for pieces that are looked at together;
     those of a label that is not there are looked at one by one, as they are loaded.
 
     Raises
@@ -159,7 +161,6 @@ async def read(
     if not looks:
         return {}
     made = await asyncio.to_thread(_bundled, given, futures, looks, homes)
-    approved = monitor.known(client).addresses
     known = [address for address in workers if address in approved]
     if not known:
         raise NoWorkersError(
@@ -248,6 +249,8 @@ class Values:
         given: Inputs,
         futures: Mapping[str, Sequence[Any]],
         view: View,
+        *,
+        approved: Collection[str],
     ) -> tuple[Layout, ...]:
         """Look at what the workload must know; the layouts with that.
 
@@ -271,7 +274,9 @@ class Values:
                 looks[m.label] = wanted
         threads = [w.nthreads for w in view.now.workers]
         homes = {m.label: _homes(m, threads) for m, _ in members if m.label in looks}
-        found = await read(client, given, futures, looks, workers, homes)
+        found = await read(
+            client, given, futures, looks, workers, approved=approved, homes=homes
+        )
         keys = {m.label: m.keys for m, _ in members}
         self._looked |= {
             k: _Looked(keys[k], len(workers), own) for k, own in found.items()

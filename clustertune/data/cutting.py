@@ -26,8 +26,7 @@ from dask.array.core import concatenate3
 from clustertune.data import conversion as converting
 from clustertune.data.graphs import Graph, collection
 from clustertune.data.joining import Partitions, nested
-from clustertune.model import Conversion, Cut, Key, Recut
-from clustertune.rows.replicas import COPIED
+from clustertune.model import COPIED, Conversion, Cut, Key, Recut
 
 Ends: TypeAlias = tuple[bool, Any, Any]
 """Whether the index of a partition is sorted; its first and its last value, if any."""

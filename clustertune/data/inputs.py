@@ -22,8 +22,7 @@ from dask.dataframe.dask_expr.io.io import BlockwiseIO
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
-from clustertune import settings
-from clustertune.cluster.monitor import refuse_closed
+from clustertune.cluster.connection import refuse_closed
 from clustertune.data import groups as numbered
 from clustertune.data.conversion import fixed_bytes, number_bytes, value_bytes
 from clustertune.errors import AlignmentError
@@ -565,14 +564,13 @@ def _columns(x: da.Array) -> int | None:
 
 
 def check_client(client: Any, inputs: Inputs) -> None:
-    """Refuse wrong settings, a closed client, and data of another cluster.
+    """Refuse a closed client, and data of another cluster.
 
     Raises
     ------
     TypeError, ConnectionLostError, ValueError, AlignmentError
         As the case may be.
     """
-    settings.refuse_wrong()
     if not isinstance(client, Client):
         raise TypeError(
             f"client must be a dask.distributed.Client; it was {type(client).__name__}"

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustertune import workloads
 from clustertune.facts.layouts import held as pieces_held
 from clustertune.facts.layouts import weights
 from clustertune.facts.memory import limit, other_bytes, unmanaged_bytes
@@ -179,7 +178,7 @@ def _kept_bytes(view: View) -> Float64s:
 
 def _profile(view: View, change: Change) -> Profile:
     profile = view.goal.workload
-    return workloads.choose(profile.frugal[0]) if change.frugal else profile
+    return profile.frugal or profile if change.frugal else profile
 
 
 def _size(member: Member, change: Change) -> float | Unknown:
@@ -267,7 +266,7 @@ def options(view: View) -> dict[str, Change]:
     members = [m for x in view.layouts for m in x.members]
     if any(map(_is_wide, members)) and (kept is None or kept <= FLOAT32):
         found["float32"] = Change(float32=True)
-    if view.goal.workload.frugal[0]:
+    if view.goal.workload.frugal is not None:
         found["frugal"] = Change(frugal=True)
     if _other(view):
         found["release"] = Change(release=True)
@@ -344,7 +343,7 @@ def _text(change: Change, view: View) -> str:
     parts = ['dtype="float32"'] if change.float32 else []
     if change.frugal:
         profile = view.goal.workload
-        parts.append(f"{_profile(view, change).title} ({profile.frugal[1]})")
+        parts.append(f"{_profile(view, change).title} ({profile.frugal_parameters})")
     if change.release:
         what = f"{bytes_text(_other(view))} of other keys released"
         parts.append(f"{what} (clustertune.release(client, keep=[X, y]))")

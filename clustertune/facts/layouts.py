@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustertune.model import Bools, Float64s, Int64s, Layout, View
+from clustertune.report import LayoutSummary, WorkerShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,17 +22,6 @@ class Held:
     piece: Int64s
     worker: Int64s
     nbytes: Int64s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerShare:
-    """What one worker holds of a layout."""
-
-    worker: str | int  # id
-    pieces: int
-    rows: int
-    nbytes: int
-    share: float  # its rows over those it should have; 0 where it should have none
 
 
 def piece_bytes(layout: Layout) -> Int64s:
@@ -134,3 +124,20 @@ def imbalance(layout: Layout, view: View) -> float:
     """Rows of the fullest worker over its share by threads; 1.0 is even."""
     found = [s.share for s in shares(layout, view)]
     return max(found, default=1.0) if layout.rows.sum() else 1.0
+
+
+def summarize(layout: Layout, view: View) -> LayoutSummary:
+    """A layout in a few numbers; what is not known stays None."""
+    n_workers = len(view.now.workers)
+    known = layout.loaded and layout.aligned
+    return LayoutSummary(
+        label=layout.label,
+        members=tuple(m.label for m in layout.members),
+        pieces=layout.members[0].n_pieces,
+        loaded=layout.loaded,
+        rows=int(layout.rows.sum()) if layout.aligned else None,
+        nbytes=layout.nbytes if layout.loaded else None,
+        separated=int(apart(layout, n_workers).sum()) if known else None,
+        imbalance=imbalance(layout, view) if known else None,
+        workers=shares(layout, view) if known else (),
+    )

@@ -13,7 +13,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from clustertune import arguments, settings
+from clustertune import arguments, checks, settings
+from clustertune.past import settings as history_settings
 from clustertune.past import trends
 from clustertune.past.record import Record, Store, file_of
 from clustertune.past.trends import Difference, Leak, Regression, Sizing, WhatIf
@@ -275,8 +276,8 @@ def history(
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
-    settings.refuse_unknown()
-    file = settings.of_history().path if path is None else file_of(str(path))
+    settings.refuse_unknown(checks.all_settings())
+    file = history_settings.configured().path if path is None else file_of(str(path))
     store = Store(file)
     records = store.read(
         job=job,

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distributed import Client
 
-from clustertune import settings
 from clustertune.cluster import inquiry, monitor
 from clustertune.errors import HistoryError
 from clustertune.facts import machines
 from clustertune.facts.machines import Workers
 from clustertune.model import Finding, Run, Severity, Snapshot, Unknown
-from clustertune.past.record import Record, Store, WorkerMemory
+from clustertune.past import settings
+from clustertune.past.record import Measures, Record, Store, WorkerMemory
 from clustertune.plans.journal import Journal
 from clustertune.report import Report
 from clustertune.wording import printable, workers_text
 
 if TYPE_CHECKING:
-    from clustertune.watch.holding import Measures
     from clustertune.watch.watcher import Monitor
 
 N = TypeVar("N", int, float)
@@ -211,7 +210,7 @@ async def note_call(kind: str, journal: Journal, report: Report) -> Report:
 async def note(make: Callable[[], Record]) -> str:
     """Note what is made, if there is to be a history; says what hindered it."""
     try:
-        history = settings.of_history()
+        history = settings.configured()
         if history.enabled:
             record = with_job(make(), history.job)
             store = Store(history.path)
@@ -239,7 +238,7 @@ async def collect(client: Client) -> int:
     ConnectionLostError, VersionMismatchError
         The scheduler cannot be asked.
     """
-    history = settings.of_history()
+    history = settings.configured()
     identity = await monitor.identify(client)
     await monitor.open_door(client, identity)
     limits = {

@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote as quote_shell
 from urllib.parse import quote as quote_url
 
 from clustertune import strictly
 from clustertune.errors import HistoryError
+from clustertune.wording import bytes_text, plural, seconds_text, workers_text
 
 PATIENCE = 1.0  # seconds for which another process's write is waited for
 LARGEST = 2**63 - 1  # that SQLite can hold; nothing that is counted comes near it
@@ -41,6 +42,44 @@ SCHEMAS = (
     ),
 )
 VERSION = len(SCHEMAS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What a run took, by worker where that makes sense.
+
+    As far as it was seen: between two looks more may have been used.
+    """
+
+    seconds: float
+    peaks: Mapping[str | int, int] = field(default_factory=dict)  # bytes of process
+    limits: Mapping[str | int, int] = field(default_factory=dict)
+    spilled: int = 0  # bytes on disk at most, of all workers together
+    busy: Mapping[str | int, float] = field(default_factory=dict)  # CPUs, on average
+    gone: tuple[str | int, ...] = ()  # workers that went meanwhile
+    unheld: float = 0.0  # seconds, at most, for which the hold was lost
+    predicted: int | None = None  # bytes of the fullest worker; None: not known
+    idle: Mapping[str | int, int] = field(default_factory=dict)  # unmanaged, at first
+
+    def __str__(self) -> str:
+        text = f"held for {seconds_text(self.seconds)}"
+        if self.peaks:
+            fullest = max(self.peaks, key=lambda i: self.peaks[i])
+            text += (
+                f"; at most {bytes_text(self.peaks[fullest])} on "
+                f"{workers_text([fullest])}"
+            )
+            if self.limits.get(fullest):
+                text += f" of {bytes_text(self.limits[fullest])}"
+            if self.predicted is not None:
+                text += f" ({bytes_text(self.predicted)} predicted)"
+        text += f"; {bytes_text(self.spilled)} spilled" if self.spilled else ""
+        if self.busy:
+            text += f"; {plural(round(sum(self.busy.values()), 1), 'CPU')} busy"
+        text += f"; {workers_text(self.gone)} went meanwhile" if self.gone else ""
+        if self.unheld:
+            text += f"; the hold was lost for up to {seconds_text(self.unheld)}"
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,8 @@ from clustertune.model import (
     View,
     landed,
 )
-from clustertune.plans import guards
+from clustertune.plans import approval, guards
 from clustertune.plans.journal import error_text
-from clustertune.tuning import approval
 
 Clock = Callable[[], float]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from clustertune.actions import drop, release, restart
-from clustertune.facts import admission
+from clustertune.facts import admission, holdings, resizing
 from clustertune.facts.thresholds import space
 from clustertune.model import (
     Burden,
@@ -46,7 +46,30 @@ def sort_out(
         refused = refusal(step, view)
         yield step, refused
         if refused is None:
-            view = restart.after(step, view)
+            view = after(step, view)
+
+
+def after(step: Step, view: View) -> View:
+    """The view as it will be when a step is done, as far as the next steps need it.
+
+    A worker that was restarted runs, in a process that has its keys and no leak.
+    """
+    restart = step.args
+    if not isinstance(restart, Restart) or restart.retire:
+        return view
+    workers = tuple(
+        _restarted(w) if w.address == restart.address else w for w in view.now.workers
+    )
+    now = replace(view.now, workers=workers)
+    return replace(view, snapshots=(*view.snapshots[:-1], now))
+
+
+def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
+    """What a new process needs is known only where the old one has been asked."""
+    process, data = worker.process, worker.counted + worker.spilled
+    if worker.least is not None:
+        process = min(process, worker.least + data)
+    return replace(worker, status="running", process=process)
 
 
 def refusal(step: Step, view: View) -> Refusal | None:
@@ -188,14 +211,14 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
     if not isinstance(step.args, Restart):
         return None
     worker = view.now.by_address.get(step.args.address)
-    limit = None if worker is None else restart.lowered(worker, step.args.size)
+    limit = None if worker is None else resizing.lowered(worker, step.args.size)
     if worker is None or limit is None:
         return None
     thresholds, text = worker.thresholds, bytes_text(limit)
     if isinstance(thresholds, Unknown):
         return f"whether {text} is enough is unknown: {thresholds}"
     target = thresholds.target or thresholds.spill
-    most, _ = restart.lines(worker, limit)
+    most, _ = resizing.lines(worker, limit)
     data = worker.counted + worker.spilled
     # what is unmanaged may be more than a new process needs, and not less
     fresh = worker.unmanaged if worker.least is None else worker.least
@@ -229,11 +252,11 @@ def release_takes_from_nobody(step: Step, view: View) -> str | None:
         return None
     prefix = step.args.prefix
     if step.args.include_other_clients:
-        return release.divided_names(view, prefix, step.args.together) or None
+        return holdings.divided_names(view, prefix, step.args.together) or None
     found = [h for h in view.now.holdings or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
-    return f"{release.whose(found)}: {OTHERS}"
+    return f"{holdings.whose(found)}: {OTHERS}"
 
 
 def drop_takes_from_nobody(step: Step, view: View) -> str | None:
@@ -251,7 +274,7 @@ def drop_takes_from_nobody(step: Step, view: View) -> str | None:
     others = [h for h in view.now.holdings if h.keys and not h.alone]
     if others and not step.args.include_other_clients:
         return (
-            f"what would be lost: {drop.at_risk(view.now.holdings)}; {OTHERS}, and "
+            f"what would be lost: {holdings.at_risk(view.now.holdings)}; {OTHERS}, and "
             "restart without drop_data loses nothing"
         )
     return None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from clustertune import report
-from clustertune.facts import forecast
+from clustertune.counts import Done
+from clustertune.facts import forecast, layouts
 from clustertune.facts.sizes import held_bytes
-from clustertune.model import Finding, Layout, Outcome, Plan, View
-from clustertune.report import Done, Report
+from clustertune.facts.thresholds import ceiling
+from clustertune.model import Finding, Layout, Outcome, Plan, Trim, View
+from clustertune.report import Report, WorkerMemory
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Journal:
             steps=tuple(self._steps(status)),
             needs=self.plans[-1].needs if self.plans else (),
             forecast=forecast.peaks(views[-1]) if views else {},
-            memory=report.memory_of(views, self.outcomes),
+            memory=memory_of(views, self.outcomes),
             notes=tuple(self._notes(status)),
         )
 
@@ -105,7 +107,34 @@ class Journal:
 
 
 def _summaries(view: View) -> tuple[report.LayoutSummary, ...]:
-    return tuple(report.summarize(layout, view) for layout in view.layouts)
+    return tuple(layouts.summarize(layout, view) for layout in view.layouts)
+
+
+def memory_of(
+    views: Sequence[View], outcomes: Sequence[Outcome]
+) -> tuple[WorkerMemory, ...]:
+    """A row for each worker that a step has measured, in the order of the steps."""
+    lines = {w.id: ceiling(w) or None for view in views for w in view.now.workers}
+    rows: dict[str | int, WorkerMemory] = {}
+    for outcome in outcomes:
+        for m in outcome.measured:
+            row = rows.get(m.worker) or WorkerMemory(
+                worker=m.worker,
+                before=m.before,
+                after_trim=None,
+                after_restart=None,
+                threshold=lines.get(m.worker),
+                keys=None,
+                seconds=None,
+            )
+            if isinstance(outcome.step.args, Trim):
+                row = replace(row, after_trim=m.after)
+            else:
+                row = replace(row, after_restart=m.after)
+                if outcome.count:  # it was restarted
+                    row = replace(row, keys=m.keys, seconds=outcome.seconds)
+            rows[m.worker] = row
+    return tuple(rows.values())
 
 
 def error_text(error: BaseException) -> str:

@@ -7,10 +7,9 @@ every refusal keeps its reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from clustertune import actions
-from clustertune.model import Finding, Plan, Refusal, Restart, Step, View
+from clustertune.model import Action, Finding, Plan, Refusal, Restart, Step, View
 from clustertune.plans import guards, interruptions
 from clustertune.wording import workers_text
 
@@ -36,24 +35,32 @@ PHASES: tuple[tuple[str, str], ...] = (
 )
 
 
-def make_plan(findings: tuple[Finding, ...], view: View) -> Plan:
-    """The steps of the first phase that has any that is allowed.
+def make_plan(
+    findings: tuple[Finding, ...], view: View, actions: Mapping[str, Action]
+) -> Plan:
+    """Plan the first phase that has a step which the guards allow.
 
-    What was refused in the phases before it is kept, with the reasons.
+    The plan keeps the refused steps of the phases before it, with the reasons.
+
+    Parameters
+    ----------
+    findings, view
+        What the checks have found in this view.
+    actions
+        By name; the planner calls ``propose`` of the action of each phase.
 
     Raises
     ------
     CapacityError, NoWorkersError
         What a phase needs does not fit the workers' memory, or no worker runs.
     """
-    known = actions.available()
     refused: list[Refusal] = []
     last = ""
     for phase, name in PHASES:
         if not view.goal.allows(name):
             continue
         steps: list[Step] = []
-        proposed = known[name].propose(findings, view)
+        proposed = actions[name].propose(findings, view)
         for step, no in guards.sort_out(proposed, view):
             last = phase
             if no is None:
@@ -64,7 +71,7 @@ def make_plan(findings: tuple[Finding, ...], view: View) -> Plan:
             break
     needs = _needs(view)
     if last == "trim" and view.goal.allows("restart"):
-        needs = (known_after_trim(known["restart"].propose(findings, view)), *needs)
+        needs = (known_after_trim(actions["restart"].propose(findings, view)), *needs)
     return Plan(
         phase=last,
         steps=tuple(steps),

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from distributed import Client
 
+from clustertune.counts import Done
 from clustertune.data import inputs
 from clustertune.data.inputs import COMPANIONS
-from clustertune.report import Done, Report
+from clustertune.report import Report
 from clustertune.tuning import operations, preparation, publishing
 from clustertune.tuning.prepared import Prepared
 from clustertune.wording import names_text

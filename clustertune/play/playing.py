@@ -55,8 +55,7 @@ from clustertune.play.playbook import (
 from clustertune.play.played import BAD, Played, PlayedStep
 from clustertune.progress import Progress
 from clustertune.report import Report, acted
-from clustertune.settings import of_checks
-from clustertune.tuning import operations
+from clustertune.tuning import entrance, operations
 from clustertune.tuning.procedure import Procedure, carry_out
 from clustertune.watch.diagnosis import Question, diagnose
 from clustertune.watch.watcher import Monitor
@@ -146,7 +145,7 @@ def run(
         material = Collections(
             client=client, X=X, y=y, companions=companions, eval_set=eval_set
         )
-        inputs.check_client(client, material.gather())
+        entrance.check_client(client, material.gather())
     elif any(x is not None for x in (y, eval_set, *companions.values())):
         raise TypeError("X is None but other data is given; give X too")
     values = {key: str(value) for key, value in (settings or {}).items()}
@@ -185,10 +184,10 @@ def playing_of(
     progress: bool | Notify | None,
 ) -> Playing:
     """A call of ``run``, its arguments checked."""
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     profile = workloads.choose(workload, estimator)
     refuse_without_data(playbook, material)
-    of_checks()  # refuses settings that are wrong
+    checks.configured()  # refuses settings that are wrong
     return Playing(
         client=client,
         playbook=playbook,
@@ -483,7 +482,7 @@ class Playing:
             self.client, estimator=self.estimator, workload=self.workload
         )
         async with watching:
-            found = checks.run(watching.view, of_checks())
+            found = checks.run(watching.view, checks.configured())
             shown = bool(named(found, step.when, step.at_least))
             snapshots = aiter(watching)
             while shown:
@@ -496,7 +495,7 @@ class Playing:
                         "the cluster could not be looked at within "
                         f"{seconds_text(LOOK)}; see what keeps its scheduler"
                     ) from None
-                yield checks.run(watching.view, of_checks())
+                yield checks.run(watching.view, checks.configured())
         while True:
             await asyncio.sleep(min(EVERY, step.holds))
             yield await self._found()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dask
 
-from clustertune import settings
+from clustertune import checks, settings
 from clustertune.play.plainyaml import LARGEST
 from clustertune.play.playbook import Playbook
 from clustertune.play.reading import load, unknown
@@ -22,7 +22,7 @@ def folders() -> tuple[Path, ...]:
     ValueError
         ``clustertune.playbooks`` is set to something else than a folder.
     """
-    settings.refuse_unknown()
+    settings.refuse_unknown(checks.all_settings())
     own = dask.config.get("clustertune.playbooks", None)
     if own is None:
         return (_shipped(),)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from distributed import Status
 from distributed.protocol import pickle
 
 from clustertune.remote import batches
 
-if TYPE_CHECKING:
-    from clustertune.remote.roles import Part
-
 Script = Mapping[str, Any]
 
 AHEAD = 4  # batches that are read before they are asked for
 LOOK = 0.5  # seconds between two looks whether anybody still wants the task
+
+
+class Line(Protocol):
+    """Connects a role with its client (:class:`clustertune.remote.roles.Part`)."""
+
+    loop: asyncio.AbstractEventLoop
+    stopped: threading.Event
+    broken: threading.Event
+
+    def say(self, kind: str, data: bytes) -> None:
+        """Send a score or a log line to the client."""
 
 
 class Context:
@@ -44,7 +53,7 @@ class Context:
         Batches in an epoch that every rank of the role has; None without data.
     """
 
-    def __init__(self, worker: Any, part: Part, key: str, script: Script):
+    def __init__(self, worker: Any, part: Line, key: str, script: Script):
         self.role: str = script["role"]
         self.rank: int = script["rank"]
         self.size: int = script["size"]

@@ -1,4 +1,4 @@
-"""What the page shows of a layout in a report; also used where reports are drawn."""
+"""What the page shows of a layout in a report."""
 
 from __future__ import annotations
 

@@ -13,10 +13,16 @@ from functools import reduce
 
 import numpy as np
 
-from clustertune.checks import large_pieces, too_few_pieces, too_many_pieces
 from clustertune.facts import layouts
 from clustertune.model import Bools, Finding, Int64s, Layout, Member, View
-from clustertune.rows import chunking, coverage, granularity, grouping, replicas
+from clustertune.rows import (
+    chunking,
+    coverage,
+    granularity,
+    grouping,
+    replicas,
+    suitability,
+)
 from clustertune.rows.grouping import Groups
 
 PIECES = frozenset(  # checks
@@ -180,7 +186,7 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     total = int(old.sum())
     new = chunking.joined(old, -(-total // _wanted(layout, view)))
     weights = layouts.weights(view)
-    crowded = any(too_many_pieces.find(replace(view, layouts=(_bare(layout, old),))))
+    crowded = bool(suitability.too_many(_bare(layout, old), view))
     # too few, or too uneven, they become no better by being joined
     better = chunking.fullest(new, weights) < chunking.fullest(old, weights)
     return new if crowded or better else old
@@ -205,9 +211,9 @@ def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -
         n_bytes = layout.nbytes / max(1, len(rows))
         if n_bytes > view.goal.workload.max_piece_bytes:
             return False
-    if any(large_pieces.find(only)) or any(too_many_pieces.find(only)):
+    if suitability.too_large(bare, only) or suitability.too_many(bare, only):
         return False
-    return layout is not view.layouts[0] or not any(too_few_pieces.find(only))
+    return layout is not view.layouts[0] or not suitability.too_few(bare, only)
 
 
 def _bare(layout: Layout, rows: Int64s) -> Layout:

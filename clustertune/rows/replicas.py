@@ -9,9 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clustertune.facts import layouts
-from clustertune.model import Int64s, Layout, View
-
-COPIED = "copied"  # how names of collections begin that are such copies
+from clustertune.model import COPIED, Int64s, Layout, View
 
 
 def is_copied(layout: Layout) -> bool:

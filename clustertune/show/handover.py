@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from clustertune.dashboard.state import THRESHOLDS, thresholds
 from clustertune.facts import machines
 from clustertune.model import Finding, Layout, Unknown, View, WorkerSnapshot
 from clustertune.remote import keys
+from clustertune.remote.page import THRESHOLDS
 from clustertune.remote.shares import MOST_KEYS
 from clustertune.wording import bytes_text
 
@@ -89,6 +89,11 @@ def _figure(name: str, value: Any) -> str:
 
 
 _SIZES = ("process", "managed", "unmanaged", "spilled", "limit", "memory_limit")
+
+
+def thresholds(limit: int, fractions: Iterable[float | None]) -> list[int | None]:
+    """Thresholds in bytes, from fractions in the order of :data:`THRESHOLDS`."""
+    return [None if f is None or not limit else int(f * limit) for f in fractions]
 
 
 def _thresholds(worker: WorkerSnapshot) -> list[int | None]:

@@ -14,6 +14,7 @@ from clustertune.data import inputs
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.model import Goal
 from clustertune.remote import mount, ship
+from clustertune.tuning import entrance
 from clustertune.watch import diagnosis
 
 ALONE = "`clustertune panel --serve` shows it from this machine, without the dashboard"
@@ -95,7 +96,7 @@ def panel(client: Client) -> Any:
     --------
     >>> clustertune.panel(client).show()                        # doctest: +SKIP
     """
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     return client.sync(add_panel, client)
 
 

@@ -50,10 +50,9 @@ from clustertune.plans import events
 from clustertune.plans.journal import Journal
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
-from clustertune.settings import of_checks
 from clustertune.storage import manifests, saving
 from clustertune.storage.losses import Loss, losses, objection
-from clustertune.tuning import publishing
+from clustertune.tuning import entrance, publishing
 from clustertune.wording import bytes_text, plural, printable, seconds_text
 
 Confirm = Callable[[Report], bool]
@@ -206,7 +205,7 @@ def reset(
         timeout=arguments.duration("timeout", timeout),
         progress=progress,
     )
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     if operation.asynchronous:
         return _awaited(operation)  # type: ignore[return-value] # to be awaited
     found: Recreated = client.sync(_carry_out, operation)
@@ -335,7 +334,7 @@ async def _work(
         *await publishing.fetch(client, operation.datasets),
     )
     given = inputs.of_rows(collections)
-    inputs.check_client(client, given)
+    entrance.check_client(client, given)
     goal = Goal(workload=workloads.choose(None))
     cluster = LiveCluster(client, given, goal, remaining)
     await cluster.open(None, needs=())
@@ -422,7 +421,7 @@ async def _plan(
     steps = (save, step, load) if saves else (step,)
     plan = Plan(phase="reset", steps=() if refused else steps, refused=refused)
     journal.views.append(view)
-    journal.findings.append(checks.run(view, of_checks()))
+    journal.findings.append(checks.run(view, checks.configured()))
     journal.plans.append(plan)
     return plan, wanted
 
@@ -637,6 +636,6 @@ async def _arrive(
     await cluster.open(None)
     view = await cluster.look(notify)
     journal.views.append(view)
-    journal.findings.append(checks.run(view, of_checks()))
+    journal.findings.append(checks.run(view, checks.configured()))
     journal.plans.append(Plan(phase="reset"))
     return cluster, loaded

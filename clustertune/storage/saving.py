@@ -33,7 +33,7 @@ from dask.dataframe.dask_expr import from_graph
 from distributed import Client
 
 from clustertune import arguments, workloads
-from clustertune.cluster import monitor
+from clustertune.cluster import connection, monitor
 from clustertune.cluster.live import LiveCluster
 from clustertune.data import graphs, inputs
 from clustertune.data.inputs import Inputs
@@ -48,6 +48,7 @@ from clustertune.progress import Progress
 from clustertune.remote import pieces, ship
 from clustertune.storage import manifests
 from clustertune.storage.manifests import MANIFEST, SCHEMA_VERSION, Target
+from clustertune.tuning import entrance
 from clustertune.wording import bytes_text, plural, printable, seconds_text
 
 NEEDED = {"array": "numcodecs", "dataframe": "pyarrow", "series": "pyarrow"}
@@ -111,7 +112,7 @@ def save(
     seconds = arguments.duration("timeout", timeout)
 
     async def work(notify: Notify, remaining: Remaining) -> None:
-        inputs.check_client(client, given)
+        entrance.check_client(client, given)
         goal = Goal(workload=workloads.choose(None))
         cluster = LiveCluster(client, given, goal, remaining)
         await cluster.open(None)
@@ -163,7 +164,7 @@ def load(
     seconds = arguments.duration("timeout", timeout)
 
     async def work(notify: Notify, remaining: Remaining) -> tuple[Any, ...]:
-        inputs.check_client(client, inputs.NOTHING)
+        entrance.check_client(client)
         return await read(client, place, notify, remaining)
 
     found: tuple[Any, ...] = client.sync(_within, work, "load", seconds, progress)
@@ -603,7 +604,7 @@ async def _submitted(
 async def _refuse_failed(
     client: Client, graph: graphs.Graph, pending: Sequence[Any], doing: str
 ) -> None:
-    monitor.refuse_closed(client)
+    connection.refuse_closed(client)
     failed = next((f for f in pending if f.status in ("error", "cancelled")), None)
     if failed is None:
         return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from clustertune import checks, settings
+from clustertune import checks
 from clustertune.model import Severity, Unknown, WorkerSnapshot
 
 SEVERITIES = tuple(s.name for s in Severity if s is not Severity.unknown)
@@ -85,7 +85,7 @@ def parse(text: object) -> Condition | None:
 
 def _least() -> float:
     """Growth in a run that counts, a fraction of the memory limit: as the check has."""
-    return float(settings.of_check("memory_growth", "least"))
+    return float(checks.setting("memory_growth", "least"))
 
 
 def lines(workers: Iterable[WorkerSnapshot]) -> dict[str | int, dict[str, float]]:

@@ -28,6 +28,7 @@ from clustertune.remote import keys, park, ship
 from clustertune.timetable import conditions, instants, scheduled
 from clustertune.timetable.conditions import Condition
 from clustertune.timetable.scheduled import DATA, KEPT, Schedule
+from clustertune.tuning import entrance
 from clustertune.watch import diagnosis
 from clustertune.wording import seconds_text
 
@@ -117,7 +118,7 @@ def schedule_restart(
     if lasting > LONGEST:
         raise ValueError(f"expires={expires!r} must be at most a year")
     given = inputs.of_rows(collections)
-    inputs.check_client(client, given)
+    entrance.check_client(client, given)
     order = _Order(
         client=client,
         given=given,
@@ -158,7 +159,7 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
     --------
     >>> print(*clustertune.schedules(client))                 # doctest: +SKIP
     """
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     found: tuple[Schedule, ...] = client.sync(scheduled.listed, client)
     return found
 

@@ -24,7 +24,7 @@ from dask._task_spec import List, Task, TaskRef
 from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
 
-from clustertune.cluster import monitor
+from clustertune.cluster import connection, monitor
 from clustertune.data import graphs, inputs
 from clustertune.errors import (
     AlignmentError,
@@ -306,7 +306,7 @@ async def _settle(client: Client, futures: Sequence[Future[Any]]) -> None:
     # "lost" is what a client calls a key whose worker died until it is there again
     pending = futures
     while pending := [f for f in pending if f.status in ("pending", "lost")]:
-        monitor.refuse_closed(client)
+        connection.refuse_closed(client)
         # looking at 100,000 states takes as long as the pause should
         await asyncio.sleep(POLL + len(pending) * 1e-6)
 

@@ -17,7 +17,6 @@ from uuid import uuid4
 import cloudpickle
 from distributed import Client
 
-import clustertune
 from clustertune import arguments
 from clustertune.cluster import monitor
 from clustertune.data import graphs, inputs
@@ -30,6 +29,10 @@ from clustertune.training.actors import Actor, Rules, by_role
 from clustertune.training.frameworks import Framework
 from clustertune.training.running import Roles
 from clustertune.training.staffing import Candidate
+from clustertune.tuning import entrance
+from clustertune.tuning.preparation import prepare
+from clustertune.tuning.prepared import Prepared
+from clustertune.watch.holding import hold
 from clustertune.wording import printable
 
 PATIENCE = 10.0  # seconds in which a worker answers
@@ -122,7 +125,7 @@ def run_roles(
     ...             roles.stop()
     ...     models = roles.result()["worker"]                   # doctest: +SKIP
     """
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     _refuse_roles(roles)
     chosen = frameworks.choose(framework, roles)
     request = _Request(
@@ -219,11 +222,11 @@ def _code(roles: Mapping[str, Any], framework: Framework) -> dict[str, bytes]:
 def _collections(client: Client, data: Any) -> tuple[Any, ...]:
     if data is None:
         return ()
-    prepared = isinstance(data, tuple | clustertune.Prepared)
+    prepared = isinstance(data, tuple | Prepared)
     found = tuple(data) if prepared else (data,)
     if not found:
         raise ValueError("data is empty; leave it out, or give data=(X, y)")
-    inputs.check_client(client, inputs.of_rows(found))
+    entrance.check_client(client, inputs.of_rows(found))
     return found
 
 
@@ -242,9 +245,7 @@ def _target(name: Any, sizes: Mapping[str, int], with_data: bool) -> str:
 
 async def _run(request: _Request) -> Roles:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(
-            clustertune.hold(request.client, label="run_roles")
-        )
+        await stack.enter_async_context(hold(request.client, label="run_roles"))
         cast = await _cast(request)
         share = await _share(request, [c.address for c in cast.get(request.target, [])])
         actors = list(_actors(cast))
@@ -339,7 +340,7 @@ async def _share(request: _Request, workers: list[str]) -> _Share:
     """Place the data on these workers, in the order of their ranks."""
     if not request.data:
         return _Share()
-    placing: Any = clustertune.prepare(
+    placing: Any = prepare(
         request.client,
         *request.data,
         workers=workers,
@@ -347,7 +348,7 @@ async def _share(request: _Request, workers: list[str]) -> _Share:
         timeout=request.timeout,
         progress=request.progress,
     )
-    prepared: clustertune.Prepared = await placing
+    prepared: Prepared = await placing
     collections = tuple(prepared)
     columns = [inputs.pieces(x)[0] for x in collections]
     scheduler: Any = request.client.scheduler

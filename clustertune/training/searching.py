@@ -26,12 +26,12 @@ from distributed import Client, Future
 
 from clustertune import arguments
 from clustertune.cluster import monitor
-from clustertune.data import inputs
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.remote import copies, fits, pools, probe, ship
 from clustertune.training import room, worth
 from clustertune.training.room import Seat
 from clustertune.training.worth import Block, Call, Here, Work
+from clustertune.tuning import entrance
 from clustertune.wording import printable
 
 PATIENCE = 30.0  # seconds in which a worker loads NumPy and SciPy
@@ -171,7 +171,7 @@ def joblib_backend(
         ) from error
     from clustertune.training.fitting import Fitting
 
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     _refuse_arrays(client, arrays)
     fraction = arguments.fraction("memory_fraction", memory_fraction)
     inner = arguments.count("inner_threads", inner_threads)

@@ -21,6 +21,7 @@ from distributed import Client, Future
 
 from clustertune.data import inputs
 from clustertune.errors import AlignmentError
+from clustertune.tuning import entrance
 from clustertune.wording import bytes_text, plural
 
 LARGE = 10_000_000  # bytes of items that had better lie on the cluster, as Dask says
@@ -70,7 +71,7 @@ def check(client: Any, func: Any, items: Any, broadcast: Any, reduce: Any) -> Te
     AlignmentError
         Collections are not row-aligned, or cut in columns.
     """
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     for name, value in {"func": func, "reduce": reduce}.items():
         if not callable(value) and not (name == "reduce" and value is None):
             raise TypeError(f"{name} must be a function; it was {_type(value)}")
@@ -207,7 +208,7 @@ def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
 
 def _with_collections(terms: Terms, items: tuple[Any, ...]) -> Terms:
     given = inputs.of_rows(items)
-    inputs.check_client(terms.client, given)
+    entrance.check_client(terms.client, given)
     collections = {label: given.collection(label) for label in given.training}
     rows = {label: _rows(label, x) for label, x in collections.items()}
     first, *rest = rows

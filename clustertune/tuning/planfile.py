@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from clustertune import strictly
+from clustertune.counts import Done
 from clustertune.errors import RefusedError
 from clustertune.facts.fingerprint import Fingerprint
-from clustertune.report import Done, Report
+from clustertune.report import Report
 from clustertune.tuning.calls import Call
 from clustertune.wording import plural, printable, seconds_text
 

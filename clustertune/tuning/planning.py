@@ -15,13 +15,12 @@ from distributed import Client
 
 from clustertune import arguments, report
 from clustertune.cluster import monitor
-from clustertune.data import inputs
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.facts import fingerprint
 from clustertune.model import Finding, Notify, Plan, Restart, Severity, Step, View
-from clustertune.plans import events, guards
+from clustertune.plans import approval, events, guards
 from clustertune.report import Report
-from clustertune.tuning import approval, calls
+from clustertune.tuning import calls, entrance
 from clustertune.tuning.planfile import LONGEST, StoredPlan
 from clustertune.wording import plural, printable, workers_text
 
@@ -88,7 +87,7 @@ def plan(
     seconds = arguments.duration("expires", expires)
     if seconds > LONGEST:
         raise ValueError(f"expires={expires!r} must be at most a year")
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     made: StoredPlan = client.sync(_plan, client, call, seconds, progress)
     return made
 
@@ -141,7 +140,7 @@ def apply(
     """
     stored = plan if isinstance(plan, StoredPlan) else StoredPlan.load(plan)
     dry = arguments.flag("dry_run", dry_run)
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     done: Report = client.sync(_apply, client, stored, dry, progress)
     return done
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import arguments, checks, workloads
+from clustertune import actions, arguments, checks, workloads
 from clustertune.cluster import connection, monitor
 from clustertune.cluster.live import RESTARTABLE, Asked, LiveCluster
 from clustertune.data import conversion, inputs
@@ -31,14 +31,13 @@ from clustertune.errors import (
 from clustertune.facts import layouts, pricing, verification
 from clustertune.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.past import noting
-from clustertune.plans import events, executor, planner
+from clustertune.plans import approval, events, executor, planner
 from clustertune.plans.journal import Journal, error_text
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
 from clustertune.rows import trainers
-from clustertune.settings import of_checks
 from clustertune.show import handover
-from clustertune.tuning import approval
+from clustertune.tuning import entrance
 from clustertune.tuning.prepared import Again, Prepared
 from clustertune.tuning.procedure import attach
 from clustertune.wording import seconds_text
@@ -120,7 +119,7 @@ async def _look_and_plan(
     restarts = bool(view.goal.restart) and not any(w.running for w in view.now.workers)
     if not restarts:
         _refuse(wrong)
-    plan = planner.make_plan(found, view)
+    plan = planner.make_plan(found, view, actions.available())
     if restarts and not (plan.steps and plan.phase in ("trim", "restart")):
         _refuse(wrong)
     if plan.steps and plan.phase == "cut":
@@ -128,7 +127,7 @@ async def _look_and_plan(
         view = _timed(view, await cluster.overhead(view))
         found = checks.run(view, settings)
         journal.views[-1], journal.findings[-1] = view, found
-        plan = planner.make_plan(found, view)
+        plan = planner.make_plan(found, view, actions.available())
     if flows := pricing.worth_timing(plan):
         plan = pricing.again(plan, await cluster.speeds(view, flows))
     journal.plans.append(plan)
@@ -347,7 +346,7 @@ LeaseHeldError
         "init_score": init_score,
     }
     given = inputs.gather(X, y, others, companions, eval_set)
-    inputs.check_client(client, given)
+    entrance.check_client(client, given)
     profile = workloads.choose(workload, estimator)
     inputs.refuse_sizes(given, profile)
     workloads.refuse(profile, inputs.companions(given))
@@ -470,7 +469,7 @@ async def _work(
     notify: Notify,
     dry_run: bool,
 ) -> None:
-    settings = of_checks()
+    settings = checks.configured()
     # a restart has paused workers run again
     needs = RESTARTABLE if request.goal.restart else ("running",)
     await cluster.open(request.workers, needs=needs)
@@ -539,7 +538,7 @@ async def _verify(request: Request, journal: Journal) -> Report:
         now = await cluster.look(lambda *_: None)
     now = trainers.chosen(now)
     seen.views.append(now)
-    seen.findings.append(checks.run(now, of_checks()))
+    seen.findings.append(checks.run(now, checks.configured()))
     # memory is no part of it: what other work has taken since is no fault of ours
     was = verification.without_aside(journal.views[-1])
     wrong = (

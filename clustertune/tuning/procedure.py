@@ -31,13 +31,19 @@ from clustertune.model import (
     View,
 )
 from clustertune.past import noting
-from clustertune.plans import events, executor, guards, interruptions, planner
+from clustertune.plans import (
+    approval,
+    events,
+    executor,
+    guards,
+    interruptions,
+    planner,
+)
 from clustertune.plans.journal import Journal, error_text
 from clustertune.progress import Progress
 from clustertune.report import Report, headlines
-from clustertune.settings import of_checks
 from clustertune.show import handover
-from clustertune.tuning import approval
+from clustertune.tuning import entrance
 from clustertune.wording import seconds_text
 
 Ids = Collection[str | int]
@@ -78,7 +84,7 @@ class Procedure:
 async def carry_out(procedure: Procedure) -> Report:
     """Do it, and report; errors have the report as far as it came."""
     progress, journal, start = Progress(procedure.progress), Journal(), monotonic()
-    inputs.check_client(procedure.client, procedure.given)
+    entrance.check_client(procedure.client, procedure.given)
 
     def remaining() -> float:
         return start + procedure.timeout - monotonic()
@@ -128,7 +134,7 @@ async def _note(procedure: Procedure, status: str, journal: Journal) -> None:
 async def _work(
     procedure: Procedure, cluster: LiveCluster, journal: Journal, notify: Notify
 ) -> None:
-    settings = of_checks()
+    settings = checks.configured()
     await cluster.open(None, needs=procedure.needs)
 
     async def plan(propose: Then, then: Then | None = None) -> Plan:
@@ -169,7 +175,7 @@ async def _plan(
 ) -> Plan:
     view = await cluster.look(notify)
     ids = ids_of(procedure.workers, view)
-    found = checks.run(view, of_checks())
+    found = checks.run(view, checks.configured())
     proposed = list(guards.sort_out(propose(view, ids, found), view))
     later = [] if then is None else list(then(view, ids, found))
     steps = tuple(step for step, no in proposed if no is None)

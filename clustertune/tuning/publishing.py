@@ -24,6 +24,7 @@ from distributed.protocol.serialize import to_serialize
 from clustertune import arguments, workloads
 from clustertune.cluster import monitor
 from clustertune.cluster.lease import Lease
+from clustertune.counts import Done
 from clustertune.data import inputs
 from clustertune.data.inputs import COMPANIONS
 from clustertune.errors import (
@@ -35,8 +36,8 @@ from clustertune.errors import (
 from clustertune.model import Key, Notify, Profile
 from clustertune.progress import Progress
 from clustertune.remote import keys
-from clustertune.report import Done, Report
-from clustertune.tuning import preparation
+from clustertune.report import Report
+from clustertune.tuning import entrance, preparation
 from clustertune.tuning.prepared import Prepared
 from clustertune.wording import are, names_text, plural, printable
 
@@ -120,7 +121,7 @@ def prepare_datasets(
         progress=progress,
         options=options,
     )
-    inputs.check_client(client, inputs.NOTHING)
+    entrance.check_client(client)
     # of an asynchronous client it is to be awaited
     report: Report = client.sync(_prepare, request)
     return report

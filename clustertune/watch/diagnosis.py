@@ -14,17 +14,18 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import arguments, checks, report, workloads
+from clustertune import arguments, checks, workloads
 from clustertune.cluster import inquiry, monitor
 from clustertune.cluster.live import LiveCluster
 from clustertune.data import contents, inputs
 from clustertune.errors import TimedOutError
+from clustertune.facts import layouts
 from clustertune.model import Finding, Goal, View
 from clustertune.remote.survey import MOST
 from clustertune.report import Report
 from clustertune.rows import trainers
-from clustertune.settings import of_checks
 from clustertune.show import handover
+from clustertune.tuning import entrance
 from clustertune.wording import seconds_text
 
 CUT = (
@@ -110,7 +111,7 @@ def check(
         if X is None
         else inputs.gather(X, y, others, companions, eval_set)
     )
-    inputs.check_client(client, given)
+    entrance.check_client(client, given)
     question = Question(
         client=client,
         given=given,
@@ -142,7 +143,7 @@ class Question:
 
 async def diagnose(question: Question) -> Report:
     """Look, ask, and run all checks."""
-    settings, start = of_checks(), monotonic()
+    settings, start = checks.configured(), monotonic()
     try:
         view = await asyncio.wait_for(see(question), question.timeout)
     except asyncio.TimeoutError:
@@ -185,6 +186,7 @@ async def _read(question: Question, cluster: LiveCluster, view: View) -> View:
         futures,
         looks,
         [w.address for w in view.now.workers],
+        approved=monitor.known(question.client).addresses,
     )
     layouts = tuple(contents.with_contents(x, found) for x in view.layouts)
     return replace(view, layouts=layouts)
@@ -195,6 +197,6 @@ def _report(view: View, found: tuple[Finding, ...], seconds: float) -> Report:
         status="looked",
         seconds=seconds,
         found=found,
-        before=tuple(report.summarize(layout, view) for layout in view.layouts),
+        before=tuple(layouts.summarize(layout, view) for layout in view.layouts),
         notes=() if view.now.survey is None or view.now.survey.complete else (CUT,),
     )

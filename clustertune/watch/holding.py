@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
@@ -26,16 +26,13 @@ from clustertune.cluster.lease import REFRESH, give_back
 from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
 from clustertune.model import Finding, Snapshot
 from clustertune.past import noting
-from clustertune.past.record import Record
+from clustertune.past.record import Measures, Record
 from clustertune.watch.blocks import Block
 from clustertune.watch.watcher import Monitor
 from clustertune.wording import (
-    bytes_text,
     names_text,
-    plural,
     printable,
     seconds_text,
-    workers_text,
 )
 
 logger = logging.getLogger("clustertune")
@@ -43,44 +40,6 @@ logger = logging.getLogger("clustertune")
 SAID = ("paused_workers", "silent_workers", "memory_pressure", "abandoned_tasks")
 PATIENCE = 60.0  # seconds for which another client's plan is waited for
 UNNAMED = "a hold"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
-    """What a run took, by worker where that makes sense.
-
-    As far as it was seen: between two looks more may have been used.
-    """
-
-    seconds: float
-    peaks: Mapping[str | int, int] = field(default_factory=dict)  # bytes of process
-    limits: Mapping[str | int, int] = field(default_factory=dict)
-    spilled: int = 0  # bytes on disk at most, of all workers together
-    busy: Mapping[str | int, float] = field(default_factory=dict)  # CPUs, on average
-    gone: tuple[str | int, ...] = ()  # workers that went meanwhile
-    unheld: float = 0.0  # seconds, at most, for which the hold was lost
-    predicted: int | None = None  # bytes of the fullest worker; None: not known
-    idle: Mapping[str | int, int] = field(default_factory=dict)  # unmanaged, at first
-
-    def __str__(self) -> str:
-        text = f"held for {seconds_text(self.seconds)}"
-        if self.peaks:
-            fullest = max(self.peaks, key=lambda i: self.peaks[i])
-            text += (
-                f"; at most {bytes_text(self.peaks[fullest])} on "
-                f"{workers_text([fullest])}"
-            )
-            if self.limits.get(fullest):
-                text += f" of {bytes_text(self.limits[fullest])}"
-            if self.predicted is not None:
-                text += f" ({bytes_text(self.predicted)} predicted)"
-        text += f"; {bytes_text(self.spilled)} spilled" if self.spilled else ""
-        if self.busy:
-            text += f"; {plural(round(sum(self.busy.values()), 1), 'CPU')} busy"
-        text += f"; {workers_text(self.gone)} went meanwhile" if self.gone else ""
-        if self.unheld:
-            text += f"; the hold was lost for up to {seconds_text(self.unheld)}"
-        return text
 
 
 class Hold(Block):

@@ -22,7 +22,6 @@ from clustertune.cluster import inquiry, monitor
 from clustertune.errors import ClustertuneError
 from clustertune.model import Finding, Goal, Run, Snapshot, View
 from clustertune.report import findings_html
-from clustertune.settings import of_checks
 from clustertune.watch.blocks import Block
 from clustertune.watch.watching import Event, Watch, worse
 from clustertune.wording import plural, printable, seconds_text
@@ -153,7 +152,7 @@ class Monitor(Block):
 
     async def _begin(self) -> None:
         """The first look fails aloud: whoever asks learns that nothing can be seen."""
-        of_checks()
+        checks.configured()
         identity = await monitor.identify(self.client)
         await monitor.open_door(self.client, identity)
         await self._look()
@@ -214,7 +213,7 @@ class Monitor(Block):
         while snapshot.time - self._snapshots[0].time > self.window:
             self._snapshots.popleft()
         await self._ask_for_runs()
-        view, settings = self.view, of_checks()
+        view, settings = self.view, checks.configured()
         found = checks.run(view, settings)
         nearly = checks.run(worse(view), settings)
         events = self._watch.tell(snapshot.time, found, nearly)

@@ -17,7 +17,8 @@ PROFILE = replace(
     name="xgboost_dmatrix",
     title="XGBoost (approx, exact, DaskDMatrix)",
     memory_multiple={4: 4.1, 8: 3.1},
-    frugal=("xgboost", 'tree_method="hist", or DaskQuantileDMatrix for DaskDMatrix'),
+    frugal=xgboost.PROFILE,
+    frugal_parameters='tree_method="hist", or DaskQuantileDMatrix for DaskDMatrix',
     source="measured with xgboost 3.2, 50 dense columns",
 )
 

@@ -30,6 +30,7 @@ from clustertune.cli import main, running
 from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
 from clustertune.facts.fingerprint import Fingerprint
 from clustertune.past import histories, record
+from clustertune.past import settings as history
 from clustertune.play import playbook, reading, shelf
 from clustertune.report import Report
 from clustertune.storage import manifests
@@ -219,8 +220,8 @@ def _read_config(data: bytes) -> None:
     own = found.get("clustertune", {})
     with dask.config.set({"clustertune": own if isinstance(own, dict) else {}}):
         for read in (
-            settings.of_checks,
-            settings.of_history,
+            checks.configured,
+            history.configured,
             shelf.available,
             lambda: conditions.parse("leak").plain(),  # type: ignore[union-attr]
         ):
@@ -236,7 +237,7 @@ def _tolerant(read: Callable[[], Any], allowed: Any) -> None:
 
 
 def _configs() -> list[bytes]:
-    own = settings._defaults()
+    own = settings.defaults()
     env = {
         "DASK_CLUSTERTUNE__HISTORY__KEEP": "10",
         "DASK_CLUSTERTUNE__CHECKS__MEMORY_GROWTH__LEAST": "0.1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clustertune.dashboard import state as states
+from clustertune.show import handover
 
 GIB = 2**30
 
@@ -17,7 +18,7 @@ def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.Sta
             (
                 f"worker-{i}", f"tcp://10.0.0.{i}:4000", f"10.0.0.{i % 2}", "running",
                 0.5, 2, 4 * GIB, GIB, GIB // 2, 0,
-                *states.thresholds(4 * GIB, (0.6, 0.7, 0.8, 0.95)),
+                *handover.thresholds(4 * GIB, (0.6, 0.7, 0.8, 0.95)),
             )
             for i in range(n)
         ),

@@ -9,6 +9,7 @@ from clustertune import checks
 from clustertune.dashboard import state as states
 from clustertune.dashboard import words
 from clustertune.dashboard.state import verdict
+from clustertune.show import handover
 from tests.dashboard.states import finding, of
 
 
@@ -116,8 +117,8 @@ def test_what_is_unusual_about_a_worker_is_a_word() -> None:
 
 
 def test_without_a_limit_there_are_no_thresholds() -> None:
-    assert states.thresholds(0, (0.6, 0.7, None, 0.95)) == [None] * 4
-    assert states.thresholds(100, (0.6, 0.7, None, 0.95)) == [60, 70, None, 95]
+    assert handover.thresholds(0, (0.6, 0.7, None, 0.95)) == [None] * 4
+    assert handover.thresholds(100, (0.6, 0.7, None, 0.95)) == [60, 70, None, 95]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -177,7 +177,8 @@ FRUGAL = Profile(
     name="t",
     title="T",
     memory_multiple={4: 4.0, 8: 3.0},
-    frugal=("xgboost", "DaskQuantileDMatrix"),
+    frugal=workloads.choose("xgboost"),
+    frugal_parameters="DaskQuantileDMatrix",
 )
 
 
@@ -234,10 +235,10 @@ def test_only_columns_of_eight_bytes_become_smaller() -> None:
 def test_every_frugal_workload_is_one() -> None:
     """What a profile names is there, and takes less."""
     for module in workloads.available().values():
-        name, how = module.PROFILE.frugal
-        if name:
-            less = workloads.choose(name)
-            assert how
+        less = module.PROFILE.frugal
+        if less is not None:
+            assert less is workloads.choose(less.name)
+            assert module.PROFILE.frugal_parameters
             assert less.multiple(4) < module.PROFILE.multiple(4)
 
 
@@ -266,7 +267,7 @@ def lacking(draw: Any) -> View:
         FRUGAL,
         base_bytes=draw(st.integers(0, 400 * MIB)),
         eval_copies=draw(st.booleans()),
-        frugal=draw(st.sampled_from([("", ""), ("xgboost", "so")])),
+        frugal=draw(st.sampled_from([None, workloads.choose("xgboost")])),
     )
     # mostly too much: Hypothesis complains about a test that drops many examples
     limits = sum(w.memory_limit for w in some)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clustertune
-from clustertune import checks
+from clustertune import actions, checks
 from clustertune.cluster import links, monitor
 from clustertune.facts import pricing, sizes
 from clustertune.model import Conversion, Flow
@@ -107,7 +107,7 @@ def test_many_parts_take_time() -> None:
         members = tuple(replace(m, kind=kind) for m in pieces.members)
         seen = view([worker(0), worker(1)], [replace(pieces, members=members)])
         seen = replace(seen, goal=replace(seen.goal, rechunk=2))
-        (step,) = make_plan(checks.run(seen), seen).steps
+        (step,) = make_plan(checks.run(seen), seen, actions.available()).steps
         assert (step.action, step.price.seconds is None) == ("rechunk", False)
         return step.price.seconds or 0.0
 
@@ -133,7 +133,7 @@ class Timed(MemoryCluster):
 def test_speeds_are_asked_for_where_much_moves(count: int) -> None:
     """The step of the report has what was found; for a few bytes nobody asks."""
     start = view([worker(0), worker(1)], [layout([count] * 8, [0] * 8)])
-    (before,) = make_plan(checks.run(start), start).steps
+    (before,) = make_plan(checks.run(start), start, actions.available()).steps
     cluster = Timed(start)
     (outcome,) = run(cluster).outcomes
     assert before.price.seconds is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clustertune import checks
+from clustertune import actions, checks
 from clustertune.errors import ScaleError
 from clustertune.model import Outcome, Plan, Price, Step, View
 from clustertune.plans import planner
@@ -33,7 +33,7 @@ def start(**goal: Any) -> View:
 
 def place(seen: View) -> Plan:
     """A plan of two steps: the training data, then the eval set."""
-    plan = planner.make_plan(checks.run(seen), seen)
+    plan = planner.make_plan(checks.run(seen), seen, actions.available())
     assert [s.action for s in plan.steps] == ["rebalance", "rebalance"]
     return plan
 

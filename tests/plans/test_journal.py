@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustertune import checks
+from clustertune import actions, checks
 from clustertune.model import Outcome, Plan, Price, Refusal, Step, View
 from clustertune.plans import planner
 from clustertune.plans.journal import Journal
@@ -20,7 +20,9 @@ def after(*views: View) -> Journal:
     for seen in views:
         journal.views.append(seen)
         journal.findings.append(checks.run(seen))
-        journal.plans.append(planner.make_plan(journal.findings[-1], seen))
+        journal.plans.append(
+            planner.make_plan(journal.findings[-1], seen, actions.available())
+        )
     return journal
 
 

@@ -32,7 +32,7 @@ UNEVEN = layout(ROWS, [0, 0, 0, 0])
 
 
 def plan(seen: View) -> Plan:
-    return planner.make_plan(checks.run(seen), seen)
+    return planner.make_plan(checks.run(seen), seen, actions.available())
 
 
 def move(seen: View, targets: list[int], label: str = "X") -> Step:
@@ -64,7 +64,7 @@ def test_information_alone_is_no_reason_to_act() -> None:
     seen = two([layout(ROWS, [0, 1, 0, 1])], affinity=frozenset((0,)))
     found = checks.run(seen)
     assert "thread_count" in {f.check for f in found}
-    assert planner.make_plan(found, seen) == Plan()
+    assert planner.make_plan(found, seen, actions.available()) == Plan()
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,20 @@ import clustertune
 
 PACKAGE = Path(clustertune.__file__).parent
 
-# What it may use besides itself and what is public: docs/design.md says why.
+# Public calls, from the modules that define them: clustertune/__init__.py names
+# training, so importing the package would be a circle.
+PUBLIC = {"tuning.preparation", "tuning.prepared", "watch.holding"}
+# Besides itself and public calls it may use only these: docs/design.md says why.
 HELPERS = {
     "arguments",
+    "cluster.connection",
     "cluster.monitor",
     "data.graphs",
     "data.inputs",
     "errors",
     "model",
     "remote",
+    "tuning.entrance",
     "watch.blocks",
     "wording",
 }
@@ -44,7 +49,7 @@ def _module(names: list[str]) -> str:
 def test_training_is_a_leaf() -> None:
     own = list((PACKAGE / "training").rglob("*.py"))
     used = {name for path in own for name in imports(path)}
-    assert used - {"training"} <= HELPERS
+    assert used - {"training"} <= HELPERS | PUBLIC
     assert "training" in used  # what it imports is seen
     others = [path for path in PACKAGE.rglob("*.py") if path not in own]
     needing = [path for path in others if "training" in set(imports(path))]

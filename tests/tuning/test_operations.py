@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clustertune import actions
 from clustertune.actions import restart, trim
 from clustertune.facts import need
 from clustertune.model import Burden, Finding, Severity, Unknown, View
@@ -154,12 +155,12 @@ def test_the_trim_comes_first() -> None:
     held = burden(nbytes=9)
     seen = auto(*(worker(i, burden=held, process=FULL - i * GIB) for i in (0, 1)))
     found = (named("unmanaged_memory", 0, 1),)
-    plan = planner.make_plan(found, seen)
+    plan = planner.make_plan(found, seen, actions.available())
     assert (plan.phase, len(plan.steps)) == ("trim", 1)
     text = "only workers that need it then are restarted (worker 0 now)"
     assert text in plan.needs[0]
     trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 1})))
-    plan = planner.make_plan(found, trimmed)
+    plan = planner.make_plan(found, trimmed, actions.available())
     assert (plan.phase, len(plan.steps)) == ("restart", 1)
     (step,) = plan.steps
     assert restart.needless(step, trimmed) == ""

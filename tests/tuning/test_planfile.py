@@ -13,10 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from clustertune.counts import Done
 from clustertune.errors import RefusedError
 from clustertune.facts import fingerprint
 from clustertune.model import Finding, Severity
-from clustertune.report import Done, LayoutSummary, Report, WorkerShare
+from clustertune.report import LayoutSummary, Report, WorkerShare
 from clustertune.testing import layout, view, worker
 from clustertune.tuning.calls import VERBS, Call, checked
 from clustertune.tuning.planfile import StoredPlan

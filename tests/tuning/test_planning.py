@@ -20,11 +20,10 @@ from clustertune.actions import restart
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
 from clustertune.facts import fingerprint
 from clustertune.model import Burden, Finding, Plan, Refusal, Restart, Severity, View
-from clustertune.plans import events
+from clustertune.plans import approval, events
 from clustertune.plans.journal import Journal
 from clustertune.report import Report, planned
 from clustertune.testing import MemoryCluster, layout, view, worker
-from clustertune.tuning import approval
 from clustertune.tuning.calls import Call
 from clustertune.tuning.planfile import StoredPlan
 from clustertune.tuning.planning import Comparison, refuse_other

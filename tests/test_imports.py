@@ -1,0 +1,70 @@
+"""No file of the package imports a file that imports it, directly or through others."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "clustertune"
+
+
+def sources(package: Path) -> dict[str, str]:
+    """By dotted name, the text of each module below a package."""
+    found = {}
+    for file in package.rglob("*.py"):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join(parts)] = file.read_text(encoding="utf-8")
+    return found
+
+
+def imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
+    """The modules of the package that a module imports, also for types or late."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in modules else node.module
+
+
+def cycle(modules: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in a circle, or none."""
+    graph = {
+        name: {other for other in imported(text, modules) if other != name}
+        for name, text in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Imports for types count, and so do imports in functions."""
+    modules = sources(PACKAGE)
+    assert len(modules) > 100
+    found = cycle(modules)
+    assert not found, " imports ".join(reversed(found))
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        "from p import a",
+        "def f():\n    from p.a import x",
+        "if TYPE_CHECKING:\n    import p.a",
+    ],
+)
+def test_a_circle_is_found(late: str) -> None:
+    """The test above can fail."""
+    modules = {"p": "", "p.a": "from p.b import y", "p.b": late}
+    assert set(cycle(modules)) == {"p.a", "p.b"}
+    assert not cycle({**modules, "p.b": "import sys"})
