@@ -20,12 +20,10 @@ from dask.array.utils import meta_from_array
 from dask.core import flatten
 from dask.dataframe.dask_expr.io.io import BlockwiseIO
 from dask.sizeof import sizeof
-from distributed import Client, Future
+from distributed import Future
 
-from clustertune.cluster.connection import refuse_closed
 from clustertune.data import groups as numbered
 from clustertune.data.conversion import fixed_bytes, number_bytes, value_bytes
-from clustertune.errors import AlignmentError
 from clustertune.model import Conversion, Goal, Int64s, Key, Member, Profile
 from clustertune.wording import names_text
 
@@ -558,64 +556,3 @@ def _total_bytes(x: da.Array) -> int | None:
 def _columns(x: da.Array) -> int | None:
     width = math.prod(x.shape[1:])
     return None if math.isnan(width) else int(width)
-
-
-# --- the client ---------------------------------------------------------------------
-
-
-def check_client(client: Any, inputs: Inputs) -> None:
-    """Refuse a closed client, and data of another cluster.
-
-    Raises
-    ------
-    TypeError, ConnectionLostError, ValueError, AlignmentError
-        As the case may be.
-    """
-    if not isinstance(client, Client):
-        raise TypeError(
-            f"client must be a dask.distributed.Client; it was {type(client).__name__}"
-        )
-    refuse_closed(client)
-    scheduler: Any = client.scheduler
-    ours = scheduler.address
-    for given in inputs:
-        _refuse_joined(given)
-        _, futures = pieces(given.collection)
-        owner = futures[0].client if futures else client
-        theirs = getattr(owner.scheduler, "address", None)
-        if theirs is None:
-            raise ValueError(
-                f"{given.label} was persisted by a client that is closed, and is gone "
-                "with it; load it again"
-            )
-        if futures and futures[0].key not in owner.futures:
-            raise ValueError(
-                f"{given.label} is released: its pieces are gone, as after "
-                "release_inputs=True; give what prepare returned then, or load it again"
-            )
-        # the same scheduler may be known by two addresses
-        if theirs != ours and _scheduler_id(owner) != _scheduler_id(client):
-            raise ValueError(
-                f"{given.label} is persisted on the cluster {theirs}, but client is "
-                f"connected to {ours}; give the client of that cluster"
-            )
-
-
-def _scheduler_id(client: Client) -> object:
-    """What a scheduler calls itself; of a client that has lost it, nothing equal."""
-    if client.status != "running":
-        return object()
-    return client.scheduler_info().get("id")
-
-
-def _refuse_joined(given: Given) -> None:
-    lost = missing(given.collection)
-    if lost:
-        says = given.collection.npartitions
-        raise AlignmentError(
-            f"{given.label} says that it has {says} pieces, but {says - lost} were "
-            "persisted: Dask joins small pieces of Parquet data when it loads them, "
-            f"and nothing can use {given.label} any more; give prepare the lazy "
-            f"{given.label}, as it was before it was persisted: it loads all pieces as "
-            "they are"
-        )

@@ -21,6 +21,7 @@ from clustertune import errors
 from clustertune.data import inputs, loading
 from clustertune.data.inputs import Given, Inputs
 from clustertune.model import Goal
+from clustertune.tuning import entrance
 from clustertune.workloads import generic
 
 X = da.ones((100, 4), chunks=(10, 4))
@@ -476,8 +477,8 @@ async def test_a_good_client_is_accepted(c, s, a):
     """Lazy data and data of another client of the same cluster are no obstacle."""
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         mine, theirs = await c.persist(X), await other.persist(Y)
-        inputs.check_client(c, gather(mine, theirs))
-        inputs.check_client(other, gather(X, mine))
+        entrance.check_client(c, gather(mine, theirs))
+        entrance.check_client(other, gather(X, mine))
 
 
 @gen_cluster(client=True, nthreads=ONE)
@@ -487,7 +488,7 @@ async def test_two_addresses_of_one_scheduler(c, s, a):
     async with Client(address, asynchronous=True, set_as_default=False) as other:
         data = await other.persist(Y)
         assert other.scheduler.address != c.scheduler.address
-        inputs.check_client(c, gather(X, data))
+        entrance.check_client(c, gather(X, data))
 
 
 @gen_cluster(client=True, nthreads=ONE)
