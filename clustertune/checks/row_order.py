@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from clustertune.facts.layouts import homes
-from clustertune.model import Finding, Float64s, Int64s, Layout, Member, Severity, View
+from clustertune.model import Finding, Float64s, Int64s, Layout, Severity, View
 from clustertune.wording import workers_text
 
 SURE = 6.0  # standard errors: more than chance does
@@ -44,17 +44,16 @@ def find(view: View, *, most: float = 0.3) -> Iterator[Finding]:
         return
     for member in layout.members:
         if member.label == "y" and member.contents is not None:
-            yield from _unlike(layout, member, view, most)
+            yield from _unlike(layout, member.contents.pieces, view, most)
 
 
 def _unlike(
-    layout: Layout, member: Member, view: View, most: float
+    layout: Layout, pieces: Sequence[Mapping[str, Any]], view: View, most: float
 ) -> Iterator[Finding]:
-    assert member.contents is not None
     workers = view.now.workers
     home = homes(layout, len(workers))
     shift = np.zeros(len(workers))
-    for sums in _sums(member.contents.pieces):
+    for sums in _sums(pieces):
         shift = np.maximum(shift, _shifts(home, sums, len(workers)))
     far = np.flatnonzero(shift > most)
     if not len(far):
