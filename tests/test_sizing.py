@@ -229,7 +229,8 @@ def test_columns_that_are_joined() -> None:
 
 def test_what_a_profile_says_is_said() -> None:
     """Wide numbers, a frugal way, child processes, and that no cluster helps."""
-    wide = replace(WHOLE, feature_bytes=4, frugal=("other", "ask so"))
+    other = replace(WHOLE, name="other")
+    wide = replace(WHOLE, feature_bytes=4, frugal=other, frugal_parameters="ask so")
     text = "\n".join(sized(100, wide, dtype="float64").reasons)
     assert 'dtype="float32"' in text
     assert "other: ask so" in text
