@@ -67,7 +67,7 @@ def looked(client, process, n_pieces, n_foreign):
     from distributed.protocol import dumps
 
     import clustertune
-    from clustertune.cluster import monitor
+    from clustertune.monitor import monitor
     from clustertune.remote import keys
 
     figures = {}
@@ -157,8 +157,8 @@ def cpu(client, process):
 
 def records():
     from clustertune import checks, testing
-    from clustertune.facts.layouts import summarize
-    from clustertune.report import Report
+    from clustertune.core.report import Report
+    from clustertune.planner.layouts import summarize
 
     rows, where = [1000] * PIECES, [i % RECORDS for i in range(PIECES)]
     some = [

@@ -20,7 +20,7 @@ from scipy.optimize import Bounds, LinearConstraint, brentq, linprog, milp
 from tabulate import tabulate
 
 from clustertune.errors import CapacityError
-from clustertune.rows.placement import place
+from clustertune.planner.placement import place
 
 KINDS = (
     "all on one worker",

@@ -104,7 +104,7 @@ class Records:
 
 
 def testing_burden(nbytes):
-    from clustertune.model import Burden
+    from clustertune.core.model import Burden
 
     return Burden(keys=200, unique=200, nbytes=nbytes, scattered=0, actors=0)
 
@@ -113,15 +113,21 @@ def stages(case):
     """By name what is timed."""
     from clustertune import actions, checks
     from clustertune.actions import restart
-    from clustertune.cluster import monitor
+    from clustertune.core.model import Outcome, Plan
     from clustertune.dashboard.page import Page
     from clustertune.dashboard.state import make
-    from clustertune.facts import fingerprint, forecast, layouts, verification
-    from clustertune.model import Outcome, Plan
-    from clustertune.plans import guards, planner
-    from clustertune.plans.journal import Journal
+    from clustertune.monitor import monitor
+    from clustertune.operations import handover
+    from clustertune.operations.journal import Journal
+    from clustertune.planner import (
+        fingerprint,
+        forecast,
+        guards,
+        layouts,
+        planner,
+        verification,
+    )
     from clustertune.remote import keys
-    from clustertune.show import handover
 
     view, found = case.view, checks.run(case.view)
     unlimited = replace(
@@ -214,8 +220,8 @@ def answers(case):
 def columns(case):
     """Entries of a page state."""
     from clustertune.dashboard import state
-    from clustertune.facts.layouts import shares
-    from clustertune.show.handover import facts
+    from clustertune.operations.handover import facts
+    from clustertune.planner.layouts import shares
 
     told = facts(case.view, ())["workers"]
     rows = [
@@ -425,7 +431,7 @@ def given(client, n_workers):
 
 def live(n_workers):
     import clustertune
-    from clustertune.cluster import monitor
+    from clustertune.monitor import monitor
 
     figures = {}
     with crowd(n_workers) as (client, processes):

@@ -28,7 +28,7 @@ from tabulate import tabulate
 from xgboost import dask as training
 
 import clustertune
-from clustertune.past import trends
+from clustertune.operations.history import trends
 
 COLUMNS = 20
 

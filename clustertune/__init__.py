@@ -10,73 +10,75 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune import training as training
-    from clustertune.past.histories import History as History
-    from clustertune.past.histories import history as history
-    from clustertune.play.played import Played as Played
-    from clustertune.play.playing import run as run
-    from clustertune.report import Report as Report
-    from clustertune.show.showing import Panel as Panel
-    from clustertune.show.showing import panel as panel
-    from clustertune.sizing import Sizing as Sizing
-    from clustertune.sizing import size as size
-    from clustertune.storage.resetting import Recreated as Recreated
-    from clustertune.storage.resetting import reset as reset
-    from clustertune.storage.saving import load as load
-    from clustertune.storage.saving import save as save
-    from clustertune.timetable.scheduled import Schedule as Schedule
-    from clustertune.timetable.scheduling import schedule_restart as schedule_restart
-    from clustertune.timetable.scheduling import schedules as schedules
-    from clustertune.tuning.operations import release as release
-    from clustertune.tuning.operations import resize as resize
-    from clustertune.tuning.operations import restart as restart
-    from clustertune.tuning.operations import scale as scale
-    from clustertune.tuning.operations import trim as trim
-    from clustertune.tuning.planfile import StoredPlan as StoredPlan
-    from clustertune.tuning.planning import apply as apply
-    from clustertune.tuning.planning import plan as plan
-    from clustertune.tuning.preparation import last_report as last_report
-    from clustertune.tuning.preparation import prepare as prepare
-    from clustertune.tuning.prepared import Prepared as Prepared
-    from clustertune.watch.diagnosis import check as check
-    from clustertune.watch.holding import hold as hold
-    from clustertune.watch.watcher import Monitor as Monitor
+    from clustertune.core.report import Report as Report
+    from clustertune.dashboard.showing import Panel as Panel
+    from clustertune.dashboard.showing import panel as panel
+    from clustertune.operations.diagnosis import check as check
+    from clustertune.operations.history.histories import History as History
+    from clustertune.operations.history.histories import history as history
+    from clustertune.operations.holding import hold as hold
+    from clustertune.operations.operations import release as release
+    from clustertune.operations.operations import resize as resize
+    from clustertune.operations.operations import restart as restart
+    from clustertune.operations.operations import scale as scale
+    from clustertune.operations.operations import trim as trim
+    from clustertune.operations.planfile import StoredPlan as StoredPlan
+    from clustertune.operations.planning import apply as apply
+    from clustertune.operations.planning import plan as plan
+    from clustertune.operations.playbooks.played import Played as Played
+    from clustertune.operations.playbooks.playing import run as run
+    from clustertune.operations.preparation import last_report as last_report
+    from clustertune.operations.preparation import prepare as prepare
+    from clustertune.operations.prepared import Prepared as Prepared
+    from clustertune.operations.resetting import Recreated as Recreated
+    from clustertune.operations.resetting import reset as reset
+    from clustertune.operations.saving import load as load
+    from clustertune.operations.saving import save as save
+    from clustertune.operations.scheduling.scheduled import Schedule as Schedule
+    from clustertune.operations.scheduling.scheduling import (
+        schedule_restart as schedule_restart,
+    )
+    from clustertune.operations.scheduling.scheduling import schedules as schedules
+    from clustertune.operations.sizing import Sizing as Sizing
+    from clustertune.operations.sizing import size as size
+    from clustertune.operations.watcher import Monitor as Monitor
 
 __version__ = "0.1.0"
 
 # By public name, the module that has it; a module that is public has its own name.
 _PUBLIC = {
-    "apply": "tuning.planning",
+    "apply": "operations.planning",
     "errors": "errors",
-    "check": "watch.diagnosis",
-    "history": "past.histories",
-    "History": "past.histories",
-    "hold": "watch.holding",
-    "last_report": "tuning.preparation",
-    "load": "storage.saving",
-    "Monitor": "watch.watcher",
-    "panel": "show.showing",
-    "Panel": "show.showing",
-    "plan": "tuning.planning",
-    "Played": "play.played",
-    "prepare": "tuning.preparation",
-    "Prepared": "tuning.prepared",
-    "Recreated": "storage.resetting",
-    "release": "tuning.operations",
-    "Report": "report",
-    "reset": "storage.resetting",
-    "resize": "tuning.operations",
-    "restart": "tuning.operations",
-    "run": "play.playing",
-    "save": "storage.saving",
-    "scale": "tuning.operations",
-    "Schedule": "timetable.scheduled",
-    "schedule_restart": "timetable.scheduling",
-    "schedules": "timetable.scheduling",
-    "size": "sizing",
-    "StoredPlan": "tuning.planfile",
-    "Sizing": "sizing",
+    "check": "operations.diagnosis",
+    "history": "operations.history.histories",
+    "History": "operations.history.histories",
+    "hold": "operations.holding",
+    "last_report": "operations.preparation",
+    "load": "operations.saving",
+    "Monitor": "operations.watcher",
+    "panel": "dashboard.showing",
+    "Panel": "dashboard.showing",
+    "plan": "operations.planning",
+    "Played": "operations.playbooks.played",
+    "prepare": "operations.preparation",
+    "Prepared": "operations.prepared",
+    "Recreated": "operations.resetting",
+    "release": "operations.operations",
+    "Report": "core.report",
+    "reset": "operations.resetting",
+    "resize": "operations.operations",
+    "restart": "operations.operations",
+    "run": "operations.playbooks.playing",
+    "save": "operations.saving",
+    "scale": "operations.operations",
+    "Schedule": "operations.scheduling.scheduled",
+    "schedule_restart": "operations.scheduling.scheduling",
+    "schedules": "operations.scheduling.scheduling",
+    "size": "operations.sizing",
+    "StoredPlan": "operations.planfile",
+    "Sizing": "operations.sizing",
     "training": "training",
-    "trim": "tuning.operations",
+    "trim": "operations.operations",
 }
 
 

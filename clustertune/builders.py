@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.model import (
+from clustertune.core.model import (
     ClientFacts,
     Details,
     Goal,

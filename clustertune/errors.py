@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clustertune.report import Report
+    from clustertune.core.report import Report
 
 
 class ClustertuneError(Exception):

@@ -24,13 +24,9 @@ from clustertune.builders import snapshot as snapshot
 from clustertune.builders import survey as survey
 from clustertune.builders import view as view
 from clustertune.builders import worker as worker
-from clustertune.data.contents import of_need
-from clustertune.data.reordering import NEW, OLD
-from clustertune.errors import ScaleError
-from clustertune.facts.capacity import refuse_overfull
-from clustertune.facts.sizes import held_bytes, part_bytes
-from clustertune.facts.verification import problems
-from clustertune.model import (
+from clustertune.collections.contents import of_need
+from clustertune.collections.reordering import NEW, OLD
+from clustertune.core.model import (
     COPIED,
     ORDER,
     Bounds,
@@ -56,6 +52,10 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.errors import ScaleError
+from clustertune.planner.capacity import refuse_overfull
+from clustertune.planner.sizes import held_bytes, part_bytes
+from clustertune.planner.verification import problems
 
 Homes = dict[str, list[set[str]]]
 """By label of member, for every piece the addresses of its holders."""

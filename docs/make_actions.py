@@ -10,8 +10,8 @@ import inspect
 from pathlib import Path
 
 from clustertune import actions
-from clustertune.plans.planner import PHASES
-from clustertune.play import playbook
+from clustertune.operations.playbooks import playbook
+from clustertune.planner.planner import PHASES
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,8 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from clustertune import checks
-from clustertune.play import shelf
-from clustertune.play.playbook import ACTIONS, ON_DATA
+from clustertune.operations.playbooks import shelf
+from clustertune.operations.playbooks.playbook import ACTIONS, ON_DATA
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from clustertune import workloads
-from clustertune.profiles import Profile
-from clustertune.wording import bytes_text
+from clustertune.core.profiles import Profile
+from clustertune.core.wording import bytes_text
+from clustertune.integrations import libraries
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,7 +49,7 @@ OWN = """
 
 A package of your own adds a workload by a module and an entry point;
 [Contributing](contributing.md#a-workload) has one, whole. The module has a `PROFILE`,
-whose fields are described in `clustertune/profiles.py`, and where it needs them
+whose fields are described in `clustertune/core/profiles.py`, and where it needs them
 
 - `matches(estimator)`: whether it is meant, by an instance or a class. Without it the
   workload is taken by name. Those of clustertune come first, so yours cannot take their
@@ -63,7 +63,7 @@ whose fields are described in `clustertune/profiles.py`, and where it needs them
 
 def page() -> str:
     """All workloads, as a page of the documentation."""
-    modules = workloads.available()
+    modules = libraries.available()
     profiles = [module.PROFILE for module in modules.values()]
     taken = [p for p in profiles if not p.refused]
     parts = [

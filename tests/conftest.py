@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster, core
 from distributed.utils import get_mp_context
 
 # distributed's tests put back the configuration that was there when they were loaded
-import clustertune.settings  # noqa: F401
+import clustertune.core.settings  # noqa: F401
 
 METHOD = "distributed.worker.multiprocessing-method"
 

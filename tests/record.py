@@ -19,11 +19,11 @@ from distributed import Client, LocalCluster, wait
 from distributed.security import Security
 
 import clustertune
-from clustertune import workloads
-from clustertune.data import inputs
-from clustertune.model import Goal, View
-from clustertune.past import recording
-from clustertune.watch import diagnosis
+from clustertune.collections import inputs
+from clustertune.core.model import Goal, View
+from clustertune.integrations import libraries
+from clustertune.monitor import recording
+from clustertune.operations import diagnosis
 
 FOLDER = Path(__file__).with_name("recordings")
 
@@ -38,7 +38,7 @@ def view(client: Client, *collections: Any) -> View:
     question = diagnosis.Question(
         client=client,
         given=given,
-        goal=Goal(workload=workloads.choose(None)),
+        goal=Goal(workload=libraries.choose(None)),
         workers=None,
         timeout=60,
     )

@@ -14,9 +14,9 @@ import pytest
 import clustertune
 from clustertune import actions, checks
 from clustertune.actions import persist, rebalance, scale
+from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.facts import pricing
-from clustertune.model import Layout, Load, Moves, Step, Unknown, View
+from clustertune.planner import pricing
 from clustertune.testing import MemoryCluster, layout, member, view, worker
 
 MB = 2**20
@@ -349,7 +349,7 @@ def test_rebalance_enacts_through_the_port() -> None:
 # --- who may import what ------------------------------------------------------------
 
 PACKAGE = Path(clustertune.__file__).parent
-PURE = ("actions", "checks", "facts", "rows", "workloads")
+PURE = ("actions", "checks", "planner", "integrations/libraries")
 
 
 def imports(file: Path) -> set[str]:
@@ -378,14 +378,16 @@ def test_plugins_are_pure(file: Path) -> None:
         top, _, rest = name.partition(".")
         assert top not in ("distributed", "asyncio", "threading", "logging")
         # a workload hands on what prepare has made: collections
-        assert top != "dask" or file.parent.name == "workloads"
-        assert top != "clustertune" or not rest.startswith(("cluster", "remote"))
+        assert top != "dask" or file.parent.name == "libraries"
+        assert top != "clustertune" or not rest.startswith(
+            ("actions.cluster", "monitor", "remote")
+        )
 
 
 def test_what_plugins_are_made_of_is_pure() -> None:
     """Nor does anything that they import, down to the last module."""
     seen: set[Path] = set()
-    todo = [PACKAGE / "plans/planner.py", PACKAGE / "rows/placement.py"]
+    todo = [PACKAGE / "planner/planner.py", PACKAGE / "planner/placement.py"]
     todo += [p for folder in PURE for p in (PACKAGE / folder).glob("*.py")]
     while todo:
         file = todo.pop()
@@ -393,8 +395,8 @@ def test_what_plugins_are_made_of_is_pure() -> None:
         for name in imports(file):
             assert name.partition(".")[0] not in ("distributed", "asyncio"), file
             todo += [f for f in modules(name) if f not in seen]
-    assert PACKAGE / "facts/memory.py" in seen
-    assert PACKAGE / "cluster/live.py" not in seen
+    assert PACKAGE / "planner/memory.py" in seen
+    assert PACKAGE / "actions/cluster/live.py" not in seen
 
 
 def modules(name: str) -> list[Path]:
@@ -407,7 +409,10 @@ def modules(name: str) -> list[Path]:
 SHIPPED = {"distributed", "psutil", "dask.system", "clustertune.remote"}
 
 
-@pytest.mark.parametrize("file", files("remote"))
+SENT = [*files("remote"), pytest.param(PACKAGE / "dashboard/mount.py", id="mount")]
+
+
+@pytest.mark.parametrize("file", SENT)
 def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None:
     """The other side has distributed and the standard library, not NumPy or us."""
     more = {
@@ -429,10 +434,10 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "pools.py": {"threadpoolctl"},  # if it is there
         "summing.py": {"numpy"},  # in functions that are given arrays
         # which travels, too
-        "page.py": {"clustertune.wording"},
-        "restart.py": {"clustertune.facts.admission", "clustertune.wording"},
-        "schedules.py": {"clustertune.facts.admission"},
-        "conditions.py": {"clustertune.facts.growth"},
+        "page.py": {"clustertune.core.wording"},
+        "restart.py": {"clustertune.core.admission", "clustertune.core.wording"},
+        "schedules.py": {"clustertune.core.admission"},
+        "conditions.py": {"clustertune.core.growth"},
         # in functions of tasks, which say what is missing
         "pieces.py": {"fsspec", "numcodecs", "numpy", "packaging", "pandas", "pyarrow"},
     }

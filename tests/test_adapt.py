@@ -11,10 +11,11 @@ import pytest
 from distributed import wait
 
 import clustertune
-from clustertune import arguments, checks, errors
+from clustertune import checks, errors
 from clustertune.actions import adapt, scale
-from clustertune.facts import forecast
-from clustertune.model import Bounds, Profile, Unknown
+from clustertune.core import arguments
+from clustertune.core.model import Bounds, Profile, Unknown
+from clustertune.planner import forecast
 from clustertune.testing import layout, snapshot, view, worker
 from tests.processes import until, workers_of
 

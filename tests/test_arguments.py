@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune import arguments
+from clustertune.core import arguments
 
 
 @pytest.mark.parametrize(

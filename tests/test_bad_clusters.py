@@ -23,9 +23,9 @@ from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
 from clustertune.cli import main
-from clustertune.cluster import monitor
+from clustertune.core.model import Severity
 from clustertune.errors import ConnectionLostError, VersionMismatchError
-from clustertune.model import Severity
+from clustertune.monitor import monitor
 from tests.processes import soon, until
 
 TWO = [("127.0.0.1", 1)] * 2

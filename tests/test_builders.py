@@ -3,8 +3,8 @@
 import numpy as np
 
 from clustertune import checks
-from clustertune.facts import layouts
-from clustertune.model import Severity, Unknown
+from clustertune.core.model import Severity, Unknown
+from clustertune.planner import layouts
 from clustertune.testing import layout, member, snapshot, view, worker
 
 

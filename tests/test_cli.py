@@ -24,8 +24,8 @@ import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import looking, main, running
-from clustertune.model import Severity
-from clustertune.watch.watcher import Monitor
+from clustertune.core.model import Severity
+from clustertune.operations.watcher import Monitor
 from tests.certificates import Authority
 from tests.processes import soon, workers_of
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clustertune import dataset
+from clustertune.operations import dataset
 
 ROWS = 1000
 

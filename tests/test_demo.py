@@ -16,8 +16,8 @@ import pandas as pd
 import psutil
 import pytest
 
-from clustertune import demo
-from clustertune.demo_data import Data, DemoError
+from clustertune.cli import demo
+from clustertune.cli.demo_data import Data, DemoError
 from tests.processes import until
 
 pytest.importorskip("xgboost")

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import futures_of
 
-from clustertune.demo_data import DemoError, load, read, row_groups, write_digits
+from clustertune.cli.demo_data import DemoError, load, read, row_groups, write_digits
 
 pytest.importorskip("sklearn")
 

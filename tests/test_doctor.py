@@ -11,8 +11,8 @@ from distributed import LocalCluster, Nanny
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 
-from clustertune import doctor
-from clustertune.doctor import Examination, Row, examine
+from clustertune.cli import doctor
+from clustertune.cli.doctor import Examination, Row, examine
 from clustertune.remote import versions
 
 ONE = [("127.0.0.1", 1)]

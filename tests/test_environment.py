@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dask.utils import parse_bytes
 
-from clustertune import environment
+from clustertune.core import environment
 
 ALLOWED = [
     ("OMP_NUM_THREADS", "2"),

@@ -26,8 +26,8 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks import blocked_loops
-from clustertune.model import Finding, Severity, View
-from clustertune.report import Report
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.report import Report
 from tests.processes import cluster, soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2

@@ -14,7 +14,7 @@ from distributed import wait
 from xgboost import dask as dxgb
 
 import clustertune
-from clustertune.model import Finding, Severity
+from clustertune.core.model import Finding, Severity
 from tests.processes import until
 
 MIB = 2**20

@@ -13,8 +13,8 @@ import pytest
 from distributed import Client, Event, wait
 
 import clustertune
+from clustertune.core.report import Report, headlines
 from clustertune.errors import TimedOutError
-from clustertune.report import Report, headlines
 from tests.processes import cluster as processes
 from tests.processes import until, workers_of
 from tests.test_faults_restart import Restarting

@@ -20,13 +20,13 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.cli import main
-from clustertune.counts import Done
+from clustertune.core.counts import Done
+from clustertune.core.report import Report
 from clustertune.errors import HistoryError, RefusedError
-from clustertune.past import noting
-from clustertune.past.histories import KINDS
-from clustertune.past.record import Record, Store, WorkerMemory
-from clustertune.plans.journal import Journal
-from clustertune.report import Report
+from clustertune.operations.history import noting
+from clustertune.operations.history.histories import KINDS
+from clustertune.operations.history.record import Record, Store, WorkerMemory
+from clustertune.operations.journal import Journal
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

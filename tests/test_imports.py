@@ -1,4 +1,4 @@
-"""No file of the package imports a file that imports it, directly or through others."""
+"""Imports run one way: from room to room, and from file to file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "clustertune"
+
+#: a room imports only itself and the rooms before it
+ROOMS = (
+    "core",
+    "remote",
+    "collections",
+    "planner",
+    "integrations",
+    "monitor",
+    "checks",
+    "actions",
+    "operations",
+    "training",
+    "dashboard",
+    "cli",
+)
+#: modules beside the rooms, and the rooms to which they count
+BESIDE = {
+    "__main__": "cli",
+    "errors": "core",
+    # what tests are written with
+    "builders": "cli",
+    "testing": "cli",
+}
 
 
 def sources(package: Path) -> dict[str, str]:
@@ -53,6 +77,34 @@ def test_no_file_imports_itself_through_others() -> None:
     assert len(modules) > 100
     found = cycle(modules)
     assert not found, " imports ".join(reversed(found))
+
+
+def upward(modules: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Imports of a module in a later room; the package itself loads names lazily."""
+    rank = {}
+    for module in modules:
+        _, _, name = module.partition(".")
+        first = name.partition(".")[0]
+        if first:
+            rank[module] = ROOMS.index(BESIDE.get(first, first))
+    return [
+        (module, other)
+        for module in rank
+        for other in imported(modules[module], modules)
+        if rank.get(other, 0) > rank[module]
+    ]
+
+
+def test_rooms_import_only_earlier_rooms() -> None:
+    """A new folder has to get its place in the order, too."""
+    assert upward(sources(PACKAGE)) == []
+
+
+def test_an_upward_import_is_found() -> None:
+    """The test above can fail."""
+    modules = {"p": "", "p.core": "", "p.core.a": "from p.checks import b"}
+    modules |= {"p.checks": "", "p.checks.b": "from p.core import a"}
+    assert upward(modules) == [("p.core.a", "p.checks.b")]
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clustertune.core.model import Conversion, Layout, Moves, Notify, Result, View
 from clustertune.errors import (
     AlignmentError,
     CapacityError,
     NoWorkersError,
     ScaleError,
 )
-from clustertune.facts import layouts
-from clustertune.model import Conversion, Layout, Moves, Notify, Result, View
-from clustertune.plans import planner
-from clustertune.plans.journal import Journal
-from clustertune.rows.evenness import attainable
+from clustertune.operations import preparation
+from clustertune.operations.journal import Journal
+from clustertune.operations.preparation import tune
+from clustertune.planner import layouts, planner
+from clustertune.planner.evenness import attainable
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
-from clustertune.tuning import preparation
-from clustertune.tuning.preparation import tune
 
 ROWS = [10] * 12
 

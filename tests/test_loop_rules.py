@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clustertune.core.model import Layout, View
 from clustertune.errors import (
     AlignmentError,
     ClassCoverageError,
     GroupOrderError,
 )
-from clustertune.facts import layouts
-from clustertune.model import Layout, View
-from clustertune.plans.journal import Journal
+from clustertune.operations import preparation
+from clustertune.operations.journal import Journal
+from clustertune.operations.preparation import tune
+from clustertune.planner import layouts
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
-from clustertune.tuning import preparation
-from clustertune.tuning.preparation import tune
 
 MEMBERS = ("X", "y", "qid")
 

@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, Event, LocalCluster, wait
 
 import clustertune
-from clustertune.report import Report, WorkerMemory
+from clustertune.core.report import Report, WorkerMemory
 from tests.processes import until
 
 MEMORY = {f"distributed.worker.memory.{k}": v for k, v in (("pause", 0.9),)}

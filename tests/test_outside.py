@@ -17,14 +17,16 @@ from distributed import Client, LocalCluster
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune import actions, adapters, checks, plugins, workloads
+from clustertune import actions, checks
+from clustertune.core import plugins
+from clustertune.core.model import Drop, Price, Restart, Severity, Step
 from clustertune.errors import PlaybookError, RefusedError
-from clustertune.model import Drop, Price, Restart, Severity, Step
-from clustertune.play.playbook import Limits
-from clustertune.play.playing import refuse_beyond
-from clustertune.play.reading import load
+from clustertune.integrations import libraries, managers
+from clustertune.integrations.libraries import Handed, Rows
+from clustertune.operations.playbooks.playbook import Limits
+from clustertune.operations.playbooks.playing import refuse_beyond
+from clustertune.operations.playbooks.reading import load
 from clustertune.testing import view, worker
-from clustertune.workloads import Handed, Rows
 from tests.pages import DOCS, blocks
 
 if sys.version_info >= (3, 11):
@@ -41,8 +43,8 @@ class FarmCluster(LocalCluster):
     waiting = 3
 '''
 CACHES = (
-    actions.available, actions.others, adapters.available, checks.available,
-    workloads.available,
+    actions.available, actions.others, managers.available, checks.available,
+    libraries.available,
 )  # fmt: skip
 
 
@@ -113,17 +115,17 @@ def test_the_test_of_its_check(ours: Path) -> None:
 def test_its_workload(ours: Path) -> None:
     """Is chosen by the estimator, and says what its fit gets."""
     kind = type("Forest", (), {"__module__": "ours.models"})
-    profile = workloads.choose(None, kind())
+    profile = libraries.choose(None, kind())
     assert profile.name == "forest"
     handed = Handed(training=Rows(X="X", sample_weight="w"))
-    assert workloads.fit_kwargs(profile, handed) == {"weights": "w"}
+    assert libraries.fit_kwargs(profile, handed) == {"weights": "w"}
 
 
 def test_its_adapter(ours: Path) -> None:
     """Comes before the one that takes whatever is like it, and never before others."""
-    names = list(adapters.available())
+    names = list(managers.available())
     assert names[-2:] == ["farm", "spec_cluster"]
-    assert "farm" not in adapters.attachable()
+    assert "farm" not in managers.attachable()
 
 
 @pytest.mark.slow
@@ -133,11 +135,11 @@ def test_a_cluster_of_its_manager_is_scaled(ours: Path) -> None:
 
     options = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with FarmCluster(n_workers=1, **options) as cluster, Client(cluster) as client:
-        assert adapters.find(cluster).__name__ == "ours.farm_adapter"
+        assert managers.find(cluster).__name__ == "ours.farm_adapter"
         assert clustertune.scale(client, 2, progress=False).status == "done"
-        assert client.sync(adapters.find(cluster).state, cluster).startswith("the farm")
+        assert client.sync(managers.find(cluster).state, cluster).startswith("the farm")
     with LocalCluster(n_workers=0, **options) as other:
-        assert adapters.find(other).__name__.endswith(".spec_cluster")
+        assert managers.find(other).__name__.endswith(".spec_cluster")
 
 
 SMALL = {"memory_limit": "3 GiB"}  # their process is that of all tests
@@ -247,9 +249,9 @@ def test_none_of_it_takes_the_place_of_ours(
             assert dict(plugins.of("workloads")) == {}
             assert actions.available()["trim"].__name__ == "clustertune.actions.trim"
             assert not actions.others()
-            assert list(adapters.available())[-1] == "spec_cluster"
-            jobqueue: Any = adapters.available()["jobqueue"]
-            assert jobqueue.__name__ == "clustertune.adapters.jobqueue"
+            assert list(managers.available())[-1] == "spec_cluster"
+            jobqueue: Any = managers.available()["jobqueue"]
+            assert jobqueue.__name__ == "clustertune.integrations.managers.jobqueue"
         assert "bad = ours cannot be loaded" in caplog.text
         assert "not today" in caplog.text
     finally:

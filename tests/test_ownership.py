@@ -17,7 +17,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import IncompleteError, LayoutChanged, SharedDataError
-from clustertune.tuning import operations
+from clustertune.operations import operations
 from tests.processes import soon
 
 PIECES = 7

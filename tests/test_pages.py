@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster, Security, wait
 import clustertune
 from clustertune import testing
 from clustertune.cli import main
-from clustertune.play import reading
+from clustertune.operations.playbooks import reading
 from tests.pages import DOCS, PAGES, blocks, commands
 from tests.processes import workers_of
 

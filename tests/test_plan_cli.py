@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from distributed import Client, LocalCluster, wait
 
 from clustertune.cli import main
-from clustertune.tuning.calls import Call
-from clustertune.tuning.planfile import StoredPlan
+from clustertune.operations.calls import Call
+from clustertune.operations.planfile import StoredPlan
 from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 

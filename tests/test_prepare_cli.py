@@ -20,8 +20,13 @@ import pandas as pd
 import pytest
 from distributed import Client, LocalCluster, futures_of, wait
 
-from clustertune.cluster import monitor
-from clustertune.tuning.publishing import Roles, kept_names, prepare_datasets, replaced
+from clustertune.monitor import monitor
+from clustertune.operations.publishing import (
+    Roles,
+    kept_names,
+    prepare_datasets,
+    replaced,
+)
 from tests.processes import blocking, until, workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
@@ -464,7 +469,7 @@ def test_somebody_takes_the_name_for_old_ones(
 ENDING = """
 import asyncio, os, signal, sys
 from clustertune.cli import main
-from clustertune.cluster import monitor
+from clustertune.monitor import monitor
 
 method, when, how, *arguments = sys.argv[1:]
 real = monitor.ask

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from clustertune import progress
-from clustertune.progress import Progress
+from clustertune.core import progress
+from clustertune.core.progress import Progress
 
 
 class Stderr(io.StringIO):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from clustertune import actions, checks
 from clustertune.actions import rechunk
+from clustertune.core.model import Conversion, Layout, Profile, Step, View
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.facts import layouts
-from clustertune.facts.sizes import list_bytes
-from clustertune.model import Conversion, Layout, Profile, Step, View
-from clustertune.plans.planner import make_plan
+from clustertune.planner import layouts
+from clustertune.planner.planner import make_plan
+from clustertune.planner.sizes import list_bytes
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 from tests.test_loop import now, run
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from clustertune import checks
-from clustertune.model import (
+from clustertune.core.model import (
     ClientFacts,
     Finding,
     Pool,
@@ -29,7 +29,7 @@ from clustertune.model import (
     Unmet,
     View,
 )
-from clustertune.past import recording
+from clustertune.monitor import recording
 
 FILES = sorted(Path(__file__).with_name("recordings").glob("*.json"))
 GIB = 2**30

@@ -17,12 +17,12 @@ from distributed import Client, Event, LocalCluster, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune import arguments
 from clustertune.actions import drop, release
 from clustertune.cli import main
+from clustertune.core import arguments
+from clustertune.core.model import Holding, Step, View
 from clustertune.errors import RefusedError
-from clustertune.model import Holding, Step, View
-from clustertune.plans import guards
+from clustertune.planner import guards
 from clustertune.remote import holdings
 from clustertune.testing import MemoryCluster, view, worker
 from tests.processes import soon

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.counts import Done
-from clustertune.facts.layouts import summarize
-from clustertune.model import (
+from clustertune.core.counts import Done
+from clustertune.core.model import (
     Finding,
     Measured,
     Outcome,
@@ -27,8 +26,7 @@ from clustertune.model import (
     Step,
     Trim,
 )
-from clustertune.plans.journal import Journal, memory_of
-from clustertune.report import (
+from clustertune.core.report import (
     HEADLINES,
     SCHEMA_VERSION,
     LayoutSummary,
@@ -41,8 +39,10 @@ from clustertune.report import (
     planned,
     to_html,
 )
+from clustertune.operations.journal import Journal, memory_of
+from clustertune.operations.preparation import tune
+from clustertune.planner.layouts import summarize
 from clustertune.testing import MemoryCluster, layout, view, worker
-from clustertune.tuning.preparation import tune
 
 EVIL = "\x1b[2J\x1b]0;x\x07<script>alert('1')</script>\r\nclustertune: \u202eenif\u200f"
 STEP = Step(

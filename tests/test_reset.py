@@ -20,12 +20,12 @@ from dask_saturn import SaturnCluster
 from distributed import Client, LocalCluster, Variable, wait
 
 import clustertune
-from clustertune.adapters import Offer, Wanted, saturn, unknown_size
 from clustertune.cli import main
+from clustertune.core.model import Holding
 from clustertune.errors import RecreateError, RefusedError
-from clustertune.model import Holding
-from clustertune.storage import resetting
-from clustertune.storage.losses import Loss, losses, objection
+from clustertune.integrations.managers import Offer, Wanted, saturn, unknown_size
+from clustertune.operations import resetting
+from clustertune.operations.losses import Loss, losses, objection
 from tests.processes import workers_of
 from tests.saturn import Saturn, running
 
@@ -394,4 +394,4 @@ def test_a_saturn_cluster_is_known() -> None:
     assert saturn.matches(SaturnCluster.__new__(SaturnCluster))
     assert not saturn.matches(LocalCluster.__new__(LocalCluster))
     assert not saturn.matches(None)
-    assert resetting.adapters.recreator(None) is None
+    assert resetting.managers.recreator(None) is None

@@ -14,9 +14,9 @@ from distributed import Client, Event, LocalCluster, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.adapters import spec_cluster
+from clustertune.core.model import Size
 from clustertune.errors import RefusedError
-from clustertune.model import Size
+from clustertune.integrations.managers import spec_cluster
 from clustertune.remote import resize as remote
 from clustertune.remote import ship
 from clustertune.remote.move import ManagerHold

@@ -357,7 +357,7 @@ async def test_one_that_is_undone_after_the_call(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last line states that the scheduler goes on: its outcome is not known yet."""
-    monkeypatch.setattr("clustertune.cluster.lease.LANDING", 0.5)
+    monkeypatch.setattr("clustertune.actions.cluster.lease.LANDING", 0.5)
     await clustertune.check(c)
     resident = s.plugins["clustertune"]
     undo, worker = asyncio.Event(), s.workers[a.worker_address]

@@ -12,8 +12,8 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import retire
+from clustertune.core.model import Burden
 from clustertune.errors import RefusedError, ScaleError
-from clustertune.model import Burden
 from clustertune.testing import view, worker
 from tests.processes import cluster, workers_of
 

@@ -14,9 +14,9 @@ from distributed import Client
 
 from clustertune import checks
 from clustertune.cli import main
-from clustertune.past import settings as history
-from clustertune.tuning import entrance
-from clustertune.tuning.entrance import refuse_wrong_settings
+from clustertune.operations import entrance
+from clustertune.operations.entrance import refuse_wrong_settings
+from clustertune.operations.history import settings as history
 
 
 def test_dask_knows_the_defaults() -> None:

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clustertune
-from clustertune import dataset, errors, sizing
-from clustertune.model import Profile
+from clustertune import errors
+from clustertune.core.model import Profile
+from clustertune.operations import dataset, sizing
+from clustertune.operations.sizing import Fit, Host, Sizing, decide, shapes, size
 from clustertune.remote import probe
-from clustertune.sizing import Fit, Host, Sizing, decide, shapes, size
 
 WHOLE = Profile(
     name="whole",

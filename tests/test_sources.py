@@ -36,17 +36,17 @@ JUSTIFIED = {
             for package in (
                 "",
                 "actions/",
-                "adapters/",
+                "integrations/managers/",
                 "checks/",
                 "training/frameworks/",
-                "workloads/",
+                "integrations/libraries/",
             )
         ),
         "modules of the package itself, as they lie in its folder",
     ),
     ("cli/lazy.py", "importlib.import_module"): "modules of commands, by a table",
-    ("workloads/lightgbm.py", "importlib.import_module"): "of a constant",
-    ("data/conversion.py", "pickle.loads"): "undoes a dumps of the same line",
+    ("integrations/libraries/lightgbm.py", "importlib.import_module"): "of a constant",
+    ("collections/conversion.py", "pickle.loads"): "undoes a dumps of the same line",
     ("remote/pools.py", "__import__"): "imports modules of a list in that file",
     (
         "training/running.py",

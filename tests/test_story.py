@@ -12,8 +12,8 @@ from dask.system import CPU_COUNT
 from distributed import Client, wait
 
 import clustertune
-from clustertune.model import Finding, Severity
-from clustertune.report import LayoutSummary, Report
+from clustertune.core.model import Finding, Severity
+from clustertune.core.report import LayoutSummary, Report
 from tests.processes import until
 from tests.test_full import leak, processes, states
 

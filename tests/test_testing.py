@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from clustertune import builders, testing
+from clustertune.core.model import Load, Move, Moves, Result, View
 from clustertune.errors import CapacityError, ScaleError
-from clustertune.model import Load, Move, Moves, Result, View
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
 
 ROWS = [10, 20, 30, 40]

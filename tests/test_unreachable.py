@@ -18,8 +18,9 @@ import pytest
 from distributed import LocalCluster
 
 from clustertune.cli import running
-from clustertune.cluster import connection
+from clustertune.monitor import connection
 from tests.certificates import Authority
+from tests.operations.test_planfile import stored
 from tests.test_cli import (
     every,
     no_address,  # noqa: F401 (a fixture)
@@ -27,7 +28,6 @@ from tests.test_cli import (
     run,
 )
 from tests.test_tls import shown
-from tests.tuning.test_planfile import stored
 
 PLAN = "PLAN"  # stands for a file with a plan
 #: arguments that a command requires

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clustertune.wording import (
+from clustertune.core.wording import (
     are,
     bytes_text,
     cost_text,

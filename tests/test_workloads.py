@@ -30,12 +30,13 @@ from sklearn.base import BaseEstimator
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from clustertune import estimators, workloads
-from clustertune.data import inputs
-from clustertune.model import Profile
-from clustertune.workloads import Handed, Rows, choose
+from clustertune.collections import inputs
+from clustertune.core import estimators
+from clustertune.core.model import Profile
+from clustertune.integrations import libraries
+from clustertune.integrations.libraries import Handed, Rows, choose
 
-FILES = {p.stem: p for p in Path(workloads.__file__).parent.glob("[!_]*.py")}
+FILES = {p.stem: p for p in Path(libraries.__file__).parent.glob("[!_]*.py")}
 SGD = sklearn.linear_model.SGDClassifier
 
 
@@ -101,7 +102,7 @@ def claimed(estimator: Any) -> list[str]:
     """Names of all workloads that say that it is theirs."""
     return [
         name
-        for name, module in workloads.available().items()
+        for name, module in libraries.available().items()
         if hasattr(module, "matches") and module.matches(estimator)
     ]
 
@@ -111,16 +112,16 @@ def claimed(estimator: Any) -> list[str]:
 
 def test_every_file_is_a_workload() -> None:
     """A workload is available by the name of its file; nothing registers it."""
-    assert set(FILES) <= set(workloads.available())
-    assert list(workloads.available()) == sorted(workloads.available())
+    assert set(FILES) <= set(libraries.available())
+    assert list(libraries.available()) == sorted(libraries.available())
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_every_workload_keeps_the_contract(name: str) -> None:
     """It has a profile of its name, its figures and their source, and a page."""
-    module = workloads.available()[name]
+    module = libraries.available()[name]
     profile = module.PROFILE
-    assert module.__name__ == f"clustertune.workloads.{name}"
+    assert module.__name__ == f"clustertune.integrations.libraries.{name}"
     assert profile.name == name
     assert profile.title
     assert profile.source
@@ -136,7 +137,7 @@ def test_every_workload_keeps_the_contract(name: str) -> None:
     assert set(profile.kinds) <= {"array", "dataframe"}
     if profile.frugal is not None:
         assert profile.frugal_parameters
-        better = workloads.available()[profile.frugal.name].PROFILE
+        better = libraries.available()[profile.frugal.name].PROFILE
         assert profile.frugal == better
         assert better.multiple(4) < profile.multiple(4)
     if profile.takes is not None:
@@ -162,13 +163,13 @@ def test_a_choice_imports_no_library() -> None:
     """Whoever trains with one library need not have the others."""
     code = """if True:
         import sys
-        import clustertune.workloads
-        clustertune.workloads.choose("lightgbm")
+        from clustertune.integrations import libraries
+        libraries.choose("lightgbm")
         try:
-            clustertune.workloads.choose(None, object())
+            libraries.choose(None, object())
         except ValueError:
-            libraries = {"xgboost", "lightgbm", "sklearn", "dask_ml", "dask_glm"}
-            print(*libraries & set(sys.modules), "none else")
+            heavy = {"xgboost", "lightgbm", "sklearn", "dask_ml", "dask_glm"}
+            print(*heavy & set(sys.modules), "none else")
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -410,7 +411,7 @@ def test_parameters_count(estimator: Any, changes: dict[str, Any]) -> None:
 )
 def test_what_is_taken(workload: str, given: list[str]) -> None:
     """What a library's fit takes is let through."""
-    workloads.refuse(choose(workload), given)
+    libraries.refuse(choose(workload), given)
 
 
 @pytest.mark.parametrize(
@@ -429,14 +430,14 @@ def test_what_is_taken(workload: str, given: list[str]) -> None:
 def test_what_is_not_taken(workload: str, given: list[str], text: str) -> None:
     """What it would not take is said before anything is moved for it."""
     with pytest.raises(ValueError, match=text):
-        workloads.refuse(choose(workload), given)
+        libraries.refuse(choose(workload), given)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_nothing_given_is_nothing_to_pass(name: str) -> None:
     """Without companions the fit needs no arguments beyond X and y."""
-    profile = workloads.available()[name].PROFILE
-    assert workloads.fit_kwargs(profile, Handed(training=Rows(X="X", y="y"))) == {}
+    profile = libraries.available()[name].PROFILE
+    assert libraries.fit_kwargs(profile, Handed(training=Rows(X="X", y="y"))) == {}
 
 
 def test_arguments_in_a_pipeline() -> None:
@@ -444,9 +445,9 @@ def test_arguments_in_a_pipeline() -> None:
     model = Pipeline([("a", StandardScaler()), ("b", xgboost.dask.DaskXGBRanker())])
     handed = Handed(training=Rows(X="X", y="y", qid="q"), estimator=model)
     profile = choose(None, model)
-    assert workloads.fit_kwargs(profile, handed) == {"b__qid": "q"}
-    assert workloads.estimator_params(profile, handed) == {"b__allow_group_split": True}
-    model.set_params(**workloads.estimator_params(profile, handed))
+    assert libraries.fit_kwargs(profile, handed) == {"b__qid": "q"}
+    assert libraries.estimator_params(profile, handed) == {"b__allow_group_split": True}
+    model.set_params(**libraries.estimator_params(profile, handed))
     assert model.named_steps["b"].allow_group_split
 
 
@@ -463,7 +464,7 @@ def test_multiples() -> None:
 
 OTHER = '''
 """A training library of somebody else."""
-from clustertune.profiles import Profile
+from clustertune.core.profiles import Profile
 PROFILE = Profile(name="boost", title="Boost", memory_multiple={8: 3.0}, source="said")
 def matches(estimator):
     return True
@@ -483,9 +484,9 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "[clustertune.workloads]\nboost = others_boost\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    workloads.available.cache_clear()
+    libraries.available.cache_clear()
     yield
-    workloads.available.cache_clear()
+    libraries.available.cache_clear()
     sys.modules.pop("others_boost", None)
 
 
@@ -497,4 +498,4 @@ def test_a_workload_of_another_package(other: Any) -> None:
     assert choose(None, object()).name == "boost"
     assert choose(None, xgboost.dask.DaskXGBRanker).name == "xgboost_rank"
     handed = Handed(training=Rows(X="X", sample_weight="w"))
-    assert workloads.fit_kwargs(profile, handed) == {"weights": "w"}
+    assert libraries.fit_kwargs(profile, handed) == {"weights": "w"}

@@ -15,8 +15,8 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 
-from clustertune import plugins
-from clustertune.model import Action
+from clustertune.core import plugins
+from clustertune.core.model import Action
 
 
 @cache
@@ -36,4 +36,5 @@ def _own() -> Mapping[str, Action]:
     return {
         info.name: importlib.import_module(f"{__name__}.{info.name}")
         for info in pkgutil.iter_modules(__path__)
+        if not info.ispkg  # the cluster that actions change
     }

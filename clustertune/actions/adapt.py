@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.forecast import wanted_workers
-from clustertune.model import (
+from clustertune.core.model import (
     Bounds,
     Cluster,
     Finding,
@@ -20,6 +19,7 @@ from clustertune.model import (
     Step,
     View,
 )
+from clustertune.planner.forecast import wanted_workers
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

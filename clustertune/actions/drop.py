@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clustertune.actions.restart import WAIT, start_seconds
-from clustertune.facts.holdings import at_risk
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Drop,
     Finding,
@@ -21,7 +20,8 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.wording import plural
+from clustertune.core.wording import plural
+from clustertune.planner.holdings import at_risk
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

@@ -13,11 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.errors import CapacityError
-from clustertune.facts import capacity, layouts
-from clustertune.facts.memory import lines_known, room
-from clustertune.facts.sizes import held_bytes, layout_bytes, member_bytes, sum_bytes
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Finding,
     Float64s,
@@ -32,9 +28,12 @@ from clustertune.model import (
     Unknown,
     View,
 )
-from clustertune.rows import chunking
-from clustertune.rows.placement import AIM, place
-from clustertune.wording import bytes_text, names_text
+from clustertune.core.wording import bytes_text, names_text
+from clustertune.errors import CapacityError
+from clustertune.planner import capacity, chunking, layouts
+from clustertune.planner.memory import lines_known, room
+from clustertune.planner.placement import AIM, place
+from clustertune.planner.sizes import held_bytes, layout_bytes, member_bytes, sum_bytes
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

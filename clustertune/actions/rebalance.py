@@ -15,10 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.facts import layouts, pricing
-from clustertune.facts.memory import room
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Finding,
     Float64s,
@@ -31,9 +28,11 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.rows import coverage, moving
-from clustertune.rows.placement import AIM, Placement, place, placed
-from clustertune.wording import bytes_text, plural
+from clustertune.core.wording import bytes_text, plural
+from clustertune.errors import CapacityError, NoWorkersError
+from clustertune.planner import coverage, layouts, moving, pricing
+from clustertune.planner.memory import room
+from clustertune.planner.placement import AIM, Placement, place, placed
 
 REMEDIES = frozenset(
     ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")

@@ -18,12 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.errors import AlignmentError, CapacityError
-from clustertune.facts import layouts, pricing
-from clustertune.facts.layouts import Held
-from clustertune.facts.memory import room
-from clustertune.facts.sizes import held_bytes, part_bytes
-from clustertune.model import (
+from clustertune.core.model import (
     Bools,
     Cluster,
     Cut,
@@ -40,17 +35,23 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.rows import (
+from clustertune.core.wording import bytes_text, names_text, plural
+from clustertune.errors import AlignmentError, CapacityError
+from clustertune.planner import (
     arranging,
     boundaries,
     chunking,
     coverage,
     granularity,
+    layouts,
     moving,
+    pricing,
     replicas,
 )
-from clustertune.rows.placement import AIM, Placement, place
-from clustertune.wording import bytes_text, names_text, plural
+from clustertune.planner.layouts import Held
+from clustertune.planner.memory import room
+from clustertune.planner.placement import AIM, Placement, place
+from clustertune.planner.sizes import held_bytes, part_bytes
 
 ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from clustertune.facts.holdings import nbytes_text, whose
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Finding,
     Holding,
@@ -23,7 +22,8 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.wording import names_text, plural
+from clustertune.core.wording import names_text, plural
+from clustertune.planner.holdings import nbytes_text, whose
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

@@ -15,11 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.errors import CapacityError
-from clustertune.facts import layouts
-from clustertune.facts.memory import room
-from clustertune.facts.sizes import held_bytes
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Finding,
     Int64s,
@@ -33,9 +29,12 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.rows import boundaries, chunking, grouping
-from clustertune.rows.placement import place
-from clustertune.wording import bytes_text, plural
+from clustertune.core.wording import bytes_text, plural
+from clustertune.errors import CapacityError
+from clustertune.planner import boundaries, chunking, grouping, layouts
+from clustertune.planner.memory import room
+from clustertune.planner.placement import place
+from clustertune.planner.sizes import held_bytes
 
 OVERHEAD = 0.2  # seconds that two graphs take
 COPYING = 2.5e8  # bytes per second: rows are taken one by one, twice

@@ -15,11 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.errors import CapacityError
-from clustertune.facts import layouts, pricing
-from clustertune.facts.memory import room
-from clustertune.facts.sizes import held_bytes
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Cut,
     Finding,
@@ -32,8 +28,11 @@ from clustertune.model import (
     Step,
     View,
 )
-from clustertune.rows import replicas
-from clustertune.wording import bytes_text, plural
+from clustertune.core.wording import bytes_text, plural
+from clustertune.errors import CapacityError
+from clustertune.planner import layouts, pricing, replicas
+from clustertune.planner.memory import room
+from clustertune.planner.sizes import held_bytes
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

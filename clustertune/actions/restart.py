@@ -16,11 +16,8 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from clustertune.facts import need
-from clustertune.facts.admission import is_parked_first, needed_elsewhere
-from clustertune.facts.resizing import lines, lowered
-from clustertune.facts.thresholds import ceiling, space
-from clustertune.model import (
+from clustertune.core.admission import is_parked_first, needed_elsewhere
+from clustertune.core.model import (
     Cluster,
     Finding,
     Key,
@@ -35,7 +32,10 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import bytes_text, plural, workers_text
+from clustertune.planner import need
+from clustertune.planner.resizing import lines, lowered
+from clustertune.planner.thresholds import ceiling, space
 
 WAIT = 60.0  # seconds that running tasks are waited for
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart: no caller waits

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from clustertune.actions import restart
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Finding,
     Notify,
@@ -22,7 +22,7 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import bytes_text, plural, workers_text
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

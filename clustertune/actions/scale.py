@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.forecast import wanted_workers
-from clustertune.model import Cluster, Finding, Notify, Price, Result, Step, View
+from clustertune.core.model import Cluster, Finding, Notify, Price, Result, Step, View
+from clustertune.planner.forecast import wanted_workers
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

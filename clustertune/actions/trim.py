@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from clustertune.facts import need
-from clustertune.model import (
+from clustertune.core.model import (
     Cluster,
     Finding,
     Notify,
@@ -21,7 +20,8 @@ from clustertune.model import (
     Trim,
     View,
 )
-from clustertune.wording import bytes_text, workers_text
+from clustertune.core.wording import bytes_text, workers_text
+from clustertune.planner import need
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

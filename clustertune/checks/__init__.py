@@ -23,9 +23,9 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from clustertune import plugins, settings
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import printable
+from clustertune.core import plugins, settings
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import printable
 
 
 @cache

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, Unknown, View
+from clustertune.core.model import Finding, Severity, Unknown, View
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Layout, Severity, View
-from clustertune.rows.boundaries import wanted_pieces
-from clustertune.wording import plural
+from clustertune.core.model import Finding, Layout, Severity, View
+from clustertune.core.wording import plural
+from clustertune.planner.boundaries import wanted_pieces
 
 
 def find(view: View) -> Iterator[Finding]:

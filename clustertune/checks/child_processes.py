@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.machines import details_of
-from clustertune.model import Details, Finding, Severity, View, WorkerSnapshot
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.core.model import Details, Finding, Severity, View, WorkerSnapshot
+from clustertune.core.wording import bytes_text, plural, workers_text
+from clustertune.planner.machines import details_of
 
 
 def find(view: View, *, share: float = 0.05) -> Iterator[Finding]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import variable
 from clustertune.errors import AlignmentError
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import variable
 
 ERROR = AlignmentError
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.machines import details_of
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import are, workers_text
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import are, workers_text
+from clustertune.planner.machines import details_of
 
 
 def find(view: View) -> Iterator[Finding]:

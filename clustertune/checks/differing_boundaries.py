@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.core.model import Finding, Layout, Member, Severity, View
+from clustertune.core.wording import names_text, plural, variable
 from clustertune.errors import AlignmentError
-from clustertune.model import Finding, Layout, Member, Severity, View
-from clustertune.wording import names_text, plural, variable
 
 ERROR = AlignmentError
 

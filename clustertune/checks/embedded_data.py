@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import bytes_text, names_text
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import bytes_text, names_text
 
 
 def find(view: View, *, some: float = 2**24, much: float = 2**30) -> Iterator[Finding]:

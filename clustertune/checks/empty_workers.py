@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from clustertune.facts.layouts import shares
-from clustertune.model import Finding, Severity, View
-from clustertune.rows.trainers import units
-from clustertune.wording import plural, workers_text
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import plural, workers_text
+from clustertune.planner.layouts import shares
+from clustertune.planner.trainers import units
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.model import Finding, Scalar, Severity, Unknown, View
+from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.errors import CapacityError
-from clustertune.facts import forecast
-from clustertune.facts.forecast import Need
-from clustertune.facts.machines import unknown_findings
-from clustertune.facts.memory import limit
-from clustertune.model import Finding, Scalar, Severity, Unknown, View
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.planner import forecast
+from clustertune.planner.forecast import Need
+from clustertune.planner.machines import unknown_findings
+from clustertune.planner.memory import limit
 
 ERROR = CapacityError
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.model import ORDER, Finding, Layout, Member, Severity, View
+from clustertune.core.wording import plural
 from clustertune.errors import GroupOrderError
-from clustertune.model import ORDER, Finding, Layout, Member, Severity, View
-from clustertune.rows import grouping
-from clustertune.wording import plural
+from clustertune.planner import grouping
 
 ERROR = GroupOrderError
 

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import bytes_text, printable
 from clustertune.errors import GroupSplitError
-from clustertune.facts import layouts
-from clustertune.facts.memory import room
-from clustertune.model import Finding, Severity, View
-from clustertune.rows import grouping
-from clustertune.wording import bytes_text, printable
+from clustertune.planner import grouping, layouts
+from clustertune.planner.memory import room
 
 ERROR = GroupSplitError
 

@@ -18,10 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.sizes import largest_piece
-from clustertune.model import Finding, Layout, Severity, Unknown, View, WorkerSnapshot
-from clustertune.rows import suitability
-from clustertune.wording import bytes_text, workers_text
+from clustertune.core.model import (
+    Finding,
+    Layout,
+    Severity,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.core.wording import bytes_text, workers_text
+from clustertune.planner import suitability
+from clustertune.planner.sizes import largest_piece
 
 
 def find(view: View, *, fraction: float = suitability.LARGE) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Prefix, Severity, View
-from clustertune.wording import are, bytes_text, plural
+from clustertune.core.model import Finding, Prefix, Severity, View
+from clustertune.core.wording import are, bytes_text, plural
 
 JOINING = ("finalize", "repartitiontofewer")  # how names of such tasks begin
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.machines import details_of
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import seconds_text, workers_text
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import seconds_text, workers_text
+from clustertune.planner.machines import details_of
 
 
 def find(view: View, *, within: float = 3600.0) -> Iterator[Finding]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, Snapshot, View
-from clustertune.wording import plural, seconds_text, workers_text
+from clustertune.core.model import Finding, Severity, Snapshot, View
+from clustertune.core.wording import plural, seconds_text, workers_text
 
 
 def find(view: View, *, after: float = 30.0) -> Iterator[Finding]:

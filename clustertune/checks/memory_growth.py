@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clustertune.facts.growth import ENDS, ENOUGH, alike
-from clustertune.facts.leaks import Leak, leak
-from clustertune.facts.thresholds import levels
-from clustertune.model import Finding, Run, Severity, View
-from clustertune.wording import bytes_text, names_text, plural, workers_text
+from clustertune.core.growth import ENDS, ENOUGH, alike
+from clustertune.core.model import Finding, Run, Severity, View
+from clustertune.core.wording import bytes_text, names_text, plural, workers_text
+from clustertune.planner.leaks import Leak, leak
+from clustertune.planner.thresholds import levels
 
 VERBS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny"}
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.machines import by_host, host_memory
-from clustertune.model import Finding, Severity, Unknown, View
-from clustertune.wording import bytes_text, names_text, plural
+from clustertune.core.model import Finding, Severity, Unknown, View
+from clustertune.core.wording import bytes_text, names_text, plural
+from clustertune.planner.machines import by_host, host_memory
 
 
 def find(view: View, *, slack: float = 0.02) -> Iterator[Finding]:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clustertune.facts.machines import unknown_findings
-from clustertune.facts.thresholds import Level, levels
-from clustertune.model import Finding, Severity, View, WorkerFacts, WorkerSnapshot
-from clustertune.wording import are, bytes_text, workers_text
+from clustertune.core.model import Finding, Severity, View, WorkerFacts, WorkerSnapshot
+from clustertune.core.wording import are, bytes_text, workers_text
+from clustertune.planner.machines import unknown_findings
+from clustertune.planner.thresholds import Level, levels
 
 _CRITICAL = frozenset(("terminate", "pause"))
 

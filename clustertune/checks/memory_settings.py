@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from clustertune.model import Finding, Severity, Thresholds, Unknown, View
-from clustertune.wording import plural, workers_text
+from clustertune.core.model import Finding, Severity, Thresholds, Unknown, View
+from clustertune.core.wording import plural, workers_text
 
 ORDER = ("target", "spill", "pause", "terminate")
 

@@ -20,12 +20,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.core.model import Bools, Finding, Layout, Severity, View
+from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ClassCoverageError
-from clustertune.facts.layouts import homes, weights
-from clustertune.model import Bools, Finding, Layout, Severity, View
-from clustertune.rows import coverage
-from clustertune.rows.coverage import Classes
-from clustertune.wording import plural, printable, workers_text
+from clustertune.planner import coverage
+from clustertune.planner.coverage import Classes
+from clustertune.planner.layouts import homes, weights
 
 ERROR = ClassCoverageError
 #: by whether the workload needs all classes on every worker; None: unknown

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.facts import layouts
-from clustertune.model import Finding, Layout, Severity, View
-from clustertune.wording import workers_text
+from clustertune.core.model import Finding, Layout, Severity, View
+from clustertune.core.wording import workers_text
+from clustertune.planner import layouts
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from clustertune.facts.forecast import wanted_workers
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import plural, printable
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import plural, printable
+from clustertune.planner.forecast import wanted_workers
 
 
 def find(view: View) -> Iterator[Finding]:

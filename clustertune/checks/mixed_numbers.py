@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Member, Severity, View
-from clustertune.wording import plural, printable
+from clustertune.core.model import Finding, Member, Severity, View
+from clustertune.core.wording import plural, printable
 
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))  # with float32
 

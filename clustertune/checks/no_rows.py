@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
+from clustertune.core.model import Finding, Severity, View
 
 ERROR = ValueError
 

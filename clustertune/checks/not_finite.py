@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Member, Severity, View
-from clustertune.wording import plural
+from clustertune.core.model import Finding, Member, Severity, View
+from clustertune.core.wording import plural
 
 
 def find(view: View) -> Iterator[Finding]:

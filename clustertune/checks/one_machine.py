@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from clustertune.facts.forecast import demand
-from clustertune.facts.machines import by_host, host_cpus, host_memory
-from clustertune.model import Finding, Severity, Unknown, View
-from clustertune.wording import bytes_text, names_text
+from clustertune.core.model import Finding, Severity, Unknown, View
+from clustertune.core.wording import bytes_text, names_text
+from clustertune.planner.forecast import demand
+from clustertune.planner.machines import by_host, host_cpus, host_memory
 
 
 class _Host(NamedTuple):

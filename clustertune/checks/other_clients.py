@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import plural, seconds_text
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import plural, seconds_text
 
 NOBODY = ("published-", "fire-and-forget")
 

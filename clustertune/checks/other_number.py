@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.model import Finding, Severity, View
-from clustertune.rows.chunking import even
-from clustertune.wording import plural
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import plural
+from clustertune.planner.chunking import even
 
 
 def find(view: View) -> Iterator[Finding]:

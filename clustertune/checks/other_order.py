@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.model import Finding, Layout, Severity, View
 from clustertune.errors import RefusedError
-from clustertune.model import Finding, Layout, Severity, View
 
 ERROR = RefusedError
 TOO_MANY = 10**9  # rows: NumPy's multivariate_hypergeometric draws from fewer only

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
+from clustertune.core.model import Finding, Severity, View
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clustertune.facts.thresholds import levels
-from clustertune.model import (
+from clustertune.core.model import (
     Details,
     Finding,
     Severity,
@@ -28,7 +27,8 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.wording import are, bytes_text, seconds_text, workers_text
+from clustertune.core.wording import are, bytes_text, seconds_text, workers_text
+from clustertune.planner.thresholds import levels
 
 
 def find(view: View) -> Iterator[Finding]:

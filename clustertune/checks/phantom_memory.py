@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View, WorkerSnapshot
-from clustertune.wording import bytes_text, workers_text
+from clustertune.core.model import Finding, Severity, View, WorkerSnapshot
+from clustertune.core.wording import bytes_text, workers_text
 
 
 def find(view: View, *, excess: float = 0.05) -> Iterator[Finding]:

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.facts.layouts import homes
-from clustertune.model import Finding, Float64s, Int64s, Layout, Severity, View
-from clustertune.wording import workers_text
+from clustertune.core.model import Finding, Float64s, Int64s, Layout, Severity, View
+from clustertune.core.wording import workers_text
+from clustertune.planner.layouts import homes
 
 SURE = 6.0  # standard errors: more than chance does
 MANY = 100  # classes, above which labels are taken for numbers

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import are, names_text, plural
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import are, names_text, plural
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.facts.layouts import apart, held, piece_bytes
-from clustertune.model import Finding, Int64s, Layout, Severity, View
-from clustertune.wording import bytes_text
+from clustertune.core.model import Finding, Int64s, Layout, Severity, View
+from clustertune.core.wording import bytes_text
+from clustertune.planner.layouts import apart, held, piece_bytes
 
 
 def find(view: View) -> Iterator[Finding]:

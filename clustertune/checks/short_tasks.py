@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Prefix, Severity, View
-from clustertune.wording import plural, printable, seconds_text
+from clustertune.core.model import Finding, Prefix, Severity, View
+from clustertune.core.wording import plural, printable, seconds_text
 
 COST = 2e-4  # seconds of the scheduler per task: the least that Dask's pages name
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import are, seconds_text, workers_text
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import are, seconds_text, workers_text
 
 USUAL_TTL = 300.0  # seconds: Dask's default
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from clustertune.facts.machines import details_of
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import plural, printable
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import plural, printable
+from clustertune.planner.machines import details_of
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.machines import details_of
-from clustertune.model import Details, Finding, Severity, View, WorkerSnapshot
-from clustertune.wording import bytes_text, printable, workers_text
+from clustertune.core.model import Details, Finding, Severity, View, WorkerSnapshot
+from clustertune.core.wording import bytes_text, printable, workers_text
+from clustertune.planner.machines import details_of
 
 FULL = 2**30  # bytes: with less, any spilling soon fails
 MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs"))

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from clustertune.core.model import Finding, Layout, Member, Severity, View
+from clustertune.core.wording import plural
 from clustertune.errors import GroupSplitError
-from clustertune.model import Finding, Layout, Member, Severity, View
-from clustertune.rows import grouping
-from clustertune.wording import plural
+from clustertune.planner import grouping
 
 ERROR = GroupSplitError
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.layouts import copied
-from clustertune.model import Finding, Severity, View
+from clustertune.core.model import Finding, Severity, View
+from clustertune.planner.layouts import copied
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import plural, printable
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import plural, printable
 
 REFUSED = ("object", "string", "str", "datetime64", "timedelta64", "period", "complex")
 

@@ -23,15 +23,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from clustertune.facts.machines import (
+from clustertune.core.model import Finding, Severity, Unknown, View
+from clustertune.core.wording import names_text, plural, workers_text
+from clustertune.planner.machines import (
     HostCpus,
     by_host,
     host_cpus,
     unknown_findings,
     with_scheduler,
 )
-from clustertune.model import Finding, Severity, Unknown, View
-from clustertune.wording import names_text, plural, workers_text
 
 
 def find(view: View, *, slack: float = 0.1, shared: bool = False) -> Iterator[Finding]:

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.machines import by_host, details_of, host_cpus
-from clustertune.model import Details, Finding, Severity, Unknown, View
-from clustertune.wording import names_text, plural, printable, workers_text
+from clustertune.core.model import Details, Finding, Severity, Unknown, View
+from clustertune.core.wording import names_text, plural, printable, workers_text
+from clustertune.planner.machines import by_host, details_of, host_cpus
 
 
 def find(view: View, *, most: float = 2.0) -> Iterator[Finding]:

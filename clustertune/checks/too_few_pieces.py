@@ -21,11 +21,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from clustertune.core.model import Finding, Layout, Member, Severity, Unknown, View
+from clustertune.core.wording import plural, times_text, variable
 from clustertune.errors import AlignmentError
-from clustertune.facts.sizes import layout_bytes
-from clustertune.model import Finding, Layout, Member, Severity, Unknown, View
-from clustertune.rows import granularity, suitability
-from clustertune.wording import plural, times_text, variable
+from clustertune.planner import granularity, suitability
+from clustertune.planner.sizes import layout_bytes
 
 ERROR = AlignmentError
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.model import Finding, Layout, Severity, Unknown, View
+from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import AlignmentError
-from clustertune.facts.sizes import layout_bytes
-from clustertune.model import Finding, Layout, Severity, Unknown, View
-from clustertune.rows import suitability
-from clustertune.wording import bytes_text, plural
+from clustertune.planner import suitability
+from clustertune.planner.sizes import layout_bytes
 
 ERROR = AlignmentError
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.layouts import shares
-from clustertune.model import Finding, Layout, Severity, View
-from clustertune.rows.evenness import attainable
-from clustertune.wording import are, plural, times_text, workers_text
+from clustertune.core.model import Finding, Layout, Severity, View
+from clustertune.core.wording import are, plural, times_text, workers_text
+from clustertune.planner.evenness import attainable
+from clustertune.planner.layouts import shares
 
 _ROUNDING = 1e-9
 

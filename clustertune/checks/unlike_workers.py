@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import bytes_text, plural
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import bytes_text, plural
 
 
 def find(view: View, *, slack: float = 0.05) -> Iterator[Finding]:

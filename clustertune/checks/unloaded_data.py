@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.wording import are, names_text
+from clustertune.core.model import Finding, Severity, View
+from clustertune.core.wording import are, names_text
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View, WorkerSnapshot
-from clustertune.wording import are, bytes_text, workers_text
+from clustertune.core.model import Finding, Severity, View, WorkerSnapshot
+from clustertune.core.wording import are, bytes_text, workers_text
 
 USUAL = 300 * 2**20  # bytes: Python, Dask, NumPy, pandas, pyarrow and a library
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.model import Finding, Severity, View
-from clustertune.rows import replicas
+from clustertune.core.model import Finding, Severity, View
+from clustertune.planner import replicas
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.facts.sizes import member_bytes
-from clustertune.model import Finding, Severity, Unknown, View
-from clustertune.wording import bytes_text
+from clustertune.core.model import Finding, Severity, Unknown, View
+from clustertune.core.wording import bytes_text
+from clustertune.planner.sizes import member_bytes
 
 
 def find(view: View, *, least: float = 2**30) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ import click
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import arguments
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import (
@@ -28,11 +27,12 @@ from clustertune.cli.running import (
 )
 from clustertune.cli.scheduling import Later, between_runs, with_later
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.cluster import monitor
-from clustertune.model import Holding
-from clustertune.report import Report
-from clustertune.tuning.calls import Call
-from clustertune.wording import bytes_text, names_text, printable
+from clustertune.core import arguments
+from clustertune.core.model import Holding
+from clustertune.core.report import Report
+from clustertune.core.wording import bytes_text, names_text, printable
+from clustertune.monitor import monitor
+from clustertune.operations.calls import Call
 
 Command = Callable[..., None]
 

@@ -15,10 +15,10 @@ from click.core import ParameterSource
 from clustertune.cli.examples import examples
 from clustertune.cli.running import run, told, typed
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.past import histories, noting
-from clustertune.past.trends import WhatIf
-from clustertune.snapshots import Unknown
-from clustertune.wording import plural, printable
+from clustertune.core.snapshots import Unknown
+from clustertune.core.wording import plural, printable
+from clustertune.operations.history import histories, noting
+from clustertune.operations.history.trends import WhatIf
 
 COMMANDLINE = ParameterSource.COMMANDLINE
 

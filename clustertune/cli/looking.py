@@ -15,7 +15,8 @@ import click
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import checks, workloads
+from clustertune import checks
+from clustertune.cli.doctor import examine
 from clustertune.cli.examples import examples
 from clustertune.cli.running import (
     format_option,
@@ -25,14 +26,14 @@ from clustertune.cli.running import (
     told,
 )
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.cluster import monitor
-from clustertune.doctor import examine
+from clustertune.core.model import Finding, Severity
+from clustertune.core.report import Report
+from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
-from clustertune.model import Finding, Severity
-from clustertune.report import Report
-from clustertune.watch import diagnosis
-from clustertune.watch.watcher import Monitor
-from clustertune.wording import names_text, plural, printable
+from clustertune.integrations import libraries
+from clustertune.monitor import monitor
+from clustertune.operations import diagnosis
+from clustertune.operations.watcher import Monitor
 
 
 @click.command(
@@ -49,8 +50,8 @@ from clustertune.wording import names_text, plural, printable
 )  # fmt: skip
 def demo(parquet: str | None, label: str | None, workers: int) -> None:
     """Train before and after `prepare`, on a cluster of this machine's own."""
-    from clustertune import demo as code  # needs the extra "demo"
-    from clustertune.demo_data import DemoError
+    from clustertune.cli import demo as code  # needs the extra "demo"
+    from clustertune.cli.demo_data import DemoError
 
     if (parquet is None) != (label is None):
         raise click.UsageError("--parquet and --label go together")
@@ -224,7 +225,7 @@ def explain(name: str | None) -> None:
 
 def _known_workload(name: str | None) -> str | None:
     try:
-        workloads.choose(name)
+        libraries.choose(name)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return name

@@ -12,10 +12,10 @@ from distributed import Client
 from clustertune.cli.examples import examples
 from clustertune.cli.running import run
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.cluster.connection import connected
-from clustertune.show.serving import CONNECT, Source, serving
-from clustertune.show.showing import add_panel
-from clustertune.wording import printable
+from clustertune.core.wording import printable
+from clustertune.dashboard.serving import CONNECT, Source, serving
+from clustertune.dashboard.showing import add_panel
+from clustertune.monitor.connection import connected
 
 PORT = 8790
 LOOPBACK = "127.0.0.1"

@@ -28,10 +28,10 @@ from clustertune.cli.running import (
 )
 from clustertune.cli.scheduling import LATER
 from clustertune.cli.target import Target, on_a_cluster
+from clustertune.core.report import Report, acted
 from clustertune.errors import ChangedError
-from clustertune.report import Report, acted
-from clustertune.tuning import calls, planning
-from clustertune.tuning.planfile import LONGEST, StoredPlan
+from clustertune.operations import calls, planning
+from clustertune.operations.planfile import LONGEST, StoredPlan
 
 DEFAULT = "prepare"
 # a plan changes nothing, and what is to be between runs is planned when that is so

@@ -14,7 +14,6 @@ from click.shell_completion import CompletionItem
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune import workloads
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import (
@@ -26,11 +25,12 @@ from clustertune.cli.running import (
 )
 from clustertune.cli.running import run as run_on
 from clustertune.cli.target import Target, on_a_cluster
+from clustertune.core.model import Severity
+from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
-from clustertune.model import Severity
-from clustertune.play import playing, shelf
-from clustertune.play.played import Played
-from clustertune.wording import printable
+from clustertune.integrations import libraries
+from clustertune.operations.playbooks import playing, shelf
+from clustertune.operations.playbooks.played import Played
 
 
 def _complete(
@@ -94,7 +94,7 @@ def run(
     with _wrong_playbooks_told():
         read = shelf.read(playbook, values)
         playing.refuse_without_data(read, datasets or None)
-        workloads.choose(workload)
+        libraries.choose(workload)
 
     def play(dry_run: bool) -> Played:
         async def work(client: Client) -> Played:

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from clustertune import arguments, workloads
 from clustertune.cli.changing import change, worker_option
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import format_option, once
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.tuning.calls import Call
+from clustertune.core import arguments
+from clustertune.integrations import libraries
+from clustertune.operations.calls import Call
 
 Check = Callable[[str, Any], Any]
 
@@ -37,7 +38,7 @@ def _number_or_fit(name: str, text: str) -> int | str | None:
 
 
 def _known_workload(_name: str, text: str) -> str:
-    return workloads.choose(text).name
+    return libraries.choose(text).name
 
 
 def _fraction_from_zero(name: str, number: float) -> float:

@@ -8,7 +8,6 @@ from typing import Any
 import click
 from distributed import Client
 
-from clustertune.adapters import saturn
 from clustertune.cli.consent import Consent, with_consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import (
@@ -21,10 +20,11 @@ from clustertune.cli.running import (
     told,
     typed,
 )
-from clustertune.cluster.connection import no_connection_logs
+from clustertune.core.report import Report
 from clustertune.errors import ConnectionLostError
-from clustertune.report import Report
-from clustertune.storage import resetting
+from clustertune.integrations.managers import saturn
+from clustertune.monitor.connection import no_connection_logs
+from clustertune.operations import resetting
 
 
 @click.command(

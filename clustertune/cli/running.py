@@ -16,17 +16,15 @@ from typing import Any, TypeVar
 import click
 from distributed import Client
 
-from clustertune import (
-    adapters,
-    arguments,
-    errors,
-)
+from clustertune import errors
 from clustertune.cli.target import Target
-from clustertune.cluster import connection
-from clustertune.cluster.connection import no_connection_logs
-from clustertune.report import acted
-from clustertune.tuning.entrance import refuse_wrong_settings
-from clustertune.wording import printable
+from clustertune.core import arguments
+from clustertune.core.report import acted
+from clustertune.core.wording import printable
+from clustertune.integrations import managers
+from clustertune.monitor import connection
+from clustertune.monitor.connection import no_connection_logs
+from clustertune.operations.entrance import refuse_wrong_settings
 
 T = TypeVar("T")
 
@@ -160,7 +158,7 @@ async def _attached(
 ) -> T:
     async with AsyncExitStack() as stack:
         try:
-            attaching = adapters.attach(kind, name, stack)
+            attaching = managers.attach(kind, name, stack)
             client = await told_usage(asyncio.wait_for(attaching, seconds))
         except (OSError, asyncio.TimeoutError) as error:
             raise errors.ConnectionLostError(

@@ -19,8 +19,8 @@ from clustertune.cli.consent import Consent
 from clustertune.cli.examples import examples
 from clustertune.cli.running import FAILED, format_option, run, told_usage, typed
 from clustertune.cli.target import Target, on_a_cluster
-from clustertune.timetable import scheduled, scheduling
-from clustertune.timetable.scheduled import Schedule
+from clustertune.operations.scheduling import scheduled, scheduling
+from clustertune.operations.scheduling.scheduled import Schedule
 
 SCHEMA_VERSION = 1
 NOT_FOUND = 1

@@ -6,9 +6,9 @@ import sys
 
 import click
 
-from clustertune import sizing
 from clustertune.cli.examples import examples
 from clustertune.cli.running import format_option, rendered, told, typed
+from clustertune.operations import sizing
 
 _count = click.IntRange(1)
 

@@ -12,7 +12,7 @@ import click
 import dask
 from distributed.security import Security
 
-from clustertune import adapters
+from clustertune.integrations import managers
 
 _TLS = ("tls_ca_file", "tls_cert", "tls_key")
 
@@ -87,7 +87,7 @@ def _kind_and_name(
     if text is None:
         return None
     kind, _, name = text.partition(":")
-    kinds = adapters.attachable()
+    kinds = managers.attachable()
     if kind not in kinds or not name:
         allowed = ", ".join(f"{k}:NAME" for k in sorted(kinds))
         raise click.BadParameter(f"{text!r} is none of {allowed}")

@@ -15,7 +15,7 @@ from bokeh.models.annotations import Legend, LegendItem
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
-from clustertune.wording import printable
+from clustertune.core.wording import printable
 
 # Okabe and Ito's palette
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"

@@ -10,10 +10,10 @@ from bokeh.models import (
     NumeralTickFormatter,
 )
 
+from clustertune.core.wording import plural
 from clustertune.dashboard import looks
 from clustertune.dashboard.state import UNEVEN, Columns, State, imbalance
 from clustertune.dashboard.workers import BAR, FEW
-from clustertune.wording import plural
 
 NONE = (
     "<p>No collections are known here yet: rows are shown from the first "

@@ -44,7 +44,7 @@ from collections.abc import Collection, Iterable, Mapping
 from time import time
 from typing import Any
 
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import bytes_text, plural, workers_text
 
 State = dict[str, Any]
 Columns = dict[str, list[Any]]

@@ -13,9 +13,9 @@ from bokeh.models import (
     NumeralTickFormatter,
 )
 
+from clustertune.core.wording import printable
 from clustertune.dashboard import looks
 from clustertune.dashboard.state import Columns, State
-from clustertune.wording import printable
 
 SHAPES = {  # by kind of event: shape, colour
     "did": ("circle", looks.GREEN),

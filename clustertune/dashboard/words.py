@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from clustertune.core.wording import plural, seconds_text
 from clustertune.dashboard import looks
 from clustertune.dashboard.state import State, imbalance, is_over, total, verdict
-from clustertune.wording import plural, seconds_text
 
 MOST_HOSTS = 12  # of more, those with the most threads for a CPU
 MOST_FINDINGS = 50

@@ -20,9 +20,9 @@ from bokeh.models import (
 from bokeh.models.annotations import ColorBar
 from bokeh.palettes import Cividis256
 
+from clustertune.core.wording import bytes_text, plural
 from clustertune.dashboard import looks
 from clustertune.dashboard.state import THRESHOLDS, Columns, State, conditions, make
-from clustertune.wording import bytes_text, plural
 
 FEW = 60  # workers up to which each has a bar
 LISTED = 5  # of more, so many fullest and emptiest ones are named

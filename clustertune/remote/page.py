@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
+from clustertune.core.wording import bytes_text, seconds_text
 from clustertune.remote import events
 from clustertune.remote.events import MOST_TEXT
 from clustertune.remote.keys import count, unpack
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
 from clustertune.remote.shares import MOST_KEYS, by_name, summary
-from clustertune.wording import bytes_text, seconds_text
 
 logger = logging.getLogger("distributed.clustertune")
 

@@ -24,14 +24,14 @@ from uuid import uuid4
 
 from distributed.core import Status
 
-from clustertune.facts.admission import is_parked_first
+from clustertune.core.admission import is_parked_first
+from clustertune.core.wording import plural
 from clustertune.remote.bindings import bound_to, follow
 from clustertune.remote.keys import Places
 from clustertune.remote.memory import counted
 from clustertune.remote.move import ManagerHold, Placing, place
 from clustertune.remote.park import PREFIX, is_parking, read
 from clustertune.remote.survey import COMING, is_gone
-from clustertune.wording import plural
 
 logger = logging.getLogger("distributed.clustertune")
 

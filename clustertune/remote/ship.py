@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 TRAVELLING = (
     "clustertune.remote.",
     "clustertune.dashboard.",
-    "clustertune.facts.admission",
-    "clustertune.facts.growth",
-    "clustertune.wording",
+    "clustertune.core.admission",
+    "clustertune.core.growth",
+    "clustertune.core.wording",
 )
 FEW = 32  # workers, each of which is asked in a call of its own
 

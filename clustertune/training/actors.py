@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, RoleError
 from clustertune.remote import roles as remote
-from clustertune.wording import printable, seconds_text, workers_text
 
 #: A role that fails makes others fail, which may be heard of first: a worker that is
 #: found lost so many seconds later is taken for the cause.

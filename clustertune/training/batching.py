@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import bytes_text, plural, workers_text
 
 WORTH = 8_000_000  # bytes that tasks may carry again and again, in all
 FAN = 4  # results of workers that one task joins

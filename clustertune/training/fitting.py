@@ -28,7 +28,7 @@ from distributed.client import FutureCancelledError
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 from tlz import identity  # type: ignore[import-untyped]
 
-from clustertune.data import graphs
+from clustertune.collections import graphs
 from clustertune.errors import IncompleteError
 from clustertune.training.worth import Call
 

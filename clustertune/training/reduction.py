@@ -24,20 +24,20 @@ from dask._task_spec import List, Task, TaskRef
 from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
 
-from clustertune.cluster import connection, monitor
-from clustertune.data import graphs, inputs
+from clustertune.collections import graphs, inputs
+from clustertune.core.model import Key
+from clustertune.core.wording import printable
 from clustertune.errors import (
     AlignmentError,
     IncompleteError,
     ItemError,
     NoWorkersError,
 )
-from clustertune.model import Key
+from clustertune.monitor import connection, monitor
 from clustertune.remote import ship, summing
 from clustertune.training import batching, terms
 from clustertune.training.batching import Argument, Plan
 from clustertune.training.terms import Reduce, Terms
-from clustertune.wording import printable
 
 POLL = 0.02  # seconds between two looks whether pieces are in memory
 WATCH = 2.0  # seconds between two looks whether a worker was lost

@@ -17,11 +17,16 @@ from uuid import uuid4
 import cloudpickle
 from distributed import Client
 
-from clustertune import arguments
-from clustertune.cluster import monitor
-from clustertune.data import graphs, inputs
+from clustertune.collections import graphs, inputs
+from clustertune.core import arguments
+from clustertune.core.model import Key
+from clustertune.core.wording import printable
 from clustertune.errors import IncompleteError, NoWorkersError
-from clustertune.model import Key
+from clustertune.monitor import monitor
+from clustertune.operations import entrance
+from clustertune.operations.holding import hold
+from clustertune.operations.preparation import prepare
+from clustertune.operations.prepared import Prepared
 from clustertune.remote import roles as remote
 from clustertune.remote import ship
 from clustertune.training import frameworks, staffing
@@ -29,11 +34,6 @@ from clustertune.training.actors import Actor, Rules, by_role
 from clustertune.training.frameworks import Framework
 from clustertune.training.running import Roles
 from clustertune.training.staffing import Candidate
-from clustertune.tuning import entrance
-from clustertune.tuning.preparation import prepare
-from clustertune.tuning.prepared import Prepared
-from clustertune.watch.holding import hold
-from clustertune.wording import printable
 
 PATIENCE = 10.0  # seconds in which a worker answers
 LINGER = 60.0  # seconds for which a worker that is ready waits for this client

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clustertune.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import bytes_text, plural, workers_text
 
 #: What a thread copies of all data for the model that it fits: rows to train on and
 #: rows to score on, and what estimators convert. Measured with joblib 1.6, cv=4 and one

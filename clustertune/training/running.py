@@ -17,9 +17,11 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune import arguments
-from clustertune.cluster import monitor
+from clustertune.core import arguments
+from clustertune.core.wording import printable, seconds_text
 from clustertune.errors import ConnectionLostError, TimedOutError
+from clustertune.monitor import monitor
+from clustertune.operations.blocks import Block
 from clustertune.remote import roles as remote
 from clustertune.training.actors import (
     Actor,
@@ -31,8 +33,6 @@ from clustertune.training.actors import (
     is_lost,
 )
 from clustertune.training.scores import Line, Score, Scores
-from clustertune.watch.blocks import Block
-from clustertune.wording import printable, seconds_text
 
 LISTEN = 10.0  # seconds after which a role that says nothing is asked again
 WATCH = 2.0  # seconds between two looks whether workers are lost

@@ -24,15 +24,15 @@ from dask.base import is_dask_collection
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
-from clustertune import arguments
-from clustertune.cluster import monitor
+from clustertune.core import arguments
+from clustertune.core.wording import printable
 from clustertune.errors import CapacityError, NoWorkersError
+from clustertune.monitor import monitor
+from clustertune.operations import entrance
 from clustertune.remote import copies, fits, pools, probe, ship
 from clustertune.training import room, worth
 from clustertune.training.room import Seat
 from clustertune.training.worth import Block, Call, Here, Work
-from clustertune.tuning import entrance
-from clustertune.wording import printable
 
 PATIENCE = 30.0  # seconds in which a worker loads NumPy and SciPy
 

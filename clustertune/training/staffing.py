@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clustertune.wording import names_text, plural, workers_text
+from clustertune.core.wording import names_text, plural, workers_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from dask.delayed import Delayed
 from dask.sizeof import sizeof
 from distributed import Client, Future
 
-from clustertune.data import inputs
+from clustertune.collections import inputs
+from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import AlignmentError
-from clustertune.tuning import entrance
-from clustertune.wording import bytes_text, plural
+from clustertune.operations import entrance
 
 LARGE = 10_000_000  # bytes of items that had better lie on the cluster, as Dask says
 

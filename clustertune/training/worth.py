@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from clustertune.core.wording import bytes_text, plural, printable, seconds_text
 from clustertune.remote.fits import Fitted
 from clustertune.training.room import COPIED, Seat
-from clustertune.wording import bytes_text, plural, printable, seconds_text
 
 #: Of the cluster's seconds, in which one machine must be done to be called faster: what
 #: it would take is reckoned, and fits there may disturb each other otherwise.

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clustertune import workloads
-from clustertune.errors import ConnectionLostError
-from clustertune.model import (
+from clustertune.core.model import (
     Burden,
     Conversion,
     Holding,
@@ -27,6 +25,8 @@ from clustertune.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.errors import ConnectionLostError
+from clustertune.integrations import libraries
 from clustertune.testing import MemoryCluster, member, view, worker
 
 MIB = 2**20
@@ -58,7 +58,7 @@ def draw(seed: int) -> Case:
     rng = Random(seed)
     action = rng.choice(ACTIONS)
     profiles = [
-        m.PROFILE for m in workloads.available().values() if not m.PROFILE.refused
+        m.PROFILE for m in libraries.available().values() if not m.PROFILE.refused
     ]
     profile = rng.choice(profiles)
     n_rows = rng.choice((1, 7, 40, 40, 120, 120))

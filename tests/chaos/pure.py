@@ -11,15 +11,15 @@ from typing import Any
 
 from clustertune.actions import adapt as adapting
 from clustertune.actions import release, restart, retire, scale, trim
+from clustertune.core.model import Severity, Size, View
 from clustertune.errors import ClustertuneError
-from clustertune.facts import layouts, verification
-from clustertune.model import Severity, Size, View
-from clustertune.plans.journal import Journal
-from clustertune.rows.evenness import attainable
-from clustertune.rows.replicas import is_copied
-from clustertune.tuning import procedure
-from clustertune.tuning.preparation import tune
-from clustertune.tuning.procedure import Procedure
+from clustertune.operations import procedure
+from clustertune.operations.journal import Journal
+from clustertune.operations.preparation import tune
+from clustertune.operations.procedure import Procedure
+from clustertune.planner import layouts, verification
+from clustertune.planner.evenness import attainable
+from clustertune.planner.replicas import is_copied
 from tests.chaos.imagined import MIB, Case, Interrupted, Struck, draw
 from tests.chaos.rounds import Round
 

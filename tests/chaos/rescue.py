@@ -15,8 +15,8 @@ import psutil
 from distributed import wait
 
 import clustertune
+from clustertune.core.report import headlines
 from clustertune.errors import ClustertuneError
-from clustertune.report import headlines
 from tests.chaos import blows, data
 from tests.chaos.acts import Act
 from tests.chaos.houses import House, soon

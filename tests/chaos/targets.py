@@ -25,19 +25,20 @@ import dask
 import yaml
 from click.testing import CliRunner
 
-from clustertune import arguments, checks, settings, workloads
+from clustertune import checks
 from clustertune.cli import main, running
+from clustertune.core import arguments, settings
+from clustertune.core.report import Report
 from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
-from clustertune.facts.fingerprint import Fingerprint
-from clustertune.past import histories, record
-from clustertune.past import settings as history
-from clustertune.play import playbook, reading, shelf
-from clustertune.report import Report
-from clustertune.storage import manifests
-from clustertune.timetable import conditions, instants
-from clustertune.tuning import planfile
-from clustertune.tuning.calls import VERBS, Call
-from clustertune.tuning.planfile import StoredPlan
+from clustertune.integrations import libraries
+from clustertune.operations import manifests, planfile
+from clustertune.operations.calls import VERBS, Call
+from clustertune.operations.history import histories, record
+from clustertune.operations.history import settings as history
+from clustertune.operations.planfile import StoredPlan
+from clustertune.operations.playbooks import playbook, reading, shelf
+from clustertune.operations.scheduling import conditions, instants
+from clustertune.planner.fingerprint import Fingerprint
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree
 
@@ -161,7 +162,7 @@ def _read_plan(data: bytes) -> None:
 
 def _plans() -> list[bytes]:
     """One for each verb, of what a dry run on a small cluster has said."""
-    from tests.tuning.test_planfile import stored
+    from tests.operations.test_planfile import stored
 
     calls = [
         Call(verb="prepare", names=("X", "y"), options={"workload": "xgboost"}),
@@ -198,7 +199,7 @@ def _read_report(data: bytes) -> None:
 
 
 def _reports() -> list[bytes]:
-    from tests.tuning.test_planfile import stored
+    from tests.operations.test_planfile import stored
 
     return [stored().report.to_json().encode()]
 
@@ -340,7 +341,7 @@ def _command_words() -> list[str]:
         *(o for o in options if o.startswith("-")),
         *("X", "y", "1", "3", "0", "tcp://127.0.0.1:9", "--", "-", "-h"),
         *("leak", "memory:critical", "0 3 * * *", "UTC", "xgboost", "lightgbm"),
-        *(*checks.available(), *workloads.available(), *files, __file__, "/", "."),
+        *(*checks.available(), *libraries.available(), *files, __file__, "/", "."),
     ]
 
 

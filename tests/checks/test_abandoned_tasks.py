@@ -6,7 +6,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks.abandoned_tasks import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import snapshot, view, worker
 from tests.processes import soon
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from clustertune.checks.adaptive_scaling import find
-from clustertune.model import Severity, Unknown
+from clustertune.core.model import Severity, Unknown
 from clustertune.testing import snapshot, view, worker
 
 

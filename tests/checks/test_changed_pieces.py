@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clustertune.checks.changed_pieces import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, view, worker
 
 

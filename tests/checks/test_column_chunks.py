@@ -1,8 +1,8 @@
 """The check ``column_chunks``."""
 
 from clustertune.checks.column_chunks import ERROR, find
+from clustertune.core.model import Layout, Severity
 from clustertune.errors import AlignmentError
-from clustertune.model import Layout, Severity
 from clustertune.testing import layout, member, view
 
 

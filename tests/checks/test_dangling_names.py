@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.dangling_names import find
-from clustertune.model import Published, Severity
+from clustertune.core.model import Published, Severity
 from clustertune.testing import survey, view
 
 

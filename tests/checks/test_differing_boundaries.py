@@ -3,8 +3,8 @@
 import pytest
 
 from clustertune.checks.differing_boundaries import ERROR, find
+from clustertune.core.model import Layout, Severity
 from clustertune.errors import AlignmentError
-from clustertune.model import Layout, Severity
 from clustertune.testing import layout, member, view
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from clustertune.checks.empty_workers import find
-from clustertune.model import Severity
-from clustertune.rows.trainers import chosen
+from clustertune.core.model import Severity
+from clustertune.planner.trainers import chosen
 from clustertune.testing import layout, view, worker
 
 THREE = [worker(i) for i in range(3)]

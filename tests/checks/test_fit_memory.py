@@ -3,8 +3,8 @@
 import pytest
 
 from clustertune.checks.fit_memory import ERROR, find
+from clustertune.core.model import Profile, Severity, Unknown
 from clustertune.errors import CapacityError
-from clustertune.model import Profile, Severity, Unknown
 from clustertune.testing import layout, snapshot, view, worker
 
 TRIPLE = Profile(name="t", title="T", memory_multiple={4: 5.0, 8: 3.0})

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clustertune.checks.group_order import ERROR, find
+from clustertune.core.model import Contents, Severity
 from clustertune.errors import GroupOrderError
-from clustertune.model import Contents, Severity
 from clustertune.remote import content
 from clustertune.testing import layout, view
 

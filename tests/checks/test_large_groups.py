@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clustertune.checks.large_groups import ERROR, find
+from clustertune.core.model import Contents, Severity
 from clustertune.errors import GroupSplitError
-from clustertune.model import Contents, Severity
 from clustertune.remote import content
 from clustertune.testing import layout, view, worker
 

@@ -3,7 +3,7 @@
 import pytest
 
 from clustertune.checks.large_pieces import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, snapshot, view, worker
 
 WORKERS = [worker(0, memory_limit=8000), worker(1, memory_limit=4000)]

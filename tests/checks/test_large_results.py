@@ -10,7 +10,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks.large_results import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import prefix, survey, view
 from tests.processes import soon
 

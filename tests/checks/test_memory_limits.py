@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.memory_limits import find
-from clustertune.model import Severity, Unknown
+from clustertune.core.model import Severity, Unknown
 from clustertune.testing import view, worker
 
 GIB = 2**30

@@ -3,7 +3,7 @@
 import pytest
 
 from clustertune.checks.memory_pressure import find
-from clustertune.model import Severity, Unknown
+from clustertune.core.model import Severity, Unknown
 from clustertune.testing import view, worker
 
 GIB = 2**30

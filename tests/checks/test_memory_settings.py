@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from clustertune.checks.memory_settings import find
-from clustertune.model import Severity, Unknown
+from clustertune.core.model import Severity, Unknown
 from clustertune.testing import view, worker
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clustertune.checks.missing_classes import ERROR, find
+from clustertune.core.model import Contents, Severity
 from clustertune.errors import ClassCoverageError
-from clustertune.model import Contents, Severity
 from clustertune.remote import content
 from clustertune.testing import layout, view, worker
 

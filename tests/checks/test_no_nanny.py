@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.no_nanny import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import view, worker
 
 

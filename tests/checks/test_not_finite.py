@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.not_finite import find
-from clustertune.model import Contents, Severity
+from clustertune.core.model import Contents, Severity
 from clustertune.testing import layout, view
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from clustertune.checks.one_machine import find
-from clustertune.model import Profile, Severity, Unknown
+from clustertune.core.model import Profile, Severity, Unknown
 from clustertune.testing import layout, snapshot, view, worker
 
 DOUBLE = Profile(name="t", title="T", memory_multiple={8: 2.0})

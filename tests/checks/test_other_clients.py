@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.other_clients import find
-from clustertune.model import ClientFacts, Severity
+from clustertune.core.model import ClientFacts, Severity
 from clustertune.testing import survey, view
 
 

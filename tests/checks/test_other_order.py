@@ -3,8 +3,8 @@
 import pytest
 
 from clustertune.checks.other_order import ERROR, find
+from clustertune.core.model import Severity
 from clustertune.errors import RefusedError
-from clustertune.model import Severity
 from clustertune.testing import layout, view
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks import other_type
-from clustertune.model import Conversion, Severity
+from clustertune.core.model import Conversion, Severity
 from clustertune.testing import layout, member, view
 
 ARRAY = Conversion(kind="array", dtype="float32", row_bytes=40)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from clustertune.checks import paused_workers
 from clustertune.checks.parked_keys import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import view, worker
 
 PARKING = worker(

@@ -5,7 +5,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks.paused_workers import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import details, snapshot, view, worker
 from tests.processes import soon
 

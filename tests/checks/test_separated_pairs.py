@@ -3,7 +3,7 @@
 import pytest
 
 from clustertune.checks.separated_pairs import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, view, worker
 
 

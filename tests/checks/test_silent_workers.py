@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from clustertune.checks.silent_workers import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import survey, view, worker
 
 

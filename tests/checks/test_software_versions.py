@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clustertune.checks.software_versions import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import details, survey, view, worker
 
 

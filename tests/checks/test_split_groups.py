@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from clustertune.checks.split_groups import ERROR, find
+from clustertune.core.model import Contents, Severity
 from clustertune.errors import GroupSplitError
-from clustertune.model import Contents, Severity
 from clustertune.remote import content
 from clustertune.testing import layout, view
 

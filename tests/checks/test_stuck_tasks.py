@@ -7,7 +7,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.builders import survey
 from clustertune.checks.stuck_tasks import find
-from clustertune.model import Severity, Unmet
+from clustertune.core.model import Severity, Unmet
 from clustertune.testing import snapshot, view, worker
 from tests.processes import soon
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from clustertune.checks.text_columns import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, view
 
 

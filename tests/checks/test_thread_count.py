@@ -3,7 +3,7 @@
 import pytest
 
 from clustertune.checks.thread_count import find
-from clustertune.model import Severity, Unknown
+from clustertune.core.model import Severity, Unknown
 from clustertune.testing import snapshot, view, worker
 
 ALL = frozenset(range(8))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.thread_pools import find
-from clustertune.model import Pool, Profile, Severity
+from clustertune.core.model import Pool, Profile, Severity
 from clustertune.testing import details, view, worker
 
 

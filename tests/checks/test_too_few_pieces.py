@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from clustertune.checks.too_few_pieces import ERROR, find
+from clustertune.core.model import Severity
 from clustertune.errors import AlignmentError
-from clustertune.model import Severity
 from clustertune.testing import layout, snapshot, view, worker
 
 

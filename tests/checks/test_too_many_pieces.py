@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from clustertune.checks.too_many_pieces import ERROR, find
+from clustertune.core.model import Profile, Severity
 from clustertune.errors import AlignmentError
-from clustertune.model import Profile, Severity
 from clustertune.testing import layout, view, worker
 
 TEN = Profile(name="t", title="T", memory_multiple={8: 2}, max_pieces_per_thread=10)

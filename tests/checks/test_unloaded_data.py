@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from clustertune.checks.unloaded_data import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, view
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.unmanaged_memory import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import view, worker
 
 GIB = 2**30

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from clustertune.checks.unneeded_keys import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, prefix, survey, view, worker
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clustertune.checks.unshared_evals import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, view
 
 TRAINING = layout([10] * 4, [0, 1, 0, 1])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clustertune.checks.wide_numbers import find
-from clustertune.model import Severity
+from clustertune.core.model import Severity
 from clustertune.testing import layout, view
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clustertune.dashboard import state as states
-from clustertune.show import handover
+from clustertune.operations import handover
 
 GIB = 2**30
 

@@ -13,8 +13,8 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
-from clustertune.cluster.connection import connected
-from clustertune.show import serving
+from clustertune.dashboard import serving
+from clustertune.monitor.connection import connected
 from tests.browser import chromium, needs_browser
 from tests.processes import soon
 
@@ -133,9 +133,9 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
 @gen_test(timeout=60)
 async def test_a_saved_report_needs_no_network(tmp_path):
     """The file alone shows its tables; the browser fetches nothing for it."""
-    from clustertune.facts.layouts import summarize
-    from clustertune.model import Finding, Severity
-    from clustertune.report import Report
+    from clustertune.core.model import Finding, Severity
+    from clustertune.core.report import Report
+    from clustertune.planner.layouts import summarize
     from clustertune.testing import layout, view, worker
 
     seen = view([worker(0), worker(1)], [layout([50, 50], [0, 0])])

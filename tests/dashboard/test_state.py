@@ -9,7 +9,7 @@ from clustertune import checks
 from clustertune.dashboard import state as states
 from clustertune.dashboard import words
 from clustertune.dashboard.state import verdict
-from clustertune.show import handover
+from clustertune.operations import handover
 from tests.dashboard.states import finding, of
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune.checks.memory_growth import find
+from clustertune.operations.scheduling import conditions
 from clustertune.remote.conditions import met
 from clustertune.testing import runs, view, worker
-from clustertune.timetable import conditions
 
 GIB = 2**30
 LINES = {"a": {"spill": 0.7, "pause": 0.8}}

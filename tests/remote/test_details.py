@@ -10,8 +10,8 @@ import pytest
 from distributed import LocalCluster
 from distributed.utils_test import gen_cluster
 
-from clustertune.cluster import inquiry, monitor
-from clustertune.model import Details, Unknown
+from clustertune.core.model import Details, Unknown
+from clustertune.monitor import inquiry, monitor
 from clustertune.remote import details
 
 ONE = [("127.0.0.1", 1)]

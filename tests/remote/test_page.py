@@ -11,9 +11,9 @@ import pytest
 from distributed import wait
 from distributed.utils_test import gen_cluster
 
-from clustertune.cluster import monitor
 from clustertune.dashboard import state as states
 from clustertune.dashboard.timeline import Timeline
+from clustertune.monitor import monitor
 from clustertune.remote import page
 from clustertune.remote.keys import pack
 from clustertune.remote.resident import NAME

@@ -13,12 +13,12 @@ from distributed import Client, wait
 from distributed.utils_test import captured_logger, gen_cluster
 
 import clustertune
-from clustertune.cluster import monitor
 from clustertune.errors import (
     ConnectionLostError,
     LeaseHeldError,
     VersionMismatchError,
 )
+from clustertune.monitor import monitor
 from clustertune.remote import keys, owners, resident
 from clustertune.remote.resident import NAME, Resident, install
 from clustertune.remote.runs import Measured

@@ -6,7 +6,7 @@ import asyncio
 
 from distributed.utils_test import captured_logger, gen_cluster
 
-from clustertune.cluster import inquiry, monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.remote import runs as module
 from clustertune.remote.holds import Holds
 from clustertune.remote.owners import Owners

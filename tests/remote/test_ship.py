@@ -13,7 +13,8 @@ import dask
 import pytest
 from distributed.utils_test import gen_cluster
 
-from clustertune.remote import keys, mount, probe, resident, ship, summing
+from clustertune.dashboard import mount
+from clustertune.remote import keys, probe, resident, ship, summing
 from tests.processes import blocking
 
 

@@ -20,8 +20,8 @@ from sklearn.cluster import KMeans as LocalKMeans
 from sklearn.linear_model import SGDClassifier
 
 import clustertune
+from tests.integrations.libraries.models import Seen
 from tests.rules.placing import cut, placed
-from tests.workloads.models import Seen
 
 pytestmark = [
     pytest.mark.slow,

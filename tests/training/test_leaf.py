@@ -12,20 +12,20 @@ PACKAGE = Path(clustertune.__file__).parent
 
 # Public calls, from the modules that define them: clustertune/__init__.py names
 # training, so importing the package would be a circle.
-PUBLIC = {"tuning.preparation", "tuning.prepared", "watch.holding"}
+PUBLIC = {"operations.preparation", "operations.prepared", "operations.holding"}
 # Besides itself and public calls it may use only these: docs/design.md says why.
 HELPERS = {
-    "arguments",
-    "cluster.connection",
-    "cluster.monitor",
-    "data.graphs",
-    "data.inputs",
+    "core.arguments",
+    "monitor.connection",
+    "monitor.monitor",
+    "collections.graphs",
+    "collections.inputs",
     "errors",
-    "model",
+    "core.model",
     "remote",
-    "tuning.entrance",
-    "watch.blocks",
-    "wording",
+    "operations.entrance",
+    "operations.blocks",
+    "core.wording",
 }
 
 

@@ -1,0 +1,315 @@
+"""What the live port does to workers: more, fewer, started anew, trimmed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from clustertune.actions.cluster import resizing
+from clustertune.actions.cluster.lease import Lease
+from clustertune.core.model import (
+    Bounds,
+    Drop,
+    Key,
+    Measured,
+    Notify,
+    Restart,
+    Result,
+    Trim,
+    land,
+)
+from clustertune.core.wording import bytes_text, names_text, plural, printable
+from clustertune.errors import ScaleError
+from clustertune.integrations import managers
+from clustertune.monitor import monitor
+from clustertune.remote import keys, park, ship
+from clustertune.remote import trim as trimming
+
+logger = logging.getLogger("clustertune")
+
+POLL = 0.2  # seconds between two looks for workers
+REPORTED = 0.9  # of the time that is left: the rest is for the answer and the report
+
+
+class Staff:
+    """The workers of a cluster whose lease is held.
+
+    Attributes
+    ----------
+    bounds
+        Of adaptive scaling, as they were before they were changed here; else None.
+    """
+
+    def __init__(self, lease: Lease):
+        self.client = lease.client
+        self.lease = lease
+        self.bounds: tuple[int, float] | None = None
+        self._packed: tuple[Any, list[Any]] = ((), [])  # of the restart before this one
+
+    # --- how many ---------------------------------------------------------------------
+
+    def refuse_scale(self, wanted: int, workers: Mapping[str, Any]) -> None:
+        """See that the client can bring its cluster to so many workers.
+
+        Raises
+        ------
+        ScaleError
+            It cannot, or more are there; the text says what to do.
+        """
+        there = _to_stay(workers)
+        if wanted == there:
+            return
+        if wanted < there:
+            raise ScaleError(
+                f"n_workers={wanted}, but the cluster has {there}: prepare only adds "
+                "workers; to train on fewer give workers=[...]"
+            )
+        reason = managers.obstacle(self.client.cluster, wanted)
+        if reason is not None:
+            raise ScaleError(f"n_workers={wanted}: {reason}")
+
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
+        """Ask the cluster object for workers and wait until they are there.
+
+        Raises
+        ------
+        ScaleError
+            The cluster cannot be scaled, or workers did not come in time.
+        """
+        cluster = self.client.cluster
+        adapter = managers.find(cluster)
+        reason = managers.obstacle(cluster, n_workers)
+        if adapter is None or reason is not None:
+            raise ScaleError(f"n_workers={n_workers}: {reason}")
+        await adapter.scale(cluster, n_workers, await self._there())
+        while (there := await self._there()) < n_workers:
+            notify(f"{there} of {n_workers} workers are there", there / n_workers)
+            if self.lease.remaining() < 1:
+                raise ScaleError(
+                    f"asked for {n_workers} workers, {there} are there: "
+                    f"{await adapter.state(cluster)}; see the workers' logs, or give a "
+                    "longer timeout"
+                )
+            await asyncio.sleep(POLL)
+        return Result(nbytes=0, count=there)
+
+    async def _there(self) -> int:
+        identity = await monitor.identify(self.client)
+        return _to_stay(identity["workers"])
+
+    async def adapt(self, bounds: Bounds) -> Result:
+        """Have adaptive scaling keep to other bounds; what they were is remembered."""
+        cluster = self.client.cluster
+        was = await managers.bounds(cluster)
+        if not isinstance(was, tuple):
+            return Result(undone=f"{type(cluster).__name__} does not scale by itself")
+        await managers.adapt(cluster, bounds.least, bounds.most)
+        if self.bounds is None:
+            self.bounds = was
+        return Result(nbytes=0, said=_bounds_text(*was))
+
+    async def put_bounds_back(self) -> None:
+        """Give adaptive scaling the bounds that it had before :meth:`adapt`.
+
+        Where that fails it is said, and hides no error of the call or block that ends.
+        """
+        was, self.bounds = self.bounds, None
+        if was is None:
+            return
+        try:
+            await managers.adapt(self.client.cluster, *was)
+        # managers raise errors of their own
+        except Exception as error:  # noqa: BLE001
+            text = _bounds_text(*was)
+            logger.warning("adaptive scaling has other bounds (%r); %s", error, text)
+
+    # --- started anew -----------------------------------------------------------------
+
+    async def restart(self, restart: Restart, notify: Notify) -> Result:
+        """Have the resident restart a worker; cancelled, it undoes what it began.
+
+        If it has another size then, the cluster object takes that over: it would start
+        the worker with the former size otherwise.
+        """
+        result, back = await self._restart(restart, notify)
+        if restart.size is None or not back:
+            return result
+        managers.resized(self.client.cluster, restart.id, restart.size)
+        await monitor.look(self.client, [])  # may code be sent to the new process?
+        other = await resizing.differences(self.client, back, restart.size)
+        undone = "; ".join(filter(None, [result.undone, other]))
+        return replace(result, undone=undone, said=f"{result.said}; {restart.size}")
+
+    async def _restart(self, restart: Restart, notify: Notify) -> tuple[Result, str]:
+        """Also the address of the new process, if it has the size."""
+        identity = await monitor.identify(self.client)
+        ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
+        others = {a: i for a, i in ids.items() if i in restart.ceilings}
+        verb = "closing" if restart.retire else "restarting"
+        what = f"{verb} worker {names_text([restart.id])}"
+        away = () if restart.retire else (restart.id,)
+        ended: list[dict[str, Any]] = []
+        before = None
+        if not restart.retire:
+            before = await monitor.process_memory(self.client, restart.address)
+        with managers.expecting(self.client.cluster, away):
+            job = self.lease.job(
+                "restart_worker",
+                lambda state: notify(f"{what}: {state['doing']}", None),
+                ended,
+                address=restart.address,
+                collections=self._pack(restart.collections),
+                workers=list(others),
+                ceilings=[restart.ceilings[i] for i in others.values()],
+                wait=restart.wait,
+                timeout=REPORTED * max(0.0, self.lease.remaining()),
+                retire=restart.retire,
+                parking=ship.pickled(park.act) if restart.parking else b"",
+                resizing=resizing.terms(restart),
+            )
+            try:
+                state = await job
+            except BaseException as error:
+                if ended:
+                    land(error, self._restarted(restart, ended[0], ids, before))
+                raise
+        if restart.retire and not state["error"]:
+            await managers.retired(self.client.cluster, restart.id)
+        back = state["address"] if state["resized"] else ""
+        result = self._restarted(restart, state, ids, before)
+        return await self._measured(result, state), back
+
+    async def _measured(self, result: Result, state: Mapping[str, Any]) -> Result:
+        """The result with the memory of the new process, once it has its keys."""
+        if not state["address"]:
+            return result
+        try:
+            nbytes = await monitor.process_memory(self.client, state["address"])
+        except BaseException as error:
+            land(error, result)
+            raise
+        measured = tuple(replace(m, after=nbytes) for m in result.measured)
+        return replace(result, measured=measured)
+
+    def _restarted(
+        self,
+        restart: Restart,
+        state: Mapping[str, Any],
+        ids: Mapping[str, str | int],
+        before: int | None,
+    ) -> Result:
+        """What a restart came to, from the last state of its job."""
+        if not state["finished"]:
+            goes_on = f"the scheduler goes on after this call: {state['doing']}"
+            return Result(nbytes=state["nbytes"], undone=goes_on, count=0)
+        way = "away" if restart.retire else "away and back"
+        said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
+        undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
+        finished = bool(state["address"]) or (restart.retire and not state["error"])
+        measured = Measured(
+            worker=restart.id, before=before, after=None, keys=state["keys"]
+        )
+        return Result(
+            nbytes=state["nbytes"],
+            undone=undone,
+            said=said,
+            count=int(finished),
+            lost=state["lost"],
+            unchanged=not finished and state["unchanged"],
+            measured=() if restart.retire else (measured,),
+        )
+
+    def _pack(self, collections: tuple[tuple[Key, ...], ...]) -> list[Any]:
+        """Packed once for all workers that are restarted one after the other."""
+        if self._packed[0] is not collections:
+            self._packed = collections, [keys.pack(names) for names in collections]
+        return self._packed[1]
+
+    async def drop(self, drop: Drop, notify: Notify) -> Result:
+        """Restart all workers at once; cancelled while it waits, nothing is lost."""
+        away = tuple(drop.workers.values())
+        with managers.expecting(self.client.cluster, away):
+            state = await self.lease.job(
+                "drop",
+                lambda state: notify(str(state["doing"]), None),
+                owner=self.client.id,
+                others=drop.include_other_clients,
+                wait=drop.wait,
+                timeout=REPORTED * max(0.0, self.lease.remaining()),
+            )
+        if state["error"]:
+            # The keys were counted before the restart. They are lost once it has begun.
+            unchanged = not state["began"]
+            return Result(
+                nbytes=0,
+                undone=printable(state["error"], longest=500),
+                count=0 if unchanged else None,
+                lost=0 if unchanged else state["keys"],
+                unchanged=unchanged,
+            )
+        nbytes = bytes_text(state["nbytes"])
+        return Result(
+            nbytes=0,
+            said=f"{plural(state['keys'], 'key')} ({nbytes}) dropped",
+            count=len(drop.workers),
+            lost=state["keys"],
+        )
+
+    # --- their memory -----------------------------------------------------------------
+
+    async def trim(self, trim: Trim) -> Result:
+        """Have workers collect garbage and return free memory; who hangs is said."""
+        approved = monitor.known(self.client).addresses
+        answers = await ship.on_workers(
+            self.client,
+            trimming.trim,
+            [a for a in trim.workers if a in approved],
+            timeout=monitor.PATIENCE,
+        )
+        mute = trim.workers.keys() - approved
+        said, undone = [], [f"{len(mute)} did not say their versions"] if mute else []
+        measured = []
+        for address, answer in answers.items():
+            who = names_text([trim.workers[address]])
+            if isinstance(answer, BaseException):
+                undone.append(f"worker {who}: {printable(repr(answer), longest=200)}")
+                continue
+            before, after, asked = answer
+            measured.append(
+                Measured(worker=trim.workers[address], before=before, after=after)
+            )
+            text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
+            said.append(text if asked else f"{text} (no malloc_trim there)")
+        return Result(
+            nbytes=0,
+            undone="; ".join(undone),
+            said="; ".join(said),
+            count=len(said),
+            measured=tuple(measured),
+        )
+
+
+def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator[str]:
+    """What a restarted worker held and nobody has now, and why."""
+    if lost := state["lost"]:
+        ended = [ids.get(address, address) for address in state["ended"]]
+        why = f" with worker {names_text(ended)}, which ended meanwhile"
+        yield f"lost {lost:,} keys{why if ended else ''}"
+    if again := state["again"]:
+        yield f"{plural(again, 'key')} computed again, as who had them ended"
+
+
+def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:
+    """How many workers are there to stay: one that is paused is."""
+    states = [w["status"] for w in workers.values()]
+    return states.count("running") + states.count("paused")
+
+
+def _bounds_text(least: int, most: float) -> str:
+    text = 'float("inf")' if math.isinf(most) else f"{most:g}"
+    line = f"cluster.adapt(minimum={least}, maximum={text})"
+    return f"{line} puts back what was; so does the end of a `with` block"

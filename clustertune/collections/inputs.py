@@ -1,0 +1,558 @@
+"""What the user gave: checked, named, and grouped by the rows that belong together.
+
+Everything that can be wrong with an argument is said here, before anything on the
+cluster changes. Dask's collections stop here: the rest of the package sees members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from dask._task_spec import Alias, DataNode
+from dask.array.utils import meta_from_array
+from dask.core import flatten
+from dask.dataframe.dask_expr.io.io import BlockwiseIO
+from dask.sizeof import sizeof
+from distributed import Future
+
+from clustertune.collections import groups as numbered
+from clustertune.collections.conversion import fixed_bytes, number_bytes, value_bytes
+from clustertune.core.model import Conversion, Goal, Int64s, Key, Member, Profile
+from clustertune.core.wording import names_text
+
+COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One collection that the user gave, under the name of its argument."""
+
+    label: str
+    collection: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Collections whose rows belong together."""
+
+    label: str
+    given: tuple[Given, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that was given to ``prepare``, each collection once, by what is row-aligned.
+
+    A collection that is given twice (as y and as weights, or in an eval set too) is one
+    member; ``same`` leads from every label to the label of that member.
+    """
+
+    groups: tuple[Group, ...]  # the training data first
+    training: tuple[str, ...]  # labels in the order in which they are handed back
+    eval_sets: tuple[tuple[str, ...], ...]  # labels of each: X, y, companions
+    same: Mapping[str, str]
+    #: sizes of groups that were given in place of qid, by label of the qid made of them
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Given]:
+        for group in self.groups:
+            yield from group.given
+
+    def collection(self, label: str) -> Any:
+        """The collection of that label; None if none was given."""
+        wanted = self.same.get(label)
+        return next((x.collection for x in self if x.label == wanted), None)
+
+    def with_collections(self, collections: Sequence[Any]) -> Inputs:
+        """The same with other collections, in the order of iteration."""
+        rest = iter(collections)
+        groups = tuple(
+            replace(g, given=tuple(replace(x, collection=next(rest)) for x in g.given))
+            for g in self.groups
+        )
+        return replace(self, groups=groups)
+
+    def with_companion(self, label: str, collection: Any) -> Inputs:
+        """The same with one more collection beside the training data."""
+        first, *rest = self.groups
+        first = replace(first, given=(*first.given, Given(label, collection)))
+        same = {**self.same, label: label}
+        return replace(self, groups=(first, *rest), same=same)
+
+
+NOTHING = Inputs(groups=(), training=(), eval_sets=(), same={})
+
+
+def gather(
+    X: Any,
+    y: Any,
+    others: Sequence[Any],
+    companions: dict[str, Any],
+    eval_set: Any,
+) -> Inputs:
+    """Check and group the arguments of ``prepare``.
+
+    Raises
+    ------
+    TypeError
+        Something is not a Dask Array, DataFrame or Series.
+    ValueError
+        A collection has no rows or columns, or ``eval_set`` is not a list of sets.
+    """
+    if y is None and others:
+        raise TypeError("y is None but collections follow it; give y, or name them")
+    sizes: dict[str, Any] = {}
+    companions = _with_qid("", companions, sizes)
+    named = [("X", X), ("y", y)]
+    named += [(f"others[{i}]", other) for i, other in enumerate(others)]
+    named += [(name, companions.get(name)) for name in COMPANIONS]
+    training = [_given(n, c) for n, c in named if c is not None or n == "X"]
+    evals = [
+        [_given(f"eval_set[{i}].{n}", c) for n, c in named.items()]
+        for i, one in enumerate(_eval_sets(eval_set))
+        for named in [_with_qid(f"eval_set[{i}].", one, sizes)]
+    ]
+    same: dict[str, str] = {}
+    groups: list[Group] = []
+    _add("training data", training, groups, same)
+    for i, one in enumerate(evals):
+        _add(f"eval_set[{i}]", one, groups, same)
+    return Inputs(
+        groups=tuple(groups),
+        training=tuple(x.label for x in training),
+        eval_sets=tuple(tuple(x.label for x in one) for one in evals),
+        same=same,
+        sizes=sizes,
+    )
+
+
+def _with_qid(
+    prefix: str, named: Mapping[str, Any], sizes: dict[str, Any]
+) -> dict[str, Any]:
+    """Collections by role, with the group of each row where sizes were given."""
+    found = {role: x for role, x in named.items() if role != "group"}
+    group = named.get("group")
+    if group is None:
+        return found
+    if found.get("qid") is not None:
+        raise ValueError(
+            f"{prefix}qid and {prefix}group are given: both say which rows belong "
+            "together; give one of them"
+        )
+    sizes[f"{prefix}qid"] = group
+    return found | {"qid": numbered.numbers(f"{prefix}group", group)}
+
+
+def of_rows(collections: Sequence[Any]) -> Inputs:
+    """Row-aligned collections of which none is known to be the labels; maybe none."""
+    if not collections:
+        return NOTHING
+    X, y, *others = (*collections, None) if len(collections) == 1 else collections
+    return gather(X, y, others, {}, None)
+
+
+def _add(
+    label: str, given: Sequence[Given], groups: list[Group], same: dict[str, str]
+) -> None:
+    """Add collections whose rows belong together to the group that has one of them.
+
+    Two groups with the same pieces would send them to two places.
+    """
+    names = {_name(x.collection): x.label for g in groups for x in g.given}
+    ours = {_name(x.collection) for x in given}
+    position = next(
+        (
+            i
+            for i, g in enumerate(groups)
+            if not ours.isdisjoint(_name(x.collection) for x in g.given)
+        ),
+        len(groups),
+    )
+    fresh = []
+    for x in given:
+        name = _name(x.collection)
+        if name not in names:
+            names[name] = x.label
+            fresh.append(x)
+        same[x.label] = names[name]
+    if position == len(groups):
+        groups.append(Group(label, tuple(fresh)))
+    else:
+        group = groups[position]
+        groups[position] = replace(group, given=(*group.given, *fresh))
+
+
+def _eval_sets(eval_set: Any) -> list[dict[str, Any]]:
+    """By role the collections of each: of a pair, or of one with companions."""
+    if eval_set is None:
+        return []
+    if not isinstance(eval_set, list | tuple) or not all(map(_is_set, eval_set)):
+        raise ValueError(
+            "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)], or "
+            'with companions by name, (X_valid, y_valid, {"qid": qid_valid}); it was '
+            f"{_kinds(eval_set)}"
+        )
+    found = []
+    for X, y, *rest in eval_set:
+        more = rest[0] if rest else {}
+        if unknown := [n for n in more if n not in (*COMPANIONS, "group")]:
+            raise ValueError(
+                f"eval_set: companions are {', '.join(COMPANIONS)}; "
+                f"{names_text(unknown)} is none of them"
+            )
+        named = {n: c for n, c in more.items() if c is not None}
+        found.append({"X": X, "y": y, **named})
+    return found
+
+
+def _is_set(one: Any) -> bool:
+    pair = isinstance(one, list | tuple) and len(one) in (2, 3)
+    return pair and (len(one) == 2 or isinstance(one[2], dict))
+
+
+def _kinds(given: Any) -> str:
+    """What was given, in types: ``list of (Array, Array, Array)``."""
+    if not isinstance(given, list | tuple):
+        return type(given).__name__
+    inner = {
+        f"({', '.join(type(x).__name__ for x in i)})"
+        if isinstance(i, list | tuple)
+        else type(i).__name__
+        for i in given
+    }
+    return f"{type(given).__name__} of {' and '.join(sorted(inner))}"
+
+
+def _name(collection: Any) -> str:
+    """What two collections of the same data share."""
+    return str(collection.__dask_keys__()[0])
+
+
+def _given(label: str, collection: Any) -> Given:
+    if isinstance(collection, da.Array):
+        _refuse_empty_array(label, collection)
+    elif isinstance(collection, dd.DataFrame):
+        if len(collection.columns) == 0:
+            raise ValueError(f"{label} is a DataFrame without columns")
+    elif not isinstance(collection, dd.Series) or isinstance(collection, dd.Index):
+        raise TypeError(
+            f"{label} must be a Dask Array, DataFrame or Series; it was "
+            # pandas 2 calls it pandas.core.frame.DataFrame
+            f"{type(collection).__module__.split('.')[0]}."
+            f"{type(collection).__name__}. " + _how_to_convert(label, collection)
+        )
+    return Given(label, collection)
+
+
+def _refuse_empty_array(label: str, array: da.Array) -> None:
+    if array.ndim == 0:
+        raise ValueError(f"{label} has no rows: it is a Dask Array without dimensions")
+    if 0 in array.shape:
+        raise ValueError(f"{label} is empty: its shape is {array.shape}")
+
+
+def _how_to_convert(label: str, value: Any) -> str:
+    name = label.rpartition(".")[2]
+    module = type(value).__module__.split(".")[0]
+    if isinstance(value, np.ndarray):
+        chunks = "(rows, -1)" if value.ndim > 1 else "rows"
+        return f"Make it one: {name} = dask.array.from_array({name}, chunks={chunks})"
+    if module == "pandas":
+        convert = f"dask.dataframe.from_pandas({name}, npartitions=n)"
+        return f"Make it one: {name} = {convert}"
+    if type(value).__name__ == "Bag":
+        return f"Make it one: {name} = {name}.to_dataframe()"
+    if type(value).__name__.startswith("Dask") and module == "xgboost":
+        return (
+            "XGBoost cannot take its collections back out. Give prepare the "
+            "collections it was made of and make it of the prepared ones: X, y = "
+            "clustertune.prepare(client, X, y); xgboost.dask.DaskDMatrix(client, X, y)"
+        )
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    if isinstance(first, Future) or type(first).__name__.startswith("Delayed"):
+        parts, part = (
+            (name, f"{name}[0]") if first is not value else (f"[{name}]", name)
+        )
+        return (
+            f"Make it one: {name} = dask.dataframe.from_delayed({parts}), or "
+            f"{name} = dask.array.from_delayed({part}, shape=..., dtype=...)"
+        )
+    return (
+        "Make it one with Dask, as dask.dataframe.read_parquet and "
+        "dask.array.from_array do; data that fits one process is trained faster there, "
+        "without Dask"
+    )
+
+
+def companions(inputs: Inputs) -> tuple[str, ...]:
+    """Names of what was given beside X and y."""
+    named = [x for x in inputs.training if x in COMPANIONS]
+    return (*named, *["eval_set"] * bool(inputs.eval_sets))
+
+
+def wants_arrays(inputs: Inputs, profile: Profile) -> bool:
+    """Whether the library takes Arrays only, and a DataFrame or Series was given."""
+    frames = any(not isinstance(x.collection, da.Array) for x in inputs)
+    return frames and "dataframe" not in profile.kinds
+
+
+def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
+    """Refuse sizes of groups for a library that takes the group of each row.
+
+    Raises
+    ------
+    ValueError
+        The text names the argument to give instead.
+    """
+    if inputs.sizes and not profile.group_sizes:
+        raise ValueError(
+            "group= has sizes of groups, which LightGBM's ranker takes; for "
+            f"{profile.title} give qid=, the group of each row"
+        )
+
+
+def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
+    """Refuse what the workload, or what was asked for, cannot have of this data.
+
+    Raises
+    ------
+    ValueError
+        The text says what is lacking, or cannot be.
+    """
+    if "y" in inputs.training:
+        _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
+    if "qid" not in inputs.training and goal.order == "sort":
+        raise ValueError(
+            "sort=True needs the query group of each row: give qid=, a Dask Array or "
+            "Series of whole numbers with as many rows as X"
+        )
+    if goal.order in ("rows", "sort"):
+        for given in inputs:
+            _refuse_byte_order(given)
+    if goal.workload.groups and goal.order in ("rows", "pieces"):
+        raise ValueError(
+            f'shuffle="{goal.order}" would tear groups (qid) apart, and '
+            f"{goal.workload.title} needs them whole; leave it out"
+        )
+    for i, labels in enumerate(inputs.eval_sets):
+        _refuse_unfit_eval_set(inputs, goal.workload, i, labels)
+    if wants_arrays(inputs, goal.workload) and goal.to != "array":
+        raise ValueError(
+            f"{goal.workload.title} takes Arrays, and frames become Arrays while they "
+            "are loaded, which persist=False forbids; leave persist= out"
+        )
+    if goal.persist is False and goal.changes:
+        raise ValueError(
+            "persist=False leaves data that is not in memory as it is, but to=, "
+            "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
+            "it; leave one of them out"
+        )
+
+
+def _refuse_byte_order(given: Given) -> None:
+    """Refuse columns whose rows pandas cannot take one by one."""
+    x = given.collection
+    if isinstance(x, da.Array):
+        return
+    types = list(x.dtypes) if isinstance(x, dd.DataFrame) else [x.dtype]
+    odd = [t for t in types if isinstance(t, np.dtype) and not t.isnative]
+    if odd:
+        name = given.label.rpartition(".")[2]
+        raise ValueError(
+            f"{given.label} has columns of {odd[0].str}, the byte order of other "
+            "machines, and pandas cannot put their rows in another order; convert "
+            f'them: {name} = {name}.astype("{odd[0].newbyteorder("=").name}")'
+        )
+
+
+def _refuse_swapped(X: Any, y: Any) -> None:
+    """One number a row to learn from, and many to be learnt, is no training."""
+    if X.ndim == 1 and y.ndim == 2 and y.shape[1] > 1:
+        raise ValueError(
+            f"X has one value a row, and y has {y.shape[1]:,}: are they swapped? It is "
+            "prepare(client, X, y), features first; features of one column have two "
+            "dimensions"
+        )
+
+
+def _refuse_unfit_eval_set(
+    inputs: Inputs, profile: Profile, number: int, labels: tuple[str, ...]
+) -> None:
+    name = f"eval_set[{number}]"
+    if profile.groups and f"{name}.qid" not in labels:
+        raise ValueError(
+            f"{profile.title} scores groups of rows: {name} needs them too, "
+            'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
+        )
+    if profile.stops_early and is_training_data(inputs, number):
+        raise ValueError(
+            f"{name} is the training data, of which each worker of {profile.title} "
+            "scores its own rows: with early stopping the workers would stop at "
+            "different rounds, and the fit would hang; leave it out of eval_set, or "
+            "fit without early stopping"
+        )
+
+
+def evaluated(inputs: Inputs) -> tuple[str, ...]:
+    """Eval sets that are the training data."""
+    numbers = range(len(inputs.eval_sets))
+    return tuple(f"eval_set[{i}]" for i in numbers if is_training_data(inputs, i))
+
+
+def is_training_data(inputs: Inputs, number: int) -> bool:
+    """Whether the features of this eval set are those of the training data."""
+    return inputs.same[f"eval_set[{number}].X"] in inputs.training
+
+
+# --- what a collection says of itself -----------------------------------------------
+
+
+def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
+    """Keys and futures of the pieces, in the collection's own order.
+
+    The futures are None for a collection that is not persisted. A persisted DataFrame's
+    own keys are not those of its futures, but aliases of them.
+    """
+    keys = list(flatten(collection.__dask_keys__()))
+    if _is_read(collection):
+        return keys, None
+    if isinstance(collection, da.Array):
+        # a lazy array of 100,000 tasks is told by its first key
+        graph = collection.__dask_graph__()
+    else:
+        graph = dict(collection.__dask_graph__())
+    futures = []
+    for key in keys:
+        node = graph.get(key)
+        while isinstance(node, Alias):
+            node = graph.get(node.target)
+        if not isinstance(node, Future):
+            return keys, None
+        futures.append(node)
+    return [f.key for f in futures], futures
+
+
+def _is_read(collection: Any) -> bool:
+    """Whether a frame is lazy and made of sources alone, which hold no futures.
+
+    Its graph need not be built to learn that; of many partitions that takes seconds.
+    """
+    if isinstance(collection, da.Array):
+        return False
+    sources = [node for node in collection.expr.walk() if not node.dependencies()]
+    return all(isinstance(source, BlockwiseIO) for source in sources)
+
+
+def missing(collection: Any) -> int:
+    """How many of its pieces a collection lacks, since Dask has joined them.
+
+    The readers of Parquet join small pieces when a frame is persisted, and the frame
+    then says that it has more than there are; whatever uses it fails (dask 2026.8).
+    """
+    if isinstance(collection, da.Array) or _is_read(collection):
+        return 0
+    return len(set(collection.__dask_keys__()) - set(collection.__dask_graph__()))
+
+
+def member(
+    given: Given,
+    keys: Sequence[Key],
+    loaded: bool,
+    rows: Int64s | None = None,
+    conversion: Conversion | None = None,
+) -> Member:
+    """A member with what the collection knows of itself, nothing from the cluster."""
+    x = given.collection
+    frame = isinstance(x, dd.DataFrame)
+    if isinstance(x, da.Array):
+        kind, columns, types = "array", _columns(x), [x.dtype]
+        blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
+    else:
+        kind, columns = (
+            "dataframe" if frame else "series",
+            len(x.columns) if frame else 1,
+        )
+        types, blocks = list(x.dtypes) if frame else [x.dtype], 1
+        size = _frame_bytes(types, rows)
+    widths = [width for t in types if (width := number_bytes(t)) is not None]
+    if conversion is not None and not loaded:  # it will be that from the beginning
+        widths = [np.dtype(conversion.dtype).itemsize]
+        size = None
+        if rows is not None and conversion.row_bytes is not None:
+            size = int(rows.sum()) * conversion.row_bytes
+    return Member(
+        label=given.label,
+        kind=kind,
+        keys=tuple(keys),
+        loaded=loaded,
+        rows=rows,
+        nbytes=None,
+        holders=None,
+        columns=columns,
+        column_blocks=blocks,
+        itemsize=max(widths, default=None),
+        fixed=fixed_bytes(x, None),
+        total_bytes=size,
+        conversion=conversion,
+        types=_column_types(x) if frame else {},
+    )
+
+
+def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
+    """By type of column, how many there are and the name of the first."""
+    found: dict[str, tuple[int, str]] = {}
+    for name, dtype in x.dtypes.items():
+        text = "category" if str(dtype).startswith("category") else str(dtype)
+        count, first = found.get(text, (0, str(name)))
+        found[text] = count + 1, first
+    return found
+
+
+def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
+    """Bytes of all columns without the index; None where one has no fixed width."""
+    widths = [value_bytes(t) for t in types]
+    known = [width for width in widths if width is not None]
+    if rows is None or len(known) < len(widths):
+        return None
+    return int(rows.sum()) * sum(known)
+
+
+def without_rows(x: da.Array) -> bool:
+    """Whether the array does not know how many rows its pieces have."""
+    return any(math.isnan(n) for n in x.chunks[0])
+
+
+def origin(collection: Any) -> tuple[bool, int]:
+    """Whether a lazy collection is made of pieces in memory; bytes that it carries."""
+    nodes = dict(collection.__dask_graph__()).values()
+    derived = any(isinstance(node, Future) for node in nodes)
+    return derived, sum(_carried(node) for node in nodes)
+
+
+def _carried(node: Any) -> int:
+    """Bytes of the array or frame that a node of a graph holds, or its arguments do."""
+    values = [node.value] if isinstance(node, DataNode) else [node]
+    values += getattr(node, "args", ())
+    return sum(
+        sizeof(v)
+        for v in values
+        if isinstance(v, np.ndarray | pd.DataFrame | pd.Series)
+    )
+
+
+def _total_bytes(x: da.Array) -> int | None:
+    """Of dense numbers in known chunks; of objects and sparse ones nobody knows."""
+    dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
+    return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
+
+
+def _columns(x: da.Array) -> int | None:
+    width = math.prod(x.shape[1:])
+    return None if math.isnan(width) else int(width)

@@ -1,0 +1,200 @@
+"""Data that is not in memory yet: its rows, and a graph that loads it where it belongs.
+
+Dask's own ``persist`` joins small reads of Parquet data, and then has fewer pieces than
+the frame says; and it decides itself on which worker each piece is made. Here graphs
+are optimised together, so that X and y of one source are read at once, and sent as they
+are, each piece bound to the worker on which it is to be.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import Task, TaskRef, convert_legacy_graph
+from dask.base import collections_to_expr
+from dask.core import flatten, toposort
+from dask.dataframe.dask_expr import from_graph
+from dask.dataframe.dask_expr._expr import Lengths, Literal, Partitions
+from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetPyarrowFS
+
+from clustertune.collections import conversion as converting
+from clustertune.collections.graphs import Graph, collection
+from clustertune.collections.inputs import without_rows
+from clustertune.core.model import Conversion, Int64s, Key
+
+logger = logging.getLogger("clustertune")
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A collection that is to be loaded."""
+
+    label: str
+    collection: Any
+    workers: Sequence[str] | None  # by key; None: where Dask puts it
+    conversion: Conversion | None
+    rows: Int64s | None = None  # of every piece, as far as known
+
+
+# --- what it says of itself -----------------------------------------------------------
+
+
+def lengths(x: Any, *, asynchronous: bool) -> Int64s | None:
+    """Rows of every piece as far as they are known without loading; else None.
+
+    Of an array by its chunks, of a frame of Parquet files by their footers, through
+    operations on values, but no filters. An asynchronous client cannot wait for the
+    tasks with which Dask reads footers that are not on local disks.
+    """
+    if isinstance(x, da.Array):
+        return None if without_rows(x) else np.array(x.chunks[0], dtype=np.int64)
+    nodes = list(x.expr.walk())
+    if any(map(_selects, nodes)) or (asynchronous and any(map(_reads_by_tasks, nodes))):
+        return None
+    try:
+        told = Lengths(x.expr).simplify()
+    # files of any kind, read by others: what cannot be learned now is counted later
+    except Exception as error:  # noqa: BLE001
+        logger.info("rows are not known before loading: %r", error)
+        return None
+    found = told.operand("value") if isinstance(told, Literal) else ()
+    return np.array(found, dtype=np.int64) if len(found) == x.npartitions else None
+
+
+def _selects(node: Any) -> bool:
+    """Whether it takes some pieces of a source: Dask 2026.8 tells those of others."""
+    if isinstance(node, Partitions):
+        return True
+    parameters = getattr(node, "_parameters", ())
+    return "_partitions" in parameters and node.operand("_partitions") is not None
+
+
+def _reads_by_tasks(node: Any) -> bool:
+    if isinstance(node, ReadParquetPyarrowFS):
+        return True
+    return isinstance(node, ReadParquet) and "://" in str(node.operand("path"))
+
+
+# --- the graph ------------------------------------------------------------------------
+
+
+def build(lazy: Sequence[Lazy]) -> Graph:
+    """The graph that makes all pieces, each where it is to be."""
+    graph = Graph()
+    where: dict[Key, str] = {}
+    for arrays in (True, False):
+        some = [x for x in lazy if isinstance(x.collection, da.Array) is arrays]
+        tasks, keys = _optimised([x.collection for x in some])
+        graph.tasks |= tasks
+        for x, own in zip(some, keys, strict=True):
+            made = own
+            if x.conversion is not None:
+                made = _convert(graph, x, own)
+            graph.pieces[x.label] = made
+            if x.workers is not None:
+                where |= zip(made, x.workers, strict=True)
+    graph.where = _with_ancestors(graph.tasks, where)
+    return graph
+
+
+def collections(
+    lazy: Sequence[Lazy], graph: Graph, futures: Mapping[Key, Any]
+) -> dict[str, Any]:
+    """By label the collections of what is loaded."""
+    return {
+        x.label: collection(
+            x.collection,
+            {key: futures[key] for key in graph.pieces[x.label]},
+            _rows(x, len(graph.pieces[x.label])),
+            x.conversion,
+            getattr(x.collection, "divisions", None),
+        )
+        for x in lazy
+    }
+
+
+def _rows(x: Lazy, n_pieces: int) -> list[float]:
+    """Rows of every piece, NaN where unknown."""
+    if isinstance(x.collection, da.Array):
+        return list(x.collection.chunks[0])
+    return [math.nan] * n_pieces if x.rows is None else list(map(float, x.rows))
+
+
+def _optimised(
+    collections: Sequence[Any],
+) -> tuple[Mapping[Key, Any], list[list[Key]]]:
+    """Tasks for all of them, and the keys of each."""
+    if not collections:
+        return {}, []
+    found = collections_to_expr(collections).optimize()
+    keys = [list(flatten(own)) for own in found.__dask_keys__()]
+    if any(_pieces(x) != len(own) for x, own in zip(collections, keys, strict=True)):
+        found = collections_to_expr([unjoined(x) for x in collections]).optimize()
+        keys = [list(flatten(own)) for own in found.__dask_keys__()]
+    return convert_legacy_graph(found.__dask_graph__()), keys
+
+
+def _pieces(x: Any) -> int:
+    return math.prod(x.numblocks) if isinstance(x, da.Array) else int(x.npartitions)
+
+
+def unjoined(collection: Any) -> Any:
+    """A lazy frame of the pieces that it says it has, which Dask will not join."""
+    expression = collection.expr.simplify().lower_completely()
+    return from_graph(
+        expression.__dask_graph__(),
+        collection._meta,  # noqa: SLF001 (its public name is that of a property)
+        collection.divisions,
+        expression.__dask_keys__(),
+        "loaded",
+    )
+
+
+def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
+    """Add what makes pieces of another kind or number type of those loaded."""
+    assert x.conversion is not None
+    functions = converting.converter(x.collection, x.conversion)
+    meta = converting.meta(x.collection, x.conversion)
+    given_array = isinstance(x.collection, da.Array)
+    becomes_array = isinstance(meta, np.ndarray) and not given_array
+    tail = (0,) * (meta.ndim - 1) if becomes_array else ()
+    name = f"converted-{uuid4().hex}"
+    made: list[Key] = []
+    for i, old in enumerate(keys):
+        position: Any = old[1:] if given_array else (i, *tail)  # type: ignore[index]
+        key = (name, *position)
+        piece = converting.applied(functions, TaskRef(old))
+        if becomes_array:  # a view would keep the whole frame, which lies by columns
+            piece = Task(None, partial(np.array, order="C"), piece)
+        graph.tasks[key] = Task(key, piece.func, *piece.args)
+        made.append(key)
+    return made
+
+
+def _with_ancestors(
+    tasks: Mapping[Key, Any], where: Mapping[Key, str]
+) -> dict[Key, str]:
+    """The worker of each piece, and of all that is needed by pieces of one alone."""
+    if not where:
+        return {}
+    needs = {key: tasks[key].dependencies & tasks.keys() for key in tasks}
+    needed_by: dict[Key, set[str | None]] = {}
+    bound: dict[Key, str] = {}
+    for key in reversed(toposort(needs, dependencies=needs)):
+        users = needed_by.get(key, set())
+        worker = where.get(key)
+        if worker is None and len(users) == 1:
+            (worker,) = users
+        if worker is not None:
+            bound[key] = worker
+        for need in needs[key]:
+            needed_by.setdefault(need, set()).add(worker)
+    return bound

@@ -1,0 +1,205 @@
+"""Rows in another order as a graph: ordered where they lie, and where they will be.
+
+An order is an array of row numbers within a piece. Rows of all collections of a piece
+travel together, one key for each pair of an old and a new piece, with the numbers that
+the rows had. All task functions are those of libraries, so nothing of ours travels.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import List, Task, TaskRef
+
+from clustertune.collections.graphs import Graph, collection
+from clustertune.collections.joining import Partitions
+from clustertune.core.model import ORDER, Key, Reorder, Source
+
+SENDING, JOINING = 2, 1  # priorities
+# which pieces an order is drawn for: 0 would be no part of the seed, as NumPy reads it,
+# and the order the one with which it is decided how many rows go where
+OLD, NEW = 1, 2
+NUMBERS = Partitions(da.empty(0, dtype=np.int64))  # how row numbers are joined
+PARTS = 3  # length of a key that travels: its name, the old and the new piece
+
+
+def build(
+    reorder: Reorder,
+    collections: Mapping[str, Any],
+    types: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> Graph:
+    """The graph that makes all collections in their new order, and the row numbers.
+
+    ``types`` are the names of the types of chunks, by label.
+    """
+    graph = Graph()
+    if reorder.whole is not None:
+        _number_whole(graph, reorder)
+        return graph
+    kinds = [
+        Partitions(collections[s.label], types.get(s.label, ()))
+        for s in reorder.sources
+    ]
+    name = f"reorder-{uuid4().hex}"
+    by = next((i for i, s in enumerate(reorder.sources) if s.label == reorder.by), -1)
+    starts = np.cumsum(reorder.old) - reorder.old
+    for i, n in enumerate(reorder.old.tolist()):
+        if n:
+            _send(graph, reorder, kinds, by, (name, i, int(starts[i])))
+    for j in range(len(reorder.rows)):
+        _receive(graph, reorder, kinds, by, (name, j))
+    return graph
+
+
+def _add(graph: Graph, key: Key, task: Task, worker: str, priority: int) -> None:
+    graph.tasks[key] = Task(key, task.func, *task.args, **task.kwargs)
+    graph.where[key] = worker
+    graph.priority[key] = priority
+
+
+def _order(reorder: Reorder, rows: Any, n: int, seed: Sequence[int]) -> Task:
+    """The order of ``n`` rows: that of their values, or a random one."""
+    if not reorder.by:
+        # numbered by itself: the same call has the same order, whichever worker asks
+        draw = operator.methodcaller("permutation", n)
+        return Task(None, draw, Task(None, np.random.default_rng, [*seed]))
+    flat = Task(None, np.ravel, rows)
+    return Task(None, np.argsort, flat, kind="stable")
+
+
+def _send(
+    graph: Graph,
+    reorder: Reorder,
+    kinds: Sequence[Partitions],
+    by: int,
+    piece: tuple[str, int, int],
+) -> None:
+    """What one old piece sends to each new one, by collection; row numbers last."""
+    name, i, start = piece
+    keys = [s.keys[i] for s in reorder.sources]
+    worker = reorder.workers[_owner(reorder.sources, i)]
+    order: Key = (f"{name}-order", i)
+    n = int(reorder.old[i])
+    task = _order(reorder, TaskRef(keys[by]), n, (reorder.seed, OLD, i))
+    _add(graph, order, task, worker, SENDING)
+    edges = reorder.starts[i].tolist()
+    for j, (first, last) in enumerate(pairwise(edges)):
+        if first == last:
+            continue
+        mine = Task(None, operator.getitem, TaskRef(order), slice(first, last))
+        parts = [k.take(TaskRef(key), mine) for k, key in zip(kinds, keys, strict=True)]
+        numbers = Task(None, np.add, mine, start)
+        bundle = Task(None, list, List(*parts, numbers))
+        _add(graph, (f"{name}-parts", i, j), bundle, worker, SENDING)
+
+
+def _owner(sources: Sequence[Source], i: int) -> int:
+    """Who holds a piece: its collections lie together, or X is the largest."""
+    return int(sources[0].owner[i])
+
+
+def _receive(
+    graph: Graph,
+    reorder: Reorder,
+    kinds: Sequence[Partitions],
+    by: int,
+    piece: tuple[str, int],
+) -> None:
+    """One new piece of every collection, and its row numbers."""
+    name, j = piece
+    worker = reorder.workers[int(reorder.targets[j])]
+    senders = [
+        (f"{name}-parts", i, j)
+        for i, n in enumerate(reorder.starts[:, j + 1] - reorder.starts[:, j])
+        if n
+    ]
+
+    def parts(number: int) -> list[Task]:
+        return [Task(None, operator.getitem, TaskRef(k), number) for k in senders]
+
+    order: Key = (f"{name}-new-order", j)
+    n = int(reorder.rows[j])
+    joined = kinds[by].join(parts(by)) if reorder.by else None
+    _add(
+        graph,
+        order,
+        _order(reorder, joined, n, (reorder.seed, NEW, j)),
+        worker,
+        JOINING,
+    )
+    labels = [source.label for source in reorder.sources]
+    if not _is_numbered(reorder):
+        labels, kinds = [*labels, ORDER], [*kinds, NUMBERS]
+    for number, (label, kind) in enumerate(zip(labels, kinds, strict=True)):
+        key: Key = (f"{name}-{number}", j, *kind.tail)
+        made = kind.take(kind.join(parts(number)), TaskRef(order))
+        _add(graph, key, made, worker, JOINING)
+        graph.pieces.setdefault(label, []).append(key)
+
+
+def _is_numbered(reorder: Reorder) -> bool:
+    """Whether rows have their numbers with them, from another order before."""
+    return any(s.label == ORDER for s in reorder.sources)
+
+
+def _number_whole(graph: Graph, reorder: Reorder) -> None:
+    """Row numbers of whole pieces in their new order."""
+    assert reorder.whole is not None
+    if _is_numbered(reorder):
+        return
+    starts = (np.cumsum(reorder.old) - reorder.old).tolist()
+    name = f"{ORDER}-{uuid4().hex}"
+    graph.pieces[ORDER] = []
+    for j, i in enumerate(reorder.whole.tolist()):
+        key: Key = (name, j)
+        numbers = Task(None, np.arange, starts[i], starts[i] + int(reorder.old[i]))
+        _add(graph, key, numbers, reorder.workers[int(reorder.targets[j])], JOINING)
+        graph.pieces[ORDER].append(key)
+
+
+def collections(
+    reorder: Reorder,
+    given: Mapping[str, Any],
+    old: Mapping[str, Sequence[Any]],
+    graph: Graph,
+    futures: Mapping[Key, Any],
+) -> dict[str, Any]:
+    """By label the collections in their new order, and that of row numbers.
+
+    ``old`` are the futures of the old pieces by label.
+    """
+    made = {}
+    for source in reorder.sources:
+        label = source.label
+        if reorder.whole is None:
+            pieces = {key: futures[key] for key in graph.pieces[label]}
+        else:
+            pieces = _renamed(given[label], [old[label][i] for i in reorder.whole])
+        rows, joined = reorder.rows.tolist(), reorder.whole is None
+        made[label] = collection(given[label], pieces, rows, joined=joined)
+    if not _is_numbered(reorder):
+        numbers = {key: futures[key] for key in graph.pieces[ORDER]}
+        chunks = (tuple(reorder.rows.tolist()),)
+        first: Any = graph.pieces[ORDER][0]
+        made[ORDER] = da.Array(numbers, first[0], chunks, dtype=np.int64)
+    return made
+
+
+def sent(graph: Graph) -> list[str]:
+    """Names of the keys that travel."""
+    found = {k[0] for k in graph.tasks if isinstance(k, tuple) and len(k) == PARTS}
+    return sorted(map(str, found))
+
+
+def _renamed(x: Any, futures: Sequence[Any]) -> dict[Key, Any]:
+    """The same pieces by keys of another collection."""
+    name = f"shuffled-{uuid4().hex}"
+    tail = (0,) * (x.ndim - 1) if isinstance(x, da.Array) else ()
+    return {(name, j, *tail): future for j, future in enumerate(futures)}

@@ -1,0 +1,1 @@
+"""Types of the data that all rooms exchange, reports, errors, settings, arguments."""

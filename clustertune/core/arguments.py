@@ -1,0 +1,288 @@
+"""Plain arguments: checked and converted, with errors that say what is allowed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from dask.utils import parse_bytes, parse_timedelta
+
+from clustertune.core import environment
+from clustertune.core.wording import printable
+
+# what Dask's parsers raise for what they cannot read, infinite amounts among it
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+
+
+def fraction(name: str, value: object, *, zero: bool = False) -> float:
+    """A number from 0 to 1; 0 itself only where ``zero`` allows it."""
+    # compared before it is converted: a whole number may be too large for a float
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if real and 0 <= value <= 1 and (zero or value > 0):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    least = "from 0" if zero else "above 0 and"
+    raise ValueError(f"{name}={value!r} must be a number {least} up to 1, like 0.05")
+
+
+def number(name: str, value: object, others: str = "") -> int:
+    """A whole number of at least 1; ``others`` are what errors say may be, too."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
+        return int(value)
+    raise ValueError(f"{name}={value!r} must be a whole number of at least 1{others}")
+
+
+def count(name: str, value: object) -> int | None:
+    """A whole number of at least 1, or None."""
+    return None if value is None else number(name, value, ", or None")
+
+
+def workers_wanted(name: str, value: object) -> int | str | None:
+    """A whole number of at least 1, ``"fit"``, or None."""
+    if value == "fit":
+        return "fit"
+    try:
+        return count(name, value)
+    except ValueError as error:
+        raise ValueError(
+            f'{name}={value!r} must be a whole number of at least 1, "fit" (as many as '
+            "the memory that the fit needs), or None"
+        ) from error
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, and nothing that is taken for one of them."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"{name}={value!r} must be True or False")
+
+
+def cutting(name: str, value: object) -> bool | int:
+    """True, False, or a whole number of pieces of at least 1."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral) and int(value) >= 1:
+        return int(value)
+    raise ValueError(
+        f"{name}={value!r} must be True (cut where needed), False (never), or a number "
+        "of pieces of at least 1"
+    )
+
+
+def restarting(name: str, value: object) -> bool | str:
+    """True, False or ``"auto"``."""
+    if isinstance(value, bool) or value == "auto":
+        return "auto" if value == "auto" else bool(value)
+    raise ValueError(
+        f'{name}={value!r} must be False (none), "auto" (workers that leak), or True '
+        "(all)"
+    )
+
+
+def maybe(name: str, value: object) -> bool | None:
+    """True, False or None.
+
+    Raises
+    ------
+    ValueError
+        It is something else.
+    """
+    return None if value is None else flag(name, value)
+
+
+def order(shuffle: object, sort: object) -> str:
+    """Which order rows are to have: ``"sort"``, ``"rows"``, ``"pieces"`` or none.
+
+    Raises
+    ------
+    ValueError
+        It is something else, or both.
+    """
+    if not (shuffle is False or shuffle in ("rows", "pieces")):
+        raise ValueError(
+            f'shuffle={shuffle!r} must be False, "rows" (all rows in random order) or '
+            '"pieces" (whole pieces, none of which moves)'
+        )
+    if flag("sort", sort) and shuffle:
+        raise ValueError(
+            f"sort=True and shuffle={shuffle!r}: rows can be in one order only; leave "
+            "one of them out"
+        )
+    return "sort" if sort else str(shuffle or "")
+
+
+def seed(name: str, value: object) -> int:
+    """A seed of random numbers: a whole number of 0 or more.
+
+    Raises
+    ------
+    ValueError
+        It is something else.
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if whole and int(value) >= 0:  # type: ignore[call-overload]
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    raise ValueError(f"{name}={value!r} must be a whole number, 0 or more")
+
+
+def kind(name: str, value: object) -> str | None:
+    """``"array"``, or None."""
+    if value is None or value == "array":
+        return "array" if value else None
+    raise ValueError(
+        f'{name}={value!r} must be "array" (frames and series become arrays) or None'
+    )
+
+
+def number_type(name: str, value: Any) -> str | None:
+    """The name of a NumPy type of real numbers, or None.
+
+    Half precision is none of them: it cannot hold numbers above 65,504.
+    """
+    if value is None:
+        return None
+    text = f"{name}={value!r} must be float32, float64, a type of integers, or None"
+    try:
+        found = np.dtype(value)
+    # for what looks like a list of types NumPy raises Python's own error; its warnings
+    # about outdated names may be errors, too
+    except (TypeError, ValueError, SyntaxError, Warning) as error:
+        raise ValueError(text) from error
+    if found.kind in "iu" or found in (np.float32, np.float64):
+        return str(found.name)
+    raise ValueError(text)
+
+
+def names(name: str, value: Any) -> tuple[str | int, ...] | None:
+    """Names or addresses of workers in a list, or None."""
+    if value is None:
+        return None
+    listed = isinstance(value, Sequence | set | frozenset)
+    if listed and not isinstance(value, str | bytes):
+        found = tuple(value)
+        if found and all(type(v) in (str, int) for v in found):
+            return found
+    raise ValueError(
+        f"{name}={value!r} must be a list of names or addresses of workers, like "
+        f'{name}=["tcp://10.0.0.5:41234"], or None for all'
+    )
+
+
+def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
+    """Some of the texts that there are; None is none of them.
+
+    Raises
+    ------
+    ValueError
+        It names something else, or nothing.
+    """
+    if value is None:
+        return frozenset()
+    if isinstance(value, Collection) and not isinstance(value, str) and value:
+        listed = list(value)
+        if all(x in known for x in listed):
+            return frozenset(listed)
+    raise ValueError(f"{name}={value!r} must be a list of some of {', '.join(known)}")
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Some texts, none of them empty."""
+    if all(isinstance(v, str) and v for v in value):
+        return tuple(value)
+    raise ValueError(f"{name}={value!r} must be texts, like the prefix 'random_sample'")
+
+
+def part(name: str, value: Any) -> int | float:
+    """A number of at least 1, or a fraction of all below 1, also as ``"25%"``."""
+    text = f'{name}={value!r} must be a number of at least 1, or a part like "25%"'
+    if isinstance(value, bool):
+        raise ValueError(text)  # noqa: TRY004
+    try:
+        percent = isinstance(value, str) and value.rstrip().endswith("%")
+        found = float(value.rstrip().rstrip("%")) / 100 if percent else float(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(text) from error
+    if not percent and found >= 1 and found.is_integer():
+        return int(found)
+    if 0 < found < 1 or (percent and found == 1):
+        return found
+    raise ValueError(text)
+
+
+def duration(name: str, value: Any) -> float:
+    """Seconds of a number or of text such as ``"10 minutes"``; more than none."""
+    text = f'{name}={value!r} must be a duration, like "10 minutes", "30s" or 90'
+    try:
+        seconds = float(parse_timedelta(value))
+    except UNREADABLE as error:
+        raise ValueError(text) from error
+    if not seconds > 0:
+        raise ValueError(text)
+    return seconds
+
+
+def nbytes(name: str, value: Any) -> int | None:
+    """Bytes of a number or of text such as ``"4 GiB"``; at least 1 MiB; or None."""
+    if value is None:
+        return None
+    text = f'{name}={value!r} must be a size of at least 1 MiB, like "4 GiB", or None'
+    if isinstance(value, bool):
+        raise ValueError(text)  # noqa: TRY004
+    try:
+        found = int(parse_bytes(value))
+    except UNREADABLE as error:
+        raise ValueError(text) from error
+    if found < 2**20:
+        raise ValueError(text)
+    return found
+
+
+def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
+    """The same texts, none of which is given twice.
+
+    Raises
+    ------
+    ValueError
+        One is.
+    """
+    for value, n in Counter(values).items():
+        if n > 1:
+            raise ValueError(
+                f"{name}: {printable(repr(value), longest=60)} is given {n} times; "
+                "give each name once"
+            )
+    return tuple(values)
+
+
+def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str]:
+    """Environment variables by name; None stands for no variables.
+
+    Parameters
+    ----------
+    any_name
+        Whether variables that :mod:`clustertune.environment` does not list are allowed.
+
+    Raises
+    ------
+    ValueError
+        A name or value is malformed, or the variable is not allowed.
+    """
+    if value is None:
+        return {}
+    sound = isinstance(value, Mapping) and all(
+        isinstance(k, str)
+        and isinstance(v, str)
+        and environment.is_name(k)
+        and "\0" not in v
+        for k, v in value.items()
+    )
+    if not sound:
+        raise ValueError(
+            f"{name}={value!r} must be a mapping of names to texts, like "
+            '{"OMP_NUM_THREADS": "2"}, or None'
+        )
+    if not any_name and (problem := environment.objection(value)):
+        raise ValueError(f"{name}: {problem}")
+    return dict(value)

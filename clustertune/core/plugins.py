@@ -1,0 +1,41 @@
+"""What other packages add: modules that they name as entry points."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from clustertune.core.wording import printable
+
+logger = logging.getLogger("clustertune")
+
+
+def of(group: str) -> Mapping[str, ModuleType]:
+    """The modules of an entry point group, by the names of the entries.
+
+    One that cannot be loaded hides no other: it is left out, and the log says why.
+
+    Parameters
+    ----------
+    group
+        What is added, like ``"checks"``.
+    """
+    loaded = {e.name: _load(e) for e in entry_points(group=f"clustertune.{group}")}
+    return {name: module for name, module in loaded.items() if module is not None}
+
+
+def _load(entry: EntryPoint) -> ModuleType | None:
+    try:
+        module: ModuleType = entry.load()
+    except Exception as error:  # noqa: BLE001, it is code of others
+        logger.warning(
+            "%s: %s = %s cannot be loaded and is left out: %s",
+            entry.group,
+            entry.name,
+            entry.value,
+            printable(repr(error), longest=200),
+        )
+        return None
+    return module

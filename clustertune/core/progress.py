@@ -1,0 +1,95 @@
+"""Telling the user how long work goes: one line that is rewritten, then at most six.
+
+In a terminal or a notebook it goes to stderr, elsewhere to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from time import monotonic
+
+from clustertune.core.model import Notify
+from clustertune.core.wording import printable, seconds_text
+
+logger = logging.getLogger("clustertune")
+
+QUIET = 0.5  # seconds in which nothing is said of progress
+OFTEN = 0.1  # seconds between two updates of the line
+
+
+class Progress:
+    """Where progress goes.
+
+    Parameters
+    ----------
+    wanted
+        None: to stderr in a terminal or notebook, else to the log; True: to stderr;
+        False: to the log; a function: it is called with (text, fraction or None).
+    """
+
+    def __init__(self, wanted: bool | Notify | None = None):
+        if not (wanted is None or isinstance(wanted, bool) or callable(wanted)):
+            raise TypeError(
+                f"progress={wanted!r} must be True, False, None (to stderr in a "
+                "terminal or notebook) or a function of a text and a fraction"
+            )
+        self.function = wanted if callable(wanted) else None
+        shown = _interactive() if wanted is None else wanted is True
+        self.stream = sys.stderr if shown and self.function is None else None
+        self.start = self.last = monotonic()
+        self.width = 0  # of the line that is shown now
+        self.text = ""  # that was logged last
+
+    def notify(self, text: str, fraction: float | None = None) -> None:
+        """What is going on, and how much of it is done, where that is known."""
+        if self.function is not None:
+            _call(self.function, text, fraction)
+            return
+        if self.stream is None:
+            if text != self.text:
+                logger.info("%s", printable(text))
+            self.text = text
+            return
+        now = monotonic()
+        if now - self.start > QUIET and now - self.last > OFTEN:
+            self.last = now
+            done = "" if fraction is None else f" {fraction:4.0%}"
+            elapsed = seconds_text(now - self.start)
+            self._write(f"clustertune: {printable(text, longest=60)}{done} ({elapsed})")
+
+    def finish(self, lines: Sequence[str]) -> None:
+        """Clear the line and say what came of it."""
+        if self.stream is None:
+            for line in lines:
+                logger.info("%s", line)
+            return
+        self._write("")
+        for line in lines:
+            print(f"clustertune: {line}", file=self.stream)
+        self.stream.flush()
+
+    def _write(self, text: str) -> None:
+        assert self.stream is not None
+        if text or self.width:
+            self.stream.write("\r" + text.ljust(self.width) + ("" if text else "\r"))
+            self.stream.flush()
+        self.width = len(text)
+
+
+def _call(function: Notify, text: str, fraction: float | None) -> None:
+    try:
+        function(text, fraction)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # as they are they would end the event loop that this runs in: the client's
+        raise RuntimeError(f"the function of progress= raised {error!r}") from error
+
+
+def _interactive() -> bool:
+    if sys.stderr is not None and sys.stderr.isatty():
+        return True
+    # a notebook's stderr is no terminal, but somebody reads it
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"

@@ -1,1 +1,0 @@
-"""What follows from a view: layouts, sizes, memory, prices, forecasts (pure)."""

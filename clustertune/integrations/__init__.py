@@ -1,0 +1,1 @@
+"""Training libraries and cluster managers, one file each."""

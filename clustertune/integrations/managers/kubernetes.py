@@ -1,0 +1,163 @@
+"""Clusters of Dask's operator in Kubernetes: dask_kubernetes's.
+
+The operator keeps the number of workers that a resource names (``DaskWorkerGroup``),
+and an autoscaler (``DaskAutoscaler``) is a resource too, which all clients share: it is
+asked for, and scaling by hand would delete it. A worker is a deployment, started again
+when its process ends; for good it goes with its deployment. New workers have the size
+that their group was made with: a resize holds for those that are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from distributed import Client
+from tornado.ioloop import IOLoop
+
+from clustertune.core.model import Size, Unknown
+from clustertune.errors import ConnectionLostError, ScaleError
+from clustertune.integrations.managers import (
+    brought,
+    is_instance,
+    off_loop,
+    unknown_name,
+)
+
+#: For the operator a bound is a number, and there always is one.
+MOST = 2**31 - 1
+PATIENCE = 5  # seconds for a question at each look
+
+
+def matches(cluster: Any) -> bool:
+    """Whether it is a cluster of this kind."""
+    return is_instance(cluster, "dask_kubernetes.operator", "KubeCluster")
+
+
+def obstacle(cluster: Any, n_workers: int) -> str | None:
+    """Why it cannot have so many workers."""
+    if cluster.status.name != "running":
+        return f"the cluster object is {cluster.status.name}; connect to it again"
+    return None
+
+
+async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
+    """What the autoscaler's resource says, if there is one."""
+    import httpx
+    import kr8s
+
+    try:
+        asked = off_loop(cluster.sync, _bounds, cluster)
+        found: tuple[int, float] | None = await asyncio.wait_for(asked, PATIENCE)
+    except (httpx.HTTPError, kr8s.ServerError, asyncio.TimeoutError) as error:
+        return Unknown(f"Kubernetes did not say ({error!r})")
+    return found
+
+
+async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
+    """Set the bounds in the autoscaler's resource."""
+    if await bounds(cluster) is None:
+        raise ScaleError(f"the cluster {cluster.name} does not scale by itself")
+    most = MOST if math.isinf(maximum) else int(maximum)
+    await off_loop(cluster.adapt, minimum=minimum, maximum=most)
+
+
+async def scale(cluster: Any, n_workers: int, there: int) -> None:
+    """Ask the group that the cluster was made with for what all groups lack.
+
+    The operator counts those that are on their way itself. Adaptive scaling, which
+    that would end, brings its least number by itself.
+    """
+    if brought(await bounds(cluster), n_workers):
+        return
+    replicas: Mapping[str, int] = await off_loop(cluster.sync, _replicas, cluster)
+    missing = n_workers - sum(replicas.values())
+    if missing > 0:
+        await off_loop(cluster.scale, replicas[f"{cluster.name}-default"] + missing)
+
+
+async def state(cluster: Any) -> str:
+    """What has become of the workers' pods."""
+    phases: Counter[str] = await off_loop(cluster.sync, _phases, cluster)
+    shown = ", ".join(f"{n} {phase}" for phase, n in sorted(phases.items()))
+    return f"the pods of the cluster {cluster.name}: {shown or 'none'}"
+
+
+def resized(cluster: Any, id: str | int, size: Size) -> None:
+    """The size of new workers is their group's."""
+
+
+async def retired(cluster: Any, id: str | int) -> None:
+    """Delete its deployment, then count one less: so the operator closes no other."""
+    await off_loop(cluster.sync, _remove, cluster, str(id))
+
+
+async def attach(name: str, stack: AsyncExitStack) -> Client:
+    """Connect to a running cluster in the namespace of the current context."""
+    import httpx
+    import kr8s
+    from dask_kubernetes.operator import KubeCluster
+    from dask_kubernetes.operator._objects import DaskCluster
+
+    try:
+        known = [found.name async for found in DaskCluster.list()]
+        if name not in known:
+            raise unknown_name("kubernetes", name, known)
+        # without the loop it would begin to start twice
+        loop = IOLoop.current()
+        cluster = KubeCluster.from_name(name, asynchronous=True, quiet=True, loop=loop)
+        stack.push_async_callback(cluster.close)
+        await cluster
+    except (httpx.HTTPError, kr8s.ServerError, kr8s.APITimeoutError) as error:
+        raise ConnectionLostError(f"kubernetes:{name}: {error!r}") from error
+    client = Client(cluster, asynchronous=True, set_as_default=False)
+    return await stack.enter_async_context(client)
+
+
+# --- in the cluster object's event loop -----------------------------------------------
+
+
+async def _bounds(cluster: Any) -> tuple[int, float] | None:
+    from dask_kubernetes.operator._objects import DaskAutoscaler
+
+    # not get(name), which waits for what is not there
+    name = {"metadata.name": cluster.name}
+    found = DaskAutoscaler.list(namespace=cluster.namespace, field_selector=name)
+    async for autoscaler in found:
+        return int(autoscaler.spec.minimum), int(autoscaler.spec.maximum)
+    return None
+
+
+async def _replicas(cluster: Any) -> Mapping[str, int]:
+    from dask_kubernetes.operator._objects import DaskWorkerGroup
+
+    groups = DaskWorkerGroup.list(namespace=cluster.namespace)
+    return {g.name: g.replicas async for g in groups if g.spec.cluster == cluster.name}
+
+
+async def _phases(cluster: Any) -> Counter[str]:
+    from kr8s.asyncio.objects import Pod
+
+    selector = {
+        "dask.org/cluster-name": cluster.name,
+        "dask.org/component": "worker",
+    }
+    pods = Pod.list(label_selector=selector, namespace=cluster.namespace)
+    return Counter([pod.status.phase async for pod in pods])
+
+
+async def _remove(cluster: Any, worker: str) -> None:
+    import kr8s
+    from dask_kubernetes.operator._objects import DaskWorkerGroup
+    from kr8s.asyncio.objects import Deployment
+
+    with suppress(kr8s.NotFoundError):  # somebody else was quicker, and counted
+        deployment = await Deployment.get(worker, namespace=cluster.namespace)
+        group = deployment.labels["dask.org/workergroup-name"]
+        await deployment.delete()
+        workers = await DaskWorkerGroup.get(group, namespace=cluster.namespace)
+        await workers.scale(workers.replicas - 1)

@@ -1,0 +1,1 @@
+"""Reads a live cluster: workers, scheduler, data placement, row counts."""

@@ -1,0 +1,183 @@
+"""Connects to a scheduler by its address, and explains why that failed.
+
+Dask raises whatever the bytes of a foreign server lead to: ``MemoryError`` for the
+banner of an SSH server, ``struct.error`` for zeros. Each of them becomes one
+:class:`~clustertune.errors.ConnectionLostError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from distributed import Client
+from distributed.comm.core import CommClosedError
+
+from clustertune.core.wording import printable
+from clustertune.errors import ClustertuneError, ConnectionLostError
+
+#: loggers of Dask, and of the libraries through which it communicates
+NOISY = ("distributed", "tornado", "asyncio")
+#: what Dask raises for the bytes of another protocol, and for a server that is silent
+FOREIGN = (
+    asyncio.TimeoutError,
+    EOFError,
+    MemoryError,
+    struct.error,
+    UnicodeDecodeError,
+)
+
+
+async def connected(address: str, *, security: Any = None, seconds: float) -> Client:
+    """Return an asynchronous client of a scheduler.
+
+    Parameters
+    ----------
+    address
+        Address of the scheduler.
+    security
+        Certificates; None: as Dask's configuration says.
+    seconds
+        Time limit for connecting.
+
+    Raises
+    ------
+    ConnectionLostError
+        No scheduler answers there. No connection stays open.
+    """
+    client: Client | None = None
+    try:
+        with no_connection_logs(everything=True):
+            client = Client(
+                address,
+                asynchronous=True,
+                # an error of Dask's explains more than the limit of everything
+                timeout=seconds / 2,
+                set_as_default=False,
+                security=security,
+            )
+            await asyncio.wait_for(client, seconds)
+    except BaseException as error:
+        if client is not None:
+            await client.close()
+        # any kind: it depends on the bytes that a foreign server has sent
+        if isinstance(error, Exception):
+            raise ConnectionLostError(_explained(address, error)) from error
+        raise
+    return client
+
+
+def lost(client: Client, error: BaseException) -> ConnectionLostError | None:
+    """Return what an error means if the connection to the scheduler was lost."""
+    if isinstance(error, ClustertuneError) or not isinstance(error, Exception):
+        return None
+    closed = client.status != "running" or client.scheduler is None
+    if not (closed or isinstance(error, CommClosedError)):
+        return None
+    return ConnectionLostError(not_answering(error))
+
+
+def refuse_closed(client: Client) -> None:
+    """Refuse a client that was closed, or has lost its scheduler.
+
+    Raises
+    ------
+    ConnectionLostError
+        It was.
+    """
+    if client.status == "connecting":
+        why = ConnectionResetError("the client lost its connection to it")
+        raise ConnectionLostError(not_answering(why))
+    if client.status != "running" or client.scheduler is None:
+        raise ConnectionLostError(
+            f"the client is {client.status}, not connected; make a new one: "
+            "Client(address)"
+        )
+
+
+def not_answering(error: BaseException) -> str:
+    """Return the text for a scheduler that answered before and does not any more."""
+    cause = error.__cause__ or error
+    why = printable(str(cause) or type(cause).__name__, longest=200)
+    return (
+        f"the scheduler does not answer any more: {why}. If it has ended, the data in "
+        "memory is lost; connect to the new one: Client(address)"
+    )
+
+
+def _explained(address: str, error: Exception) -> str:
+    where, why = printable(address, longest=200), _text(error)
+    tls = address.startswith("tls://")
+    fix = "Give a scheduler's own address, like tcp://10.0.0.5:8786"
+    if tls and "ssl_context" in why:
+        problem = f"{where} needs certificates, and none were given"
+        fix = "Give --tls-ca-file, --tls-cert and --tls-key, or Security(...)"
+    elif "encryption required" in why:
+        problem = f"certificates were given, but connections to {where} have no TLS"
+        fix = "The address of a scheduler with TLS begins with tls://"
+    elif "CERTIFICATE_VERIFY_FAILED" in why:
+        problem = f"another CA has signed the certificate of {where}: {why}"
+        fix = "Give its CA certificate: --tls-ca-file or Security(tls_ca_file=...)"
+    elif tls and "SSL" in why:
+        problem = f"no TLS connection to {where} was made: {why}"
+        fix = f"If its scheduler has no TLS, give {where.replace('tls', 'tcp', 1)}"
+    elif isinstance(error, CommClosedError):
+        problem = f"the server at {where} closed the connection: {why}"
+        if not tls:
+            address = where.rpartition("://")[2]
+            fix += f"; if it is one with TLS, give tls://{address} and certificates"
+    elif isinstance(error, FOREIGN) and not str(error).startswith("Timed out"):
+        problem = f"the server at {where} does not answer as a scheduler does"
+        fix = "Is that the dashboard's port? A scheduler's own is 8786 by default"
+    else:
+        problem = f"no scheduler answers at {where}: {why}"
+    return f"{problem}. {fix}"
+
+
+def _text(error: BaseException) -> str:
+    """The error and its causes: Dask wraps the one that explains most."""
+    texts = [f"{type(error).__name__}: {error}" if str(error) else repr(error)]
+    cause = error.__cause__
+    while cause is not None:
+        texts += [str(cause)] if str(cause) and str(cause) not in texts[0] else []
+        cause = cause.__cause__
+    return printable(" because of ".join(texts), longest=400)
+
+
+@contextmanager
+def no_connection_logs(*, everything: bool = False) -> Iterator[None]:
+    """Keep log records about a failing connection away from the terminal.
+
+    Dask logs a traceback for a connection that fails, and raises the error as well.
+    Records about anything else are logged as before, unless ``everything`` is set.
+    """
+
+    def wanted(record: logging.LogRecord) -> bool:
+        if not record.name.startswith(NOISY):
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        about = isinstance(error, OSError | asyncio.TimeoutError)
+        # Dask logs the end of its attempts without the error
+        about = about or str(record.msg).startswith("Failed to reconnect to scheduler")
+        return not (everything or about or isinstance(error, asyncio.CancelledError))
+
+    found = [logging.lastResort, *_handlers()]
+    handlers = [h for h in dict.fromkeys(found) if h is not None]
+    for handler in handlers:
+        handler.addFilter(wanted)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(wanted)
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    yield from logging.getLogger().handlers
+    for name, logger in list(logging.getLogger().manager.loggerDict.items()):
+        if name.startswith(NOISY) and isinstance(logger, logging.Logger):
+            yield from logger.handlers

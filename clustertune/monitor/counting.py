@@ -1,0 +1,147 @@
+"""True row counts of pieces: what is in memory counts, not what a collection says.
+
+One call per worker over what it has in memory (2,000 pieces: 0.22 s, against 0.82 s as
+a task each). Only :mod:`clustertune.monitor.monitor` uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from distributed import Client, Future
+
+from clustertune.core.model import Key, Member
+from clustertune.remote import probe, ship
+
+PATIENCE = 10.0  # seconds in which a worker answers
+POLL = 1.0  # seconds between two looks whether any worker runs the tasks
+
+
+async def count_rows(
+    client: Client,
+    members: Sequence[Member],
+    addresses: Sequence[tuple[str, bool]],
+    *,
+    by_task: bool,
+) -> tuple[Member, ...]:
+    """Count the rows of partitions in memory; a collection's own counts do not matter.
+
+    Every look counts again: the same key may stand for other data (a file that has
+    changed, a partition that was computed again).
+
+    Parameters
+    ----------
+    client
+        The client.
+    members
+        Collections with their holders.
+    addresses
+        Workers, each with whether code may be sent to it.
+    by_task
+        Count spilled partitions through tasks, which read them into memory. Otherwise
+        their rows are unknown, and so are the rows of their collection.
+    """
+    asked: dict[tuple[str, bool], list[Key]] = {}
+    for member in members:
+        for key, holder in _first_holders(member):
+            asked.setdefault(addresses[holder], []).append(key)
+    counter = ship.function(probe.row_counts)
+    counts = await asyncio.gather(
+        *(
+            _ask_rows(client, counter, *where, wanted, by_task=by_task)
+            for where, wanted in asked.items()
+        )
+    )
+    rows = {key: n for found in counts for key, n in found.items()}
+    return tuple(_with_rows(m, rows) for m in members)
+
+
+def _first_holders(member: Member) -> list[tuple[Key, int]]:
+    if member.holders is None:
+        return []
+    piece, index = np.unique(member.holders[0], return_index=True)
+    holder = member.holders[1][index]
+    pairs = zip(piece.tolist(), holder.tolist(), strict=True)
+    return [(member.keys[p], h) for p, h in pairs]
+
+
+async def _ask_rows(
+    client: Client,
+    counter: Any,
+    address: str,
+    approved: bool,
+    wanted: list[Key],
+    *,
+    by_task: bool,
+) -> dict[Key, int]:
+    """Rows of pieces on one worker.
+
+    Through tasks where they are spilled (Dask knows how to bring those back) and where
+    the worker did not answer: a task that is a library's function ships no code.
+    """
+    found: dict[Key, int] = {}
+    if approved:
+        answers = await ship.on_workers(
+            client, counter, [address], timeout=PATIENCE, keys=wanted
+        )
+        if isinstance(counts := answers.get(address), list):
+            found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
+    rest = [k for k in wanted if k not in found]
+    if by_task and rest:
+        found |= await _rows_by_task(client, address, rest)
+    return found
+
+
+async def _rows_by_task(
+    client: Client, address: str, wanted: Sequence[Key]
+) -> dict[Key, int]:
+    ours = [key for key in wanted if key in client.futures]
+    lengths = [
+        client.submit(
+            np.shape,
+            Future(key, client=client),
+            pure=False,
+            workers=[address],
+            allow_other_workers=True,
+        )
+        for key in ours
+    ]
+    waiting = [asyncio.ensure_future(_shape(future)) for future in lengths]
+    try:
+        while waiting and not await _all_done(waiting) and await _any_runs(client):
+            pass
+        shapes = [task.result() if task.done() else () for task in waiting]
+    finally:
+        for task in waiting:
+            task.cancel()
+    return {key: shape[0] for key, shape in zip(ours, shapes, strict=True) if shape}
+
+
+async def _shape(future: Any) -> tuple[int, ...]:
+    """The shape of a partition; empty where its task failed or was cancelled."""
+    answers = await asyncio.gather(future, return_exceptions=True)
+    return answers[0] if isinstance(answers[0], tuple) else ()
+
+
+async def _all_done(tasks: Sequence[asyncio.Task[Any]]) -> bool:
+    _, pending = await asyncio.wait(tasks, timeout=POLL)
+    return not pending
+
+
+async def _any_runs(client: Client) -> bool:
+    """Whether any worker can run tasks: paused workers start none."""
+    scheduler: Any = client.scheduler
+    identity = await scheduler.identity(n_workers=-1)
+    return any(w["status"] == "running" for w in identity["workers"].values())
+
+
+def _with_rows(member: Member, rows: Mapping[Key, int]) -> Member:
+    """Rows from row 0 of every column block; unknown if any piece is not counted."""
+    counts = [rows.get(key, -1) for key in member.keys[:: member.column_blocks]]
+    if min(counts, default=-1) < 0:
+        return replace(member, rows=None)
+    return replace(member, rows=np.array(counts, dtype=np.int64))

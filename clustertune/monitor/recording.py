@@ -1,0 +1,113 @@
+"""Views as JSON and back: what was seen, kept as a file, to be looked at again.
+
+For tests (what a check must find, and must not find, in what real clusters have shown)
+and for reports of mistakes: a file holds all that decided, and no data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from clustertune.core import model
+from clustertune.core.model import View
+
+SCHEMA_VERSION = 1
+
+KINDS: Mapping[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        model.View,
+        model.Goal,
+        model.Profile,
+        model.Layout,
+        model.Member,
+        model.Conversion,
+        model.Contents,
+        model.Snapshot,
+        model.WorkerSnapshot,
+        model.WorkerFacts,
+        model.Thresholds,
+        model.Details,
+        model.Burden,
+        model.Pool,
+        model.Survey,
+        model.Unmet,
+        model.ClientFacts,
+        model.Published,
+        model.Prefix,
+        model.Run,
+        model.Unknown,
+    )
+}
+
+
+def dumps(view: View) -> str:
+    """The view as JSON, with ``schema_version``."""
+    data = {"schema_version": SCHEMA_VERSION, "view": _plain(view)}
+    return json.dumps(data, indent=1, sort_keys=True)
+
+
+def loads(text: str) -> View:
+    """Read what :func:`dumps` wrote.
+
+    Raises
+    ------
+    ValueError
+        It is no view, or of another schema version.
+    """
+    data = json.loads(text)
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"schema version {version!r} is not {SCHEMA_VERSION}")
+    view = _value(data["view"])
+    if not isinstance(view, View):
+        # whoever reads a file asks for one kind of error
+        raise ValueError(f"this is no view but {type(view).__name__}")  # noqa: TRY004
+    return view
+
+
+# JSON has lists, texts, numbers and objects with text keys. Everything else becomes an
+# object with one key that says what it was.
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return int(value) if isinstance(value, IntEnum) else value
+    if is_dataclass(value):
+        own = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {type(value).__name__: own}
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist()}
+    if isinstance(value, frozenset):
+        return {"set": sorted(map(_plain, value), key=str)}
+    if isinstance(value, Mapping):
+        return {"mapping": [[_plain(k), _plain(v)] for k, v in value.items()]}
+    return [_plain(v) for v in value]
+
+
+_SPECIAL: Mapping[str, Callable[[Any], Any]] = {
+    "array": lambda v: np.array(v, dtype=np.int64),
+    "set": lambda v: frozenset(map(_value, v)),
+    "mapping": lambda v: {_value(k): _value(x) for k, x in v},
+}
+
+
+def _value(data: Any) -> Any:
+    if isinstance(data, list):
+        return tuple(map(_value, data))
+    if not isinstance(data, dict):
+        return data
+    ((name, inner),) = data.items()
+    if name in _SPECIAL:
+        return _SPECIAL[name](inner)
+    if name not in KINDS:
+        raise ValueError(f"nothing here is called {name!r}")
+    kind = KINDS[name]
+    known = {f.name for f in fields(kind)}
+    return kind(**{k: _value(v) for k, v in inner.items() if k in known})

@@ -1,0 +1,1 @@
+"""The public calls, and what they share."""

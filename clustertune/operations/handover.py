@@ -1,0 +1,123 @@
+"""What a client tells the scheduler for the panel: plain data, made of a view (pure).
+
+The scheduler knows memory, threads and holders itself. Thresholds, CPUs, rows of pieces
+and findings only a client has learned; the resident keeps them with their age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from clustertune.core.model import Finding, Layout, Unknown, View, WorkerSnapshot
+from clustertune.core.wording import bytes_text
+from clustertune.planner import machines
+from clustertune.remote import keys
+from clustertune.remote.page import THRESHOLDS
+from clustertune.remote.shares import MOST_KEYS
+
+#: checks of what workers' processes have become: one that is new is not as the old was
+OF_PROCESSES = frozenset(
+    ("blocked_loops", "child_processes", "memory_growth", "unmanaged_memory")
+)
+
+
+def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
+    """Entries of what :class:`clustertune.remote.page.Showing` keeps.
+
+    Collections are left out where the view has none: those of an earlier call stay.
+    """
+    now = view.now
+    told = of_workers(view)
+    told["findings"] = {
+        "time": now.time,
+        "command": f"clustertune check {now.scheduler}",
+        "found": findings(found, {w.id: w.address for w in now.workers}),
+    }
+    known = [x for x in view.layouts if x.loaded and x.aligned]
+    if sum(len(m.keys) for x in known for m in x.members) > MOST_KEYS:
+        known = []
+    if view.layouts:
+        told["collections"] = [_layout(x, view) for x in known]
+    return told
+
+
+def of_workers(view: View) -> dict[str, Any]:
+    """The entries of workers alone: what somebody has found before stays."""
+    return {
+        "workers": {w.address: _thresholds(w) for w in view.now.workers},
+        "hosts": dict(_cpus(view)),
+    }
+
+
+def findings(
+    found: Iterable[Finding], addresses: Mapping[Any, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Findings as the page state has them; addresses of workers by their ids."""
+    return [
+        {
+            "severity": str(f.severity),
+            "check": f.check,
+            "message": f.message,
+            "evidence": evidence(f.evidence),
+            "remedy": f.remedy,
+            "processes": [
+                addresses[s]
+                for s in f.subject
+                if f.check in OF_PROCESSES and s in addresses
+            ],
+        }
+        for f in found
+    ]
+
+
+def evidence(values: Mapping[str, Any]) -> str:
+    """Evidence in words; what ``bytes`` are in the name has a unit of bytes."""
+    return ", ".join(
+        f"{k.replace('_', ' ')} {_figure(k, v)}" for k, v in values.items()
+    )
+
+
+def _figure(name: str, value: Any) -> str:
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if numeric and ("bytes" in name or name in _SIZES):
+        return bytes_text(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if numeric else str(value)
+
+
+_SIZES = ("process", "managed", "unmanaged", "spilled", "limit", "memory_limit")
+
+
+def thresholds(limit: int, fractions: Iterable[float | None]) -> list[int | None]:
+    """Thresholds in bytes, from fractions in the order of :data:`THRESHOLDS`."""
+    return [None if f is None or not limit else int(f * limit) for f in fractions]
+
+
+def _thresholds(worker: WorkerSnapshot) -> list[int | None]:
+    own = worker.thresholds
+    if isinstance(own, Unknown):
+        return [None] * len(THRESHOLDS)
+    fractions = [getattr(own, name) for name in THRESHOLDS]
+    known = [None if isinstance(f, Unknown) else f for f in fractions]
+    return thresholds(worker.memory_limit, known)
+
+
+def _cpus(view: View) -> Iterable[tuple[str, float]]:
+    """Usable CPUs of those hosts of which they are known."""
+    workers = [w for w in view.now.workers if not w.parking]
+    for host, group in machines.by_host(workers).items():
+        found = machines.host_cpus(group)
+        if not isinstance(found, Unknown):
+            yield host, found.usable
+
+
+def _layout(layout: Layout, view: View) -> dict[str, Any]:
+    return {
+        "label": layout.label,
+        "members": [keys.pack(m.keys) for m in layout.members],
+        "rows": layout.rows.tolist(),
+        "alike": view.goal.workload.exact_rows,
+    }

@@ -1,0 +1,1 @@
+"""Pure decisions over a view: placement, chunking, forecast, guards, plan."""

@@ -1,0 +1,373 @@
+"""How much memory a fit takes on every worker, and what would make it enough (pure).
+
+A worker's process has, in the fit: what it has without Dask's data, and at least what
+one has that has imported the library; Dask's keys that were not given, but for those
+that the caller's names let go by then; and a multiple of its share of the given data.
+Where the library copies eval sets to all workers, each has all of them. The sum may be
+``memory_fraction`` of the worker's limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from clustertune.core.model import (
+    Float64s,
+    Layout,
+    Member,
+    Profile,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.core.wording import bytes_text, plural, variable
+from clustertune.planner.layouts import held as pieces_held
+from clustertune.planner.layouts import weights
+from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
+from clustertune.planner.sizes import held_bytes, member_bytes
+
+_ROUNDING = 0.5  # bytes
+FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What may be changed before a fit; as it is, nothing."""
+
+    float32: bool = False  # features of float64 are cast
+    frugal: bool = False  # the workload that does the same with less
+    release: bool = False  # of Dask's keys, none is kept but those given
+    n_workers: int | None = None  # like those that there are; None: as many as are due
+    memory_limit: float = 0.0  # bytes that every worker has at least
+
+
+AS_IT_IS = Change()
+
+
+class Demand(NamedTuple):
+    """Bytes that a fit takes for its data, in all."""
+
+    divided: float  # among the workers, by their threads
+    copied: float  # on every one
+
+
+class Need(NamedTuple):
+    """Bytes on one worker."""
+
+    lacking: float  # that the fit needs beyond what it may fill
+    total: float  # that the process will have
+    free: float  # for the worker's share of the data and its copies
+    worker: WorkerSnapshot
+
+
+class Way(NamedTuple):
+    """A change with which the fit has enough memory, and how it is asked for."""
+
+    change: Change
+    text: str
+
+
+# --- how much -------------------------------------------------------------------------
+
+
+def demand(view: View, change: Change = AS_IT_IS) -> Demand | Unknown:
+    """What the fit takes for all given data, wherever it is now."""
+    profile = _profile(view, change)
+    divided = copied = 0.0
+    for number, layout in enumerate(view.layouts):
+        amount = 0.0
+        for member in layout.members:
+            size = _size(member, change)
+            if isinstance(size, Unknown):
+                return size
+            amount += size
+        amount *= profile.multiple(_itemsize(layout.members[0], change))
+        if number and profile.eval_copies:
+            copied += amount
+        else:
+            divided += amount
+    return Demand(divided, copied)
+
+
+def needs(view: View, change: Change = AS_IT_IS) -> list[Need] | Unknown:
+    """What each worker needs that may train and of which the memory is known."""
+    wanted = demand(view, change)
+    if isinstance(wanted, Unknown):
+        return wanted
+    due = change.n_workers or expected_workers(view)
+    each = wanted.divided * len(view.eligible_workers) / max(1, due)
+    threads = weights(view).sum()
+    found = []
+    for worker, fixed, free in _rooms(view, change, wanted):
+        share = each * worker.nthreads / threads
+        found.append(Need(share - free, share + fixed, free, worker))
+    return found
+
+
+def _rooms(
+    view: View, change: Change, wanted: Demand
+) -> Iterator[tuple[WorkerSnapshot, float, float]]:
+    """(worker, bytes that no more workers would spare it, bytes for its share)."""
+    for worker, other in zip(view.now.workers, _fixed(view, change), strict=True):
+        most = limit(worker, view)
+        if view.eligible(worker) and not isinstance(most, Unknown):
+            may = max(most, change.memory_limit) * view.goal.memory_fraction
+            fixed = float(other) + wanted.copied
+            yield worker, fixed, may - fixed
+
+
+def short(found: list[Need]) -> list[Need]:
+    """Those that lack memory."""
+    return [need for need in found if need.lacking > _ROUNDING]
+
+
+def peaks(view: View) -> dict[str | int, int]:
+    """By worker the bytes that its process is predicted to have in the fit.
+
+    With the data where it lies; of data that is not loaded nothing is predicted.
+    """
+    if not view.layouts or not all(x.loaded for x in view.layouts):
+        return {}
+    wanted, profile = demand(view), view.goal.workload
+    copied = 0.0 if isinstance(wanted, Unknown) else wanted.copied
+    n_workers = len(view.now.workers)
+    training = held_bytes(view.layouts[:1], n_workers)
+    divided = view.layouts[:1] if profile.eval_copies else view.layouts
+    taken = np.zeros(n_workers)
+    for layout in divided:
+        size = _itemsize(layout.members[0], AS_IT_IS)
+        of_all, of_pieces = profile.parts(size)
+        held = held_bytes((layout,), n_workers)
+        taken += of_all * held + of_pieces * np.minimum(held, _in_work(layout, view))
+    trains = training > 0
+    base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
+    total = base + _kept_bytes(view) + taken + copied * trains
+    return {w.id: round(n) for w, n in zip(view.now.workers, total, strict=True)}
+
+
+def _in_work(layout: Layout, view: View) -> Float64s:
+    """Bytes on every worker of the pieces that its threads work on at a time, at most.
+
+    Pieces are taken for as large as the largest there.
+    """
+    there = pieces_held(layout, len(view.now.workers))
+    largest = np.zeros(len(view.now.workers), dtype=np.float64)
+    np.maximum.at(largest, there.worker, there.nbytes)
+    threads = [w.nthreads for w in view.now.workers]
+    return largest * np.array(threads, dtype=np.float64)
+
+
+def _fixed(view: View, change: Change) -> Float64s:
+    """Bytes of every worker's process in the fit that are no given data."""
+    base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
+    return base if change.release else base + _kept_bytes(view)
+
+
+def _kept_bytes(view: View) -> Float64s:
+    """Bytes on every worker of keys that were not given, and are there in the fit."""
+    replaced = [view.replaced.get(w.id, 0) for w in view.now.workers]
+    return np.maximum(0.0, other_bytes(view) - np.array(replaced, dtype=np.float64))
+
+
+def _profile(view: View, change: Change) -> Profile:
+    profile = view.goal.workload
+    return profile.frugal or profile if change.frugal else profile
+
+
+def _size(member: Member, change: Change) -> float | Unknown:
+    """Bytes of a collection in the fit: converted, where it is to be."""
+    size = member_bytes(member)
+    if isinstance(size, Unknown):
+        return size
+    wanted = member.conversion
+    if wanted is not None and member.loaded and member.rows is not None:
+        if wanted.row_bytes is not None:
+            size = wanted.row_bytes * int(member.rows.sum())
+    elif change.float32 and _is_wide(member):
+        return size - size * _wide_share(member) / 2
+    return size
+
+
+def _itemsize(member: Member, change: Change) -> int | None:
+    if member.conversion is not None and member.loaded:
+        return np.dtype(member.conversion.dtype).itemsize
+    if change.float32 and _is_wide(member):
+        return FLOAT32
+    return member.itemsize
+
+
+def _is_wide(member: Member) -> bool:
+    """Whether ``dtype="float32"`` would make it smaller: it is of features."""
+    features = variable(member.label) == "X"
+    return features and member.conversion is None and member.itemsize == 2 * FLOAT32
+
+
+def _wide_share(member: Member) -> float:
+    """Columns of eight-byte numbers, as a fraction of all; only those are cast."""
+    counts = {name: count for name, (count, _) in member.types.items()}
+    wide = sum(n for name, n in counts.items() if name.lower().endswith("64"))
+    return wide / sum(counts.values()) if counts else 1.0
+
+
+# --- how many workers -----------------------------------------------------------------
+
+
+def workers_needed(view: View, change: Change = AS_IT_IS) -> int | Unknown | None:
+    """The fewest workers on which the fit has the memory that it needs.
+
+    Workers to come are taken to be like those that there are. None: no number would
+    do, as the fit may fill nothing of one of these.
+    """
+    if not view.layouts:
+        return Unknown("no data is given")
+    wanted = demand(view, change)
+    if isinstance(wanted, Unknown):
+        return wanted
+    rooms = [(w.nthreads, free) for w, _, free in _rooms(view, change, wanted)]
+    if not rooms:
+        return Unknown("the memory of no worker is known")
+    if min(free for _, free in rooms) <= 0:
+        return None
+    each = wanted.divided * len(view.eligible_workers)
+    threads = float(weights(view).sum())
+    return max(1, *(math.ceil(each * n / (threads * free)) for n, free in rooms))
+
+
+def wanted_workers(view: View) -> int | None:
+    """How many workers were asked for; None: no number, or it is not known yet."""
+    wanted = view.goal.n_workers
+    if not isinstance(wanted, str):
+        return wanted
+    enough = workers_needed(view)
+    there = len(view.eligible_workers)
+    return max(there, enough) if isinstance(enough, int) else None
+
+
+def expected_workers(view: View) -> int:
+    """How many workers are to train; those that are still to be started count."""
+    now = len(view.eligible_workers)
+    return now if view.goal.workers is not None else max(now, wanted_workers(view) or 0)
+
+
+# --- ways out -------------------------------------------------------------------------
+
+
+def options(view: View) -> dict[str, Change]:
+    """Changes that need no other workers and can be made here, cheapest first."""
+    found = {}
+    kept = view.goal.workload.feature_bytes
+    members = [m for x in view.layouts for m in x.members]
+    if any(map(_is_wide, members)) and (kept is None or kept <= FLOAT32):
+        found["float32"] = Change(float32=True)
+    if view.goal.workload.frugal is not None:
+        found["frugal"] = Change(frugal=True)
+    if _other(view):
+        found["release"] = Change(release=True)
+    return found
+
+
+def ways(view: View) -> tuple[Way, ...]:
+    """Ways to give a fit that lacks memory what it needs, cheapest first.
+
+    Each is one change that does alone; else the fewest that do together.
+    """
+    changes = [*_same_workers(view), *_more_workers(view), larger_workers(view)]
+    return tuple(Way(change, _text(change, view)) for change in changes)
+
+
+def _same_workers(view: View) -> Iterator[Change]:
+    for number, together in enumerate(_together(view)):
+        enough = [c for c in together if not short(_known(view, c))]
+        if enough:
+            yield from enough if number == 1 else enough[:1]
+            return
+
+
+def _more_workers(view: View) -> Iterator[Change]:
+    for together in _together(view):
+        for change in together:
+            n_workers = workers_needed(view, change)
+            if isinstance(n_workers, int):
+                if n_workers > expected_workers(view):
+                    yield replace(change, n_workers=n_workers)
+                return
+
+
+def larger_workers(view: View) -> Change:
+    """The limit that is enough for every worker that lacks memory, rounded up."""
+    lacking = short(_known(view, AS_IT_IS))
+    most = max((n.total for n in lacking), default=0.0) / view.goal.memory_fraction
+    # as it is shown: with one decimal, which is read as whole bytes
+    step = max(1.0, 1024.0 ** int(math.log(max(1.0, most), 1024)) / 10)
+    return Change(memory_limit=math.ceil((most + 1) / step) * step)
+
+
+def _together(view: View) -> Iterator[list[Change]]:
+    """No change; every one of the options; every two of them; ..."""
+    known = list(options(view).values())
+    for size in range(len(known) + 1):
+        yield [
+            Change(
+                float32=any(c.float32 for c in some),
+                frugal=any(c.frugal for c in some),
+                release=any(c.release for c in some),
+            )
+            for some in combinations(known, size)
+        ]
+
+
+def fullest(view: View, change: Change) -> int:
+    """Bytes that the fullest worker needs after the change."""
+    return round(max((need.total for need in _known(view, change)), default=0.0))
+
+
+def _known(view: View, change: Change) -> list[Need]:
+    found = needs(view, change)
+    return [] if isinstance(found, Unknown) else found
+
+
+def _other(view: View) -> float:
+    """Bytes of keys that were not given, on workers that may train."""
+    return float(_kept_bytes(view)[weights(view) > 0].sum())
+
+
+def _text(change: Change, view: View) -> str:
+    """What to do, and what comes of it."""
+    parts = ['dtype="float32"'] if change.float32 else []
+    if change.frugal:
+        profile = view.goal.workload
+        parts.append(f"{_profile(view, change).title} ({profile.frugal_parameters})")
+    if change.release:
+        what = f"{bytes_text(_other(view))} of other keys released"
+        parts.append(f"{what} (clustertune.release(client, keep=[X, y]))")
+    if change.n_workers is not None:
+        count = plural(change.n_workers, "worker")
+        how = "" if view.goal.workers else f" (n_workers={change.n_workers})"
+        parts.append(f"{count} of this size{how}")
+    if change.memory_limit:
+        size = bytes_text(change.memory_limit)
+        how = f'clustertune.resize(client, memory_limit="{size}")'
+        parts.append(f"a memory limit of {size} for each that lacks memory")
+        parts[-1] += f" ({how})" if _hosts_have(change.memory_limit, view) else ""
+    together = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    most = bytes_text(fullest(view, change))
+    return f"{together}: {most} on the fullest"
+
+
+def _hosts_have(size: float, view: View) -> bool:
+    """Whether nannies can give workers this limit, and hosts have the memory."""
+    wanted: Counter[str] = Counter()
+    there: dict[str, int] = {}
+    for w in view.now.workers:
+        if isinstance(w.facts, Unknown) or not w.memory_limit or w.nanny is None:
+            return False
+        wanted[w.host] += math.ceil(max(size, w.memory_limit))
+        there[w.host] = max(there.get(w.host, 0), w.facts.host_memory)
+    return all(wanted[host] <= there[host] for host in wanted)

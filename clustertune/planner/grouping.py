@@ -1,0 +1,82 @@
+"""Query groups (``qid``) of row-aligned collections: where they begin, how they lie.
+
+Pure. What is known of a group comes from :func:`clustertune.remote.content.runs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustertune.core.model import Int64s, Layout, Member
+from clustertune.planner import replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """Runs of rows of one group each, in the order of rows."""
+
+    label: str  # of the member that names them
+    values: npt.NDArray[Any]  # (runs,) the group of each
+    counts: Int64s  # (runs,) its rows; meaningless where rows are scattered
+    together: bool  # every group is one run
+    ascending: bool  # and they come in order
+
+    @property
+    def edges(self) -> Int64s:
+        """First rows of all runs but the first: where rows may be cut."""
+        return np.cumsum(self.counts)[:-1]
+
+
+def member_of(layout: Layout) -> Member | None:
+    """The member that names the groups, once its values were looked at."""
+    for member in layout.members:
+        if member.label.rpartition(".")[2] == "qid":
+            looked = member.contents is not None and all(
+                "counts" in piece for piece in member.contents.pieces
+            )
+            return member if looked else None
+    return None
+
+
+def of(layout: Layout) -> Groups | None:
+    """The groups of a layout; None: it has none, or they were not looked at.
+
+    Nor has a layout of copies: each piece with rows has all of them, in their order.
+    """
+    member = member_of(layout)
+    if member is None or replicas.is_copied(layout):
+        return None
+    assert member.contents is not None
+    pieces = [p for p in member.contents.pieces if len(p["counts"])]
+    if not pieces:
+        return None
+    values = np.concatenate([p["values"] for p in pieces])
+    counts = np.concatenate([p["counts"] for p in pieces]).astype(np.int64)
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    values, counts = values[starts], np.add.reduceat(counts, starts)
+    scattered = any(p["scattered"] for p in pieces)
+    together = not scattered and len(np.unique(values)) == len(values)
+    return Groups(
+        label=member.label,
+        values=values,
+        counts=counts,
+        together=together,
+        ascending=together and bool((values[1:] > values[:-1]).all()),
+    )
+
+
+def are_in_order(groups: Groups, needed: str) -> bool:
+    """Whether they lie as a workload needs them (``Profile.groups``)."""
+    return {"": True, "together": groups.together, "sorted": groups.ascending}[needed]
+
+
+def cut(layout: Layout, groups: Groups) -> Int64s:
+    """Boundaries of pieces, of any member, that are within a group: rows."""
+    found = [np.cumsum(m.rows)[:-1] for m in layout.members if m.rows is not None]
+    inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+    ends = np.array([0, int(groups.counts.sum())])
+    return np.setdiff1d(inner, np.concatenate([groups.edges, ends]))

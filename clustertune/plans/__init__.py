@@ -1,1 +1,0 @@
-"""From findings to outcomes: what is planned, refused, carried out and kept."""

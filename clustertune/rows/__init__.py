@@ -1,1 +1,0 @@
-"""Which rows make a piece, and which worker gets it (pure, on NumPy arrays)."""

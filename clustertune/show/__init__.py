@@ -1,1 +1,0 @@
-"""The panel: what it is told, and the ways by which it is shown."""

@@ -1,1 +1,0 @@
-"""Collections as files and back; a cluster made anew between the two."""

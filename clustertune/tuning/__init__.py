@@ -1,1 +1,0 @@
-"""The calls that tune: ``prepare``, ``restart`` and such, ``plan``, ``apply``."""

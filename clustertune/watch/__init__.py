@@ -1,1 +1,0 @@
-"""A cluster over time: ``check``, the ``Monitor``, and ``hold`` during a fit."""

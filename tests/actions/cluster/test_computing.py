@@ -1,0 +1,58 @@
+"""Pieces that workers make for a call, and are waited for."""
+
+from __future__ import annotations
+
+import pytest
+from distributed import wait
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+from clustertune.actions.cluster import computing
+from clustertune.actions.cluster.computing import Computing
+from clustertune.actions.cluster.lease import Lease
+from clustertune.collections import graphs
+from clustertune.errors import IncompleteError
+from clustertune.monitor import monitor
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_small_arrays_of_paused_workers_are_made_elsewhere(c, s, a, b):
+    """Also sizes of groups, a graph of constants, do not wait until the time is up."""
+    await monitor.open_door(c, await monitor.identify(c))
+    lease = Lease(c, lambda: 30.0)
+    lease.opened = True
+    graph = graphs.constants("qid", [[1], [2, 3]], [a.address, b.address])
+    a.memory_manager.memory_pause_fraction = 1e-9
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    async with lease.held("prepare", lambda *_: None):
+        futures = await Computing(lease).pieces(graph, lambda *_: None, "counting")
+    assert [f.tolist() for f in await c.gather(list(futures.values()))] == [[1], [2, 3]]
+    assert all(key in b.data for key in futures)
+    assert not any(s.tasks[key].worker_restrictions for key in futures)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_pieces_that_may_run_on_a_worker_that_is_gone_only(
+    c, s, a, b, monkeypatch
+):
+    """It is said which, and not waited for without an end."""
+    monkeypatch.setattr(computing, "VAIN", 0.0)
+    monkeypatch.setattr(computing, "PATIENCE", 0.2)
+    await monitor.open_door(c, await monitor.identify(c))
+    lease, told = Lease(c, lambda: 30.0), []
+    lease.opened = True
+    gone = a.address
+    pieces = c.map(abs, range(3), workers=[gone])
+    await wait(pieces)
+    await a.close()
+    await soon(lambda: all(f.status == "lost" for f in pieces))
+    with pytest.raises(IncompleteError, match=f"3 tasks may run on {gone} only"):
+        await Computing(lease).settle(
+            pieces, lambda text, _: told.append(text), "loading"
+        )
+    assert told[-1] == (
+        f"loading 3 pieces; 3 tasks may run on {gone} only, which is gone"
+    )

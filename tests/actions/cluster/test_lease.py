@@ -1,0 +1,119 @@
+"""The lease of a call: refreshed, given back, and kept through a lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, wait
+from distributed.utils_test import gen_cluster
+
+from clustertune.actions.cluster.lease import Lease
+from clustertune.errors import ConnectionLostError
+from clustertune.monitor import monitor
+from clustertune.remote import keys
+from clustertune.remote.resident import NAME
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+async def opened(client: Any) -> Lease:
+    await monitor.open_door(client, await monitor.identify(client))
+    lease = Lease(client, lambda: 60.0)
+    lease.opened = True
+    return lease
+
+
+def quietly(*_: Any) -> None:
+    """Tell nothing."""
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_job_whose_client_loses_its_connections(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Goes on, and the call learns how it ended."""
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
+    room = {"workers": [b.address], "ceilings": [1]}  # byte: there is never room
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        lease = await opened(other)
+        async with lease.held("a move", quietly):
+            job = asyncio.ensure_future(
+                lease.job("move", quietly, **room, moves=[move], deadline=2.0)
+            )
+            await soon(lambda: s.plugins[NAME].jobs)
+            first = s.clients[other.id]
+            for pool in (other.rpc.available, other.rpc.occupied):
+                for comm in [comm for comms in pool.values() for comm in comms]:
+                    comm.abort()
+            other.scheduler_comm.comm.abort()
+            state = await asyncio.wait_for(job, 20)
+            assert "deadline" in state["error"]
+            assert s.clients[other.id] is not first
+            assert s.plugins[NAME].lease["label"] == "a move"
+        assert s.plugins[NAME].lease is None
+
+
+@gen_cluster(
+    client=True, nthreads=TWO, config={"distributed.client.heartbeat": "1 hour"}
+)
+async def test_a_call_that_asks_nothing_for_long(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease is refreshed, whatever the client's heartbeat is."""
+    monkeypatch.setattr("clustertune.actions.cluster.lease.REFRESH", 0.1)
+    lease = await opened(c)
+    resident = s.plugins[NAME]
+    async with lease.held("loading", quietly):
+        resident.owners.grace = 0.5
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 1.5
+        await soon(lambda: loop.time() > end)
+        assert resident.holder()["label"] == "loading"
+    assert resident.lease is None
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lease_that_ends_while_the_client_reconnects(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """It is given back as soon as that is possible: the client lives on."""
+    lease = await opened(c)
+    reconnect, network = c._reconnect, asyncio.Event()
+
+    async def late() -> None:
+        await network.wait()
+        await reconnect()
+
+    c._reconnect = late
+    async with lease.held("x", quietly):
+        c.scheduler_comm.comm.abort()
+        await soon(lambda: c.status == "connecting")
+    assert s.plugins[NAME].lease is not None
+    network.set()
+    await soon(lambda: s.plugins[NAME].lease is None)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_job_that_ends_with_the_scheduler(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """It raises an error: a cancelled job has no result."""
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
+    room = {"workers": [b.address], "ceilings": [1]}  # byte: there is never room
+    lease = await opened(c)
+    async with lease.held("a move", quietly):
+        job = asyncio.ensure_future(
+            lease.job("move", quietly, **room, moves=[move], deadline=60.0)
+        )
+        await soon(lambda: s.plugins[NAME].jobs)
+        await s.plugins[NAME].close()
+        with pytest.raises(ConnectionLostError):
+            await asyncio.wait_for(job, 20)

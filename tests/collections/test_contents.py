@@ -1,0 +1,144 @@
+"""What is asked of values: only what the workload must know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import wait
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.utils_test import gen_cluster
+
+from clustertune.actions.cluster.live import Asked, LiveCluster
+from clustertune.collections import contents, inputs
+from clustertune.collections.inputs import Given
+from clustertune.core.model import Contents, Goal
+from clustertune.integrations.libraries import generic
+from clustertune.remote import content
+from clustertune.testing import member
+
+
+def goal(order="", **needs):
+    return Goal(workload=replace(generic.PROFILE, **needs), order=order)
+
+
+def need(label, wanted, *, training=True, n_workers=2, **overrides):
+    one = member(label, [3], [0], **overrides)
+    return contents.of_need(one, wanted, n_workers, training=training)
+
+
+def test_nothing_is_read_without_need():
+    """Values are not looked at for a library that any layout suits."""
+    for label in ("X", "y", "qid", "sample_weight"):
+        assert need(label, goal()) is None
+
+
+@pytest.mark.parametrize(
+    "wanted", [goal(groups="sorted"), goal(groups="together"), goal(order="sort")]
+)
+def test_groups(wanted):
+    """For what needs them whole, or sorts by them; of eval sets too."""
+    assert need("qid", wanted) is content.runs
+    assert need("eval_set[0].qid", wanted, training=False) is content.runs
+    assert need("y", wanted) is None
+
+
+def test_classes():
+    """Of the training data alone; as many places as there may be workers."""
+    wanted = goal(needs_all_classes=True)
+    assert need("eval_set[0].y", wanted, training=False) is None
+    few, many = need("y", wanted), need("y", wanted, n_workers=100)
+    labels = np.zeros(1000, dtype=int)
+    assert len(few(labels)["positions"][0]) == contents.ROWS
+    assert len(many(labels)["positions"][0]) == 100
+
+
+def test_types_of_columns():
+    """Of frames, where there are categories or numbers of several types."""
+    frame = {"kind": "dataframe", "types": {"float32": (1, "a"), "category": (1, "c")}}
+    numbers = {"kind": "dataframe", "types": {"float32": (1, "a"), "int64": (1, "b")}}
+    one = {"kind": "dataframe", "types": {"float32": (2, "a")}}
+    assert need("X", goal(categories=True), **frame) is content.types
+    assert need("X", goal(categories=True), **numbers) is None
+    assert need("X", goal(one_number_type=True), **numbers) is content.types
+    assert need("eval_set[1].X", goal(one_number_type=True), **numbers) is not None
+    assert need("X", goal(one_number_type=True), **one) is None
+    assert need("X", goal(one_number_type=True, categories=True)) is None
+
+
+def looked(*frames):
+    return Contents(pieces=tuple(map(content.types, frames)))
+
+
+def frame(values, listed=None):
+    return pd.DataFrame(
+        {"c": pd.Categorical([*values], categories=listed and [*listed])}
+    )
+
+
+def test_lists_of_categories_become_one():
+    """Of the training data and eval sets; what has it already does not change."""
+    same = looked(frame("ab"), frame("b", "ab"))
+    assert contents.categories({"X": same}) == {"X": {}}
+    valid = looked(frame("cb"))
+    found = contents.categories({"X": same, "eval_set[0].X": valid})
+    assert set(found) == {"X", "eval_set[0].X"}
+    for types in found.values():
+        assert types["c"].categories.tolist() == ["a", "b", "c"]
+    whole = looked(frame("ab", "abc"))
+    found = contents.categories({"X": whole, "eval_set[0].X": same})
+    assert found["X"] == {}
+    assert list(found["eval_set[0].X"]) == ["c"]
+
+
+def test_the_type_of_all_numbers():
+    """Of a frame, as far as all pieces allow it."""
+    wanted = goal(one_number_type=True)
+    data = pd.DataFrame({"a": np.ones(2, "f4"), "b": [1, 2]})
+    x = Given("X", dd.from_pandas(data, npartitions=1))
+    large = data.assign(b=[2**24 + 1, 1])
+    assert contents.number_type(x, looked(data, data), wanted) == "float32"
+    assert contents.number_type(x, looked(data, large), wanted) is None
+    assert contents.number_type(x, looked(data), goal()) is None
+    array = Given("X", da.ones((2, 2)))
+    assert contents.number_type(array, looked(np.ones((2, 2))), wanted) is None
+    other = Contents(pieces=({"counts": 1},))
+    assert contents.number_type(x, other, wanted) is None
+
+
+class Begun(SchedulerPlugin):
+    """Where tasks that look at values began."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.where = scheduler, []
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        if finish == "processing" and str(key[0]).startswith("contents-"):
+            self.where.append(self.scheduler.tasks[key].processing_on.address)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 2)])
+async def test_one_task_for_each_thread(c, s, a, b):
+    """Where the pieces are; what is found is in the order of pieces."""
+    blocks = [np.repeat([0, 1], [10 + i, 1]) for i in range(9)]
+    lie = [(b, a)[i % 3 == 1] for i in range(9)]
+    made = da.from_array(np.concatenate(blocks), chunks=(tuple(map(len, blocks)),))
+    where = [w.address for w in lie]
+    with dask.annotate(workers=lambda key: where[key[1]], allow_other_workers=False):
+        y = c.persist(made.map_blocks(np.copy), optimize_graph=False)
+    await wait(y)
+    s.add_plugin(begun := Begun(s))
+    given = inputs.gather(y.reshape(-1, 1), y, (), {}, None)
+    wanted = Goal(workload=replace(generic.PROFILE, needs_all_classes=True))
+    cluster = LiveCluster(c, given, wanted, lambda: 30.0, asked=Asked(values=True))
+    await cluster.open(None)
+    seen = await cluster.look(lambda *_: None)
+    (found,) = (m.contents for m in seen.layouts[0].members if m.label == "y")
+    counts = [dict(piece["classes"])[0] for piece in found.pieces]
+    assert counts == [10 + i for i in range(9)]
+    assert sorted(begun.where) == sorted([a.address, b.address, b.address])

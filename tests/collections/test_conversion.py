@@ -1,0 +1,266 @@
+"""What ``to=`` and ``dtype=`` change, and what they refuse to."""
+
+from __future__ import annotations
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from clustertune.collections.conversion import (
+    asked,
+    converter,
+    exact_float,
+    meta,
+    union,
+    with_categories,
+)
+from clustertune.core.model import Goal
+from clustertune.integrations.libraries import generic
+
+FRAME = pd.DataFrame(
+    {
+        "f": np.arange(6, dtype="f8") / 4,
+        "g": np.arange(6, dtype="f4"),
+        "i": np.arange(6),
+        "b": [True, False] * 3,
+        "n": pd.array([1, 2, None, 4, 5, 6], dtype="Int64"),
+        "c": pd.Categorical(list("abcabc")),
+        "t": list("uvwuvw"),
+        "d": pd.date_range("2024", periods=6),
+    }
+)
+X = dd.from_pandas(FRAME, npartitions=2)
+
+
+def converted(x, conversion, piece):
+    for function in converter(x, conversion):
+        piece = function(piece)
+    return piece
+
+
+def goal(**wanted):
+    return Goal(workload=generic.PROFILE, **wanted)
+
+
+def test_nothing_was_asked_for():
+    """Kinds and types are what they are, also where they are mixed."""
+    for x in (X, X["t"], da.ones((4, 2))):
+        assert asked("X", x, goal()) is None
+
+
+def test_what_is_so_already():
+    """An array stays the array that it is, a frame of that type that frame."""
+    assert asked("X", da.ones((4, 2)), goal(to="array")) is None
+    assert asked("X", da.ones((4, 2)), goal(to="array", dtype="float64")) is None
+    assert asked("X", X[["f"]], goal(dtype="float64")) is None
+
+
+def test_only_features_are_cast():
+    """Labels and weights keep their numbers; features of eval sets are cast."""
+    array = da.ones((4, 2))
+    for label in ("y", "sample_weight", "others[0]", "eval_set[0].y"):
+        assert asked(label, array, goal(dtype="float32")) is None
+    for label in ("X", "eval_set[0].X"):
+        found = asked(label, array, goal(dtype="float32"))
+        assert (found.kind, found.dtype, found.row_bytes) == ("array", "float32", 8)
+        assert str(found) == "an Array of float32"
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [
+        (["f", "g", "i", "b"], "float64"),
+        (["g"], "float32"),
+        (["i"], "int64"),
+        (["b"], "bool"),
+        (["n"], "float64"),
+        (["i", "n"], "float64"),
+    ],
+)
+def test_frames_become_arrays(columns, dtype):
+    """Of the type that holds all columns; a lacking value becomes NaN."""
+    found = asked("X", X[columns], goal(to="array"))
+    assert (found.kind, found.dtype) == ("array", dtype)
+    assert found.row_bytes == len(columns) * np.dtype(dtype).itemsize
+    made = converted(X[columns], found, FRAME[columns])
+    assert type(made) is np.ndarray
+    assert (made.dtype, made.shape) == (dtype, (6, len(columns)))
+    expected = FRAME[columns].astype(dtype if "n" not in columns else "float64")
+    np.testing.assert_array_equal(made, expected)
+    empty = meta(X[columns], found)
+    assert (empty.dtype, empty.shape) == (dtype, (0, len(columns)))
+
+
+def test_a_series_becomes_an_array():
+    """It has one dimension."""
+    found = asked("y", X["n"], goal(to="array", dtype="float32"))
+    assert (found.kind, found.dtype, found.row_bytes) == ("array", "float64", 8)
+    made = converted(X["n"], found, FRAME["n"])
+    np.testing.assert_array_equal(made, [1, 2, np.nan, 4, 5, 6])
+    assert meta(X["n"], found).shape == (0,)
+
+
+def test_features_as_an_array_of_one_type():
+    """Kind and type change at once."""
+    found = asked("X", X[["f", "n"]], goal(to="array", dtype="float32"))
+    made = converted(X[["f", "n"]], found, FRAME[["f", "n"]])
+    assert made.dtype == "float32"
+    assert np.isnan(made[2, 1])
+
+
+def test_numbers_in_a_frame_are_cast():
+    """Other columns stay; truth values are numbers as well."""
+    found = asked("X", X, goal(dtype="float32"))
+    assert found.kind == "dataframe"
+    assert found.columns == ("f", "g", "i", "b", "n")
+    assert found.row_bytes is None
+    made = converted(X, found, FRAME)
+    assert made.dtypes["f"] == made.dtypes["n"] == "float32"
+    assert made["c"].equals(FRAME["c"])
+    assert str(found) == "a DataFrame with float32 for numbers"
+    assert meta(X, found).dtypes["i"] == "float32"
+    assert asked("X", X[["f", "i"]], goal(dtype="float32")).row_bytes == 8
+
+
+@pytest.mark.parametrize("column", ["c", "t", "d"])
+def test_what_is_no_number_is_refused(column):
+    """By the names of columns and their types, with what to do."""
+    with pytest.raises(
+        ValueError, match=rf"X cannot become an Array, .* all numbers: {column} \("
+    ) as caught:
+        asked("X", X[["f", column]], goal(to="array"))
+    assert "encode or drop that first" in str(caught.value)
+    with pytest.raises(ValueError, match=r"y cannot become an Array, .*: its type is"):
+        asked("y", X[column], goal(to="array"))
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (da.ones(3), "int64"),
+        (da.ones(3, dtype="i8"), "int32"),
+        (da.ones(3, dtype="i4"), "uint32"),
+        (da.ones(3, dtype="c16"), "float64"),
+        (da.ones(3, dtype=object, chunks=3), "float64"),
+        (X[["f"]], "int64"),
+        (X[["n"]], "int64"),
+    ],
+)
+def test_numbers_that_would_not_fit_are_refused(x, dtype):
+    """Cut off, wrapped around, or lacking: digits may be lost, numbers may not."""
+    with pytest.raises(ValueError, match="which do not all fit in it"):
+        asked("X", x, goal(dtype=dtype))
+    if isinstance(x, dd.DataFrame):
+        with pytest.raises(ValueError, match="which do not all fit in it"):
+            asked("X", x, goal(to="array", dtype=dtype))
+
+
+def test_pieces_of_another_type_than_they_say():
+    """A whole number that is lacking in one file makes it floats: an error, not -2**63.
+
+    Where they happen to be whole, and there, it is as well: other pieces may not be.
+    """
+    ints = X[["i"]]
+    found = asked("X", ints, goal(to="array"))
+    for odd in ([2.5, 1.0], [np.nan, 1.0]):
+        with pytest.raises((TypeError, ValueError)):
+            converted(ints, found, pd.DataFrame({"i": odd}))
+    both = X[["i", "b"]]
+    found = asked("X", both, goal(to="array"))
+    with pytest.raises((TypeError, ValueError)):
+        converted(both, found, pd.DataFrame({"i": [1.5], "b": [True]}))
+    floats = X[["f"]]
+    found = asked("X", floats, goal(to="array"))
+    made = converted(floats, found, pd.DataFrame({"f": [1, 2]}))
+    assert made.dtype == "float64"
+    mixed = X[["f", "g"]]  # only one of them has another type, as Dask says
+    found = asked("X", mixed, goal(dtype="float64"))
+    piece = pd.DataFrame({"f": [1.5, None], "g": [1.0, 2.0]}, dtype="double[pyarrow]")
+    made = converted(mixed, found, piece)
+    assert made.dtypes.tolist() == ["float64", "float64"]
+    assert made["f"].isna().tolist() == [False, True]
+    array = da.ones(3, dtype="i4", chunks=3)
+    found = asked("X", array, goal(dtype="int64"))
+    with pytest.raises(TypeError, match="Cannot cast"):
+        converted(array, found, np.array([1.5]))
+
+
+def test_truth_values_beside_whole_numbers():
+    """As whole numbers; by themselves they stay truth values."""
+    found = asked("X", X[["i", "b"]], goal(to="array"))
+    made = converted(X[["i", "b"]], found, FRAME[["i", "b"]])
+    assert made.dtype == "int64"
+    assert made[:, 1].tolist() == [1, 0] * 3
+
+
+def test_numbers_of_groups_stay_whole():
+    """As floats, large ones would be others; one that is lacking is an error."""
+    large = pd.DataFrame({"q": pd.array([2**60 + 1, 2**60 + 3], dtype="Int64")})
+    q = dd.from_pandas(large, npartitions=1)["q"]
+    found = asked("qid", q, goal(to="array"))
+    assert found.dtype == "int64"
+    assert converted(q, found, large["q"]).tolist() == [2**60 + 1, 2**60 + 3]
+    with pytest.raises((TypeError, ValueError)):
+        converted(q, found, pd.Series(pd.array([1, None], dtype="Int64")))
+
+
+# --- what a workload needs ------------------------------------------------------------
+
+
+def categories(*values, **how):
+    return pd.CategoricalDtype([*values], **how)
+
+
+def test_one_list_of_categories():
+    """In the order in which they are met; the same list stays the same."""
+    assert union([categories("a", "b"), categories("a", "b")]) == categories("a", "b")
+    merged = union([categories("b"), categories("a", "b"), categories("c", "a")])
+    assert merged.categories.tolist() == ["b", "a", "c"]
+    assert not merged.ordered
+
+
+def test_categories_that_have_an_order():
+    """No one knows where others belong in it."""
+    first = categories("low", "high", ordered=True)
+    assert union([first, first]) == first
+    assert union([first, categories("middle", ordered=True)]) is None
+
+
+@pytest.mark.parametrize(
+    ("types", "largest", "expected"),
+    [
+        (["float32", "int64"], 2**24, "float32"),
+        (["float32", "int64"], 2**24 + 1, None),
+        (["float32", "float64", "int64"], 2**53, "float64"),
+        (["float64", "int64"], 2**53 + 1, None),
+        (["float32", "bool", "category", "object"], 0, "float32"),
+        (["float32", "category"], 0, None),
+        (["int64", "uint8"], 9, None),
+        (["float16", "int8"], 9, None),
+        (["float32", "Int64"], 9, None),
+    ],
+)
+def test_one_type_of_numbers(types, largest, expected):
+    """That of floats, where it holds every number; no column changes for nothing."""
+    assert exact_float(types, largest) == expected
+
+
+def test_categories_are_changed_alone():
+    """Or beside numbers, in one pass."""
+    frame = dd.from_pandas(FRAME[["f", "g", "c"]], npartitions=2)
+    types = {"c": categories("c", "b", "a", "z")}
+    alone = with_categories(frame, types, None)
+    assert str(alone) == "with one list of categories for each column"
+    made = converted(frame, alone, FRAME[["f", "g", "c"]])
+    assert made["c"].cat.categories.tolist() == ["c", "b", "a", "z"]
+    assert made["c"].tolist() == FRAME["c"].tolist()
+    assert made.dtypes[["f", "g"]].tolist() == ["float64", "float32"]
+    assert meta(frame, alone)["c"].dtype == types["c"]
+    beside = asked("X", frame, goal(dtype="float32"))
+    both = with_categories(frame, types, beside)
+    assert str(both).endswith(" and one list of categories for each column")
+    made = converted(frame, both, FRAME[["f", "g", "c"]])
+    assert made.dtypes[["f", "g"]].tolist() == ["float32", "float32"]
+    assert made["c"].cat.categories.tolist() == ["c", "b", "a", "z"]

@@ -1,0 +1,79 @@
+"""Graphs of our own, and collections of some of their pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Event
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.collections import graphs
+
+
+def test_constants():
+    """Small arrays by key, each on a worker of its own."""
+    values = [np.array([1, 2]), np.array([3])]
+    graph = graphs.constants("qid", values, ["a", "b"])
+    keys = graph.pieces["qid"]
+    assert [graph.where[k] for k in keys] == ["a", "b"]
+    found = dask.get(dict(graph.tasks), keys)
+    assert [f.tolist() for f in found] == [[1, 2], [3]]
+
+
+def test_later_pieces_of_an_array():
+    """Those of rows that are set aside: an array's keys begin with 0."""
+    x = da.ones((6, 2), chunks=(2, 2))
+    pieces = {("new", i, 0): np.full((2, 2), i) for i in (1, 2)}
+    made = graphs.collection(x, pieces, [2, 2])
+    assert made.name != "new"
+    assert made.compute(scheduler="sync")[:, 0].tolist() == [1, 1, 2, 2]
+    first = {("new", 0, 0): np.zeros((2, 2))}
+    assert graphs.collection(x, first, [2]).name == "new"
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_was_bound_is_let_go(c, s, a, b):
+    """Also data that is a part of the graph: lost, it would wait for its worker."""
+    numbers = np.arange(40.0).reshape(20, 2)
+    for chunks, n_pieces in ((10, 2), (20, 8)):
+        p = await clustertune.prepare(
+            c, da.from_array(numbers, chunks=(chunks, 2)), rechunk=n_pieces
+        )
+        assert not [k for k, ts in s.tasks.items() if ts.worker_restrictions]
+    await b.close()
+    np.testing.assert_array_equal(await c.compute(p.X), numbers)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_two_threads_that_submit_at_once(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's threshold is as it was, whichever of them ends first."""
+    seen: list[Any] = []
+    get, inside, more = c.get, Event(), Event()
+
+    def slow(*arguments: Any, **how: Any) -> Any:
+        seen.append(dask.config.get(graphs.THRESHOLD))
+        if len(seen) == 1:
+            inside.set()
+            more.wait(0.5)  # for the other one, which must not come
+        return get(*arguments, **how)
+
+    monkeypatch.setattr(c, "get", slow)
+    one, two = (graphs.constants("x", [[1]], [a.address]) for _ in range(2))
+    with dask.config.set({graphs.THRESHOLD: "12 MB"}):
+        first = asyncio.ensure_future(asyncio.to_thread(graphs.submit, c, one))
+        await asyncio.to_thread(inside.wait, 10)
+        second = asyncio.to_thread(graphs.submit, c, two)
+        made = await asyncio.gather(first, second)
+        assert dask.config.get(graphs.THRESHOLD) == "12 MB"
+    assert seen == ["1 TB", "1 TB"]
+    for futures in made:
+        (future,) = futures.values()
+        assert (await future).tolist() == [1]

@@ -1,0 +1,638 @@
+"""What the user gave is grouped by its rows, and bad input gets a helpful error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.bag as db
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune import errors
+from clustertune.collections import inputs, loading
+from clustertune.collections.inputs import Given, Inputs
+from clustertune.core.model import Goal
+from clustertune.integrations.libraries import generic
+from clustertune.operations import entrance
+
+X = da.ones((100, 4), chunks=(10, 4))
+Y = da.zeros(100, chunks=10)
+PANDAS = pd.DataFrame({"a": range(100), "b": np.arange(100, dtype="float32"), "c": "s"})
+FRAME = dd.from_pandas(PANDAS, npartitions=5)
+ONE = [("127.0.0.1", 1)]
+
+
+def gather(X: Any, y: Any = None, *others: Any, **named: Any) -> Inputs:
+    eval_set = named.pop("eval_set", None)
+    return inputs.gather(X, y, others, named, eval_set)
+
+
+def labels(given: Inputs) -> list[tuple[str, list[str]]]:
+    return [(g.label, [x.label for x in g.given]) for g in given.groups]
+
+
+def loaded(*collections: Any) -> list[bool]:
+    return [inputs.pieces(c)[1] is not None for c in collections]
+
+
+# --- groups ---------------------------------------------------------------------------
+
+
+def test_everything_has_the_name_of_its_argument() -> None:
+    """Training data is one group in the order of the arguments, None left out."""
+    given = gather(X, Y, Y + 1, X + 1, qid=Y + 2, sample_weight=Y + 3, init_score=None)
+    members = ["X", "y", "others[0]", "others[1]", "sample_weight", "qid"]
+    assert labels(given) == [("training data", members)]
+    assert list(given.training) == members
+    assert given.collection("qid").name == (Y + 2).name
+    assert given.collection("init_score") is None
+    assert labels(gather(FRAME)) == [("training data", ["X"])]
+    assert gather(X).eval_sets == ()
+
+
+def test_what_is_given_twice_is_one_member() -> None:
+    """The same data under two names is placed once, and handed back under both."""
+    given = gather(X, Y, Y, sample_weight=Y)
+    assert labels(given) == [("training data", ["X", "y"])]
+    assert given.training == ("X", "y", "others[0]", "sample_weight")
+    for label in given.training[1:]:
+        assert given.collection(label) is Y
+
+
+def test_an_eval_set_is_a_group_of_its_own() -> None:
+    """Rows of an eval set belong together, not with those of the training data."""
+    given = gather(X, Y, eval_set=[(X[:50], Y[:50]), (X[50:], Y[50:])])
+    assert labels(given)[1:] == [
+        ("eval_set[0]", ["eval_set[0].X", "eval_set[0].y"]),
+        ("eval_set[1]", ["eval_set[1].X", "eval_set[1].y"]),
+    ]
+    assert given.eval_sets == (
+        ("eval_set[0].X", "eval_set[0].y"),
+        ("eval_set[1].X", "eval_set[1].y"),
+    )
+
+
+def test_an_eval_set_with_companions() -> None:
+    """By their names, in the group of their rows; None is none."""
+    more = {"qid": Y[:50] * 2, "sample_weight": None, "init_score": Y[:50] * 3}
+    given = gather(X, Y, eval_set=[(X[:50], Y[:50], more), (X[50:], Y[50:], {})])
+    first = ["X", "y", "qid", "init_score"]
+    assert labels(given)[1] == ("eval_set[0]", [f"eval_set[0].{n}" for n in first])
+    assert given.eval_sets[0] == tuple(f"eval_set[0].{n}" for n in first)
+    assert given.eval_sets[1] == ("eval_set[1].X", "eval_set[1].y")
+    assert given.collection("eval_set[0].qid") is more["qid"]
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        ((X, Y, {"weight": Y}), "companions are sample_weight, .*; weight is none"),
+        ((X, Y, Y), "eval_set must be a list of pairs"),
+        ((X, Y, {}, {}), "eval_set must be a list of pairs"),
+        ((X,), "eval_set must be a list of pairs"),
+    ],
+)
+def test_what_is_no_companion(one: Any, text: str) -> None:
+    """The error says which there are."""
+    with pytest.raises(ValueError, match=text):
+        gather(X, Y, eval_set=[one])
+
+
+def test_one_more_companion() -> None:
+    """Beside the training data; it is not handed back in order."""
+    given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
+    more = given.with_companion("row_order", Y * 2)
+    assert labels(more)[0] == ("training data", ["X", "y", "row_order"])
+    assert more.training == ("X", "y")
+    assert more.collection("row_order") is not None
+    assert given.collection("row_order") is None
+
+
+def test_what_was_given_beside_x_and_y() -> None:
+    """By the names of the arguments."""
+    assert inputs.companions(gather(X, Y)) == ()
+    given = gather(X, Y, qid=Y * 2, eval_set=[(X[:50], Y[:50])])
+    assert inputs.companions(given) == ("qid", "eval_set")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"order": "sort"}, "sort=True needs the query group of each row: give qid="),
+        ({"persist": False, "order": "rows"}, "persist=False leaves data"),
+        ({"persist": False, "dtype": "float32"}, "persist=False leaves data"),
+        ({"persist": False, "rechunk": 8}, "persist=False leaves data"),
+    ],
+)
+def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
+    """Is said before anything is done."""
+    goal = Goal(workload=generic.PROFILE, **wanted)
+    with pytest.raises(ValueError, match=text):
+        inputs.refuse_unfit(gather(X, Y), goal)
+
+
+def test_swapped() -> None:
+    """Several values a row to be learnt from one value a row are no labels."""
+    goal = Goal(workload=generic.PROFILE)
+    frame = dd.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, 2]}), npartitions=1)
+    for features, labels in ((X, Y), (frame, frame["a"])):
+        inputs.refuse_unfit(gather(features, labels), goal)
+        with pytest.raises(ValueError, match=r"y has \d: are they swapped"):
+            inputs.refuse_unfit(gather(labels, features), goal)
+
+
+def test_what_the_workload_cannot_have() -> None:
+    """Frames where it takes arrays; groups in a random order."""
+    arrays = replace(generic.PROFILE, kinds=("array",), title="The library")
+    frame = gather(dd.from_pandas(pd.DataFrame({"a": [1, 2]}), npartitions=1))
+    assert inputs.wants_arrays(frame, arrays)
+    assert inputs.wants_arrays(gather(X, FRAME["b"]), arrays)
+    assert not inputs.wants_arrays(gather(X, Y), arrays)
+    with pytest.raises(
+        ValueError, match=r"The library takes Arrays, .* leave persist="
+    ):
+        inputs.refuse_unfit(frame, Goal(workload=arrays, persist=False))
+    inputs.refuse_unfit(frame, Goal(workload=arrays, to="array"))
+    ranks = replace(generic.PROFILE, groups="together", title="The library")
+    ranked = gather(X, Y, qid=Y * 2)
+    for order in ("rows", "pieces"):
+        with pytest.raises(ValueError, match=r"would tear groups \(qid\) apart"):
+            inputs.refuse_unfit(ranked, Goal(workload=ranks, order=order))
+    inputs.refuse_unfit(ranked, Goal(workload=ranks, order="sort"))
+
+
+def test_the_training_data_as_eval_set_is_no_second_group() -> None:
+    """Data given twice is placed once: two places for one key are never at rest."""
+    given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50]), (X[:50], Y[:50])])
+    assert [label for label, _ in labels(given)] == ["training data", "eval_set[1]"]
+    assert len(given.eval_sets) == 3
+    found = [[given.collection(label) for label in pair] for pair in given.eval_sets]
+    expected = [[X, Y], [X[:50], Y[:50]], [X[:50], Y[:50]]]
+    assert [[c.name for c in x] for x in found] == [
+        [c.name for c in x] for x in expected
+    ]
+
+
+def test_the_training_data_as_eval_set() -> None:
+    """It stays the same object, by which libraries recognise it; without early stopping
+    it is no problem for a library that scores on each worker."""
+    given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50])])
+    assert inputs.evaluated(given) == ("eval_set[0]",)
+    assert given.collection("eval_set[0].X") is given.collection("X")
+    copies = replace(generic.PROFILE, eval_copies=True)
+    inputs.refuse_unfit(given, Goal(workload=copies))
+    stops = replace(copies, stops_early=True)
+    with pytest.raises(ValueError, match=r"eval_set\[0\] is the training data"):
+        inputs.refuse_unfit(given, Goal(workload=stops))
+    inputs.refuse_unfit(gather(X, Y, eval_set=[(X[:50], Y[:50])]), Goal(workload=stops))
+
+
+# --- groups that are given as sizes ---------------------------------------------------
+
+SIZES = np.array([30, 20, 25, 25])
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        da.from_array(SIZES, chunks=2),
+        da.from_array(SIZES.astype("u8"), chunks=(1, 3)),
+        dd.from_pandas(pd.Series(SIZES), npartitions=2),
+        dd.from_pandas(pd.Series(SIZES), npartitions=2).to_dask_array(),
+    ],
+)
+def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
+    """Each group has its rows, one after the other; no two have the same number."""
+    given = gather(X, Y, group=group, eval_set=[(X[:50], Y[:50], {"group": group})])
+    assert given.eval_sets[0][2] == "eval_set[0].qid"
+    assert given.training == ("X", "y", "qid")
+    assert given.sizes["qid"] is group
+    qid = given.collection("qid").compute(scheduler="sync")
+    values, counts = np.unique(qid, return_counts=True)
+    assert (np.diff(qid) >= 0).all()
+    assert counts.tolist() == SIZES.tolist()
+    assert len(values) == 4
+    with pytest.raises(ValueError, match=r"group= has sizes .* give qid="):
+        inputs.refuse_sizes(given, generic.PROFILE)
+    inputs.refuse_sizes(given, replace(generic.PROFILE, group_sizes=True))
+
+
+def test_what_are_no_sizes_of_groups() -> None:
+    """The error names the argument and what it must be."""
+    with pytest.raises(TypeError, match="group must be a Dask Array or Series"):
+        gather(X, Y, group=[30, 70])
+    with pytest.raises(ValueError, match="group must have one whole number"):
+        gather(X, Y, group=da.ones(4))
+    with pytest.raises(ValueError, match="qid and group are given"):
+        gather(X, Y, group=da.ones(4, dtype=int), qid=Y)
+
+
+def test_other_labels_for_the_same_rows_join_their_group() -> None:
+    """An eval set with the training X and another y: that y belongs to those rows."""
+    given = gather(X, Y, eval_set=[(X, Y + 1)])
+    assert labels(given) == [("training data", ["X", "y", "eval_set[0].y"])]
+    assert given.training == ("X", "y")
+    assert given.collection("eval_set[0].X") is X
+
+
+def test_other_collections_keep_names_and_groups() -> None:
+    """After loading, the persisted collections take the places of those given."""
+    given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
+    new = [x.collection + 1 for x in given]
+    found = given.with_collections(new)
+    assert labels(found) == labels(given)
+    assert found.eval_sets == given.eval_sets
+    assert [x.collection.name for x in found] == [c.name for c in new]
+
+
+# --- what a collection says of itself -------------------------------------------------
+
+
+def test_an_array_tells_its_bytes() -> None:
+    """Without its graph being computed."""
+    found = inputs.member(Given("X", X), *_keys(X))
+    assert (found.kind, found.columns, found.column_blocks) == ("array", 4, 1)
+    assert (found.total_bytes, found.itemsize, found.loaded) == (3200, 8, False)
+    assert found.n_pieces == 10
+
+
+def test_an_array_of_unknown_rows_says_so() -> None:
+    """Chunks that are not known are no rows at all, not a guess."""
+    found = inputs.member(Given("X", X[X[:, 0] > 0]), *_keys(X[X[:, 0] > 0]))
+    assert found.rows is None
+    assert found.total_bytes is None
+    assert found.columns == 4
+
+
+def test_blocks_of_columns_are_counted() -> None:
+    """An array that is cut by columns has fewer pieces than keys."""
+    cut = da.ones((100, 4), chunks=(10, 2))
+    found = inputs.member(Given("X", cut), *_keys(cut))
+    assert (len(found.keys), found.column_blocks, found.n_pieces) == (20, 2, 10)
+
+
+def test_a_frame_tells_columns_but_not_rows() -> None:
+    """A frame knows the widest of its numbers; its bytes follow from its rows."""
+    found = inputs.member(Given("X", FRAME), *_keys(FRAME))
+    assert (found.kind, found.rows, found.columns) == ("dataframe", None, 3)
+    assert (found.itemsize, found.total_bytes) == (8, None)
+    numbers = inputs.member(Given("X", FRAME[["b"]]), *_keys(FRAME), np.array([10, 5]))
+    assert (numbers.itemsize, numbers.total_bytes) == (4, 60)
+    assert inputs.member(Given("X", FRAME[["c"]]), *_keys(FRAME)).itemsize is None
+
+
+def test_a_series_is_a_column() -> None:
+    """A series has one column, and is told from a frame."""
+    found = inputs.member(Given("y", FRAME["b"]), *_keys(FRAME["b"]))
+    assert (found.kind, found.columns, found.itemsize) == ("series", 1, 4)
+
+
+def _keys(collection: Any) -> tuple[Any, bool]:
+    keys, futures = inputs.pieces(collection)
+    return keys, futures is not None
+
+
+# --- pieces ---------------------------------------------------------------------------
+
+
+def test_lazy_collections_have_no_futures() -> None:
+    """What is not persisted has keys, in order, and no futures."""
+    keys, futures = inputs.pieces(X)
+    assert futures is None
+    assert keys == [(X.name, i, 0) for i in range(10)]
+    assert loaded(FRAME, FRAME["a"], FRAME[["a"]]) == [False] * 3
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_pieces_of_persisted_collections(c, s, a):
+    """Keys are those of the futures, in row order, for arrays, frames and series."""
+    array = da.arange(400, chunks=40).reshape(100, 4)
+    values = await c.compute(array)
+    given = c.persist([array, array.rechunk((25, 2))])
+    given += c.persist([FRAME, FRAME["a"]])
+    await wait(given)
+    expected = [
+        [values[i : i + 10] for i in range(0, 100, 10)],
+        [values[i : i + 25, j : j + 2] for i in range(0, 100, 25) for j in (0, 2)],
+        [PANDAS[i : i + 20] for i in range(0, 100, 20)],
+        [PANDAS["a"][i : i + 20] for i in range(0, 100, 20)],
+    ]
+    for collection, parts in zip(given, expected, strict=True):
+        keys, futures = inputs.pieces(collection)
+        assert keys == [f.key for f in futures]
+        assert all(s.tasks[key].state == "memory" for key in keys)
+        found = await c.gather(futures)
+        assert [np.shape(x) for x in found] == [np.shape(x) for x in parts]
+        assert all(np.array_equal(x, y) for x, y in zip(found, parts, strict=True))
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_aliases_are_followed(c, s, a):
+    """Parts of a persisted frame that keep its pieces are persisted under its keys."""
+    frame = await c.persist(FRAME)
+    keys, _ = inputs.pieces(frame)
+    part, futures = inputs.pieces(frame.partitions[1:3])
+    assert part == keys[1:3]
+    assert [f.key for f in futures] == part
+    # the frame's own keys are aliases: nothing on the scheduler has their names
+    assert not set(frame.__dask_keys__()) & set(s.tasks)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_what_is_derived_is_not_persisted(c, s, a):
+    """A collection that is computed from a persisted one has yet to be loaded."""
+    array, frame = c.persist(X), c.persist(FRAME)
+    await wait([array, frame])
+    derived = [array + 1, array[:, :2], frame[["a"]], frame["a"], frame.a + 1]
+    assert loaded(array, frame) == [True, True]
+    assert loaded(*derived, frame.to_dask_array()) == [False] * 6
+
+
+def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
+    """The graph of a lazy frame is not built to learn that it is not persisted."""
+
+    def refuse(self: Any) -> Any:
+        raise AssertionError("the graph was built")
+
+    monkeypatch.setattr(dd.DataFrame, "__dask_graph__", refuse)
+    monkeypatch.setattr(dd.Series, "__dask_graph__", refuse)
+    for lazy in (FRAME, FRAME["a"], FRAME[["a"]] + 1):
+        assert inputs.pieces(lazy)[1] is None
+        assert inputs.missing(lazy) == 0
+
+
+# --- bad input, seen without a cluster ------------------------------------------------
+
+
+@pytest.mark.parametrize("label", ["X", "y", "sample_weight", "eval_set[0].y"])
+@pytest.mark.parametrize(
+    ("value", "was", "what_to_do"),
+    [
+        (np.ones((3, 2)), "numpy.ndarray", r"from_array\(\w+, chunks=\(rows, -1\)\)"),
+        (np.ones(3), "numpy.ndarray", r"from_array\(\w+, chunks=rows\)"),
+        (PANDAS, "pandas.DataFrame", r"from_pandas\(\w+, npartitions=n\)"),
+        (PANDAS["a"], "pandas.Series", r"from_pandas\(\w+, npartitions=n\)"),
+        (db.from_sequence([1]), "dask.Bag", r"= \w+.to_dataframe\(\)"),
+        (dask.delayed(len)([]), "dask.Delayed", r"from_delayed\(\[\w+\]\)"),
+        ([dask.delayed(len)([])], "list", r"dataframe.from_delayed\(\w+\), or"),
+        ([1, 2], "builtins.list", "without Dask"),
+        (FRAME.index, "Index", "without Dask"),
+        (FRAME["a"].sum(), "Scalar", "without Dask"),
+    ],
+)
+def test_no_collection(label: str, value: Any, was: str, what_to_do: str) -> None:
+    """What is no Dask collection is named, with its type and how to make it one."""
+    given = {
+        "X": lambda: gather(value, Y),
+        "y": lambda: gather(X, value),
+        "sample_weight": lambda: gather(X, Y, sample_weight=value),
+        "eval_set[0].y": lambda: gather(X, Y, eval_set=[(X, value)]),
+    }
+    with pytest.raises(TypeError, match=rf"must be a Dask .*{was}.*{what_to_do}") as e:
+        given[label]()
+    assert str(e.value).startswith(f"{label} must be")
+
+
+def test_futures_are_no_collection() -> None:
+    """The text names what makes collections of them, and that is accepted."""
+    with Client(
+        processes=False, n_workers=1, dashboard_address="127.0.0.1:0"
+    ) as client:
+        future = client.submit(pd.DataFrame, {"a": range(6)})
+        for given in (future, [future, future]):
+            with pytest.raises(TypeError, match="from_delayed") as error:
+                gather(given)
+            line = str(error.value).partition("X = ")[2].partition(", or ")[0]
+            made = eval(line, {"dask": dask, "X": given})
+            assert labels(gather(made)) == [("training data", ["X"])]
+
+
+def test_a_matrix_of_xgboost() -> None:
+    """The text names the order in which prepare and the matrix are called."""
+    made = type("DaskDMatrix", (), {"__module__": "xgboost.dask"})()
+    with pytest.raises(TypeError, match=r"prepare\(client, X, y\); .*DaskDMatrix\("):
+        gather(made)
+
+
+def test_the_way_to_a_collection_works() -> None:
+    """What the error tells to type for NumPy makes a collection that is accepted."""
+    for array in (np.ones(6), np.ones((6, 2))):
+        with pytest.raises(TypeError) as error:
+            gather(array)
+        line = str(error.value).partition("Make it one: X = ")[2]
+        made = eval(line, {"dask": dask, "X": array, "rows": 2})
+        assert labels(gather(made)) == [("training data", ["X"])]
+        assert made.numblocks[0] == 3
+
+
+def test_nothing_at_all() -> None:
+    """X must be given, and y where other collections follow."""
+    with pytest.raises(TypeError, match=r"X must be a Dask Array, .*NoneType"):
+        gather(None)
+    with pytest.raises(TypeError, match="y is None but collections follow it"):
+        gather(X, None, Y)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (da.ones(()), "has no rows: it is a Dask Array without dimensions"),
+        (da.ones((0, 3)), r"is empty: its shape is \(0, 3\)"),
+        (da.ones((3, 0)), r"is empty: its shape is \(3, 0\)"),
+        (FRAME[[]], "is a DataFrame without columns"),
+    ],
+)
+def test_empty_collections(value: Any, text: str) -> None:
+    """A collection that can have no row, or no column, is refused by its name."""
+    with pytest.raises(ValueError, match=f"X {text}"):
+        gather(value)
+    with pytest.raises(ValueError, match=f"y {text}"):
+        gather(X, value)
+
+
+@pytest.mark.parametrize(
+    ("value", "was"),
+    [((X, Y), "tuple"), (X, "Array"), ([X, Y], "list"), ([(X, Y, Y)], "list")],
+)
+def test_an_eval_set_that_is_no_list_of_pairs(value: Any, was: str) -> None:
+    """An eval set in another form is refused with an example."""
+    with pytest.raises(ValueError, match=rf"eval_set=\[\(X_valid, .*it was {was}"):
+        gather(X, Y, eval_set=value)
+
+
+# --- bad input, with a cluster --------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_a_good_client_is_accepted(c, s, a):
+    """Lazy data and data of another client of the same cluster are no obstacle."""
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        mine, theirs = await c.persist(X), await other.persist(Y)
+        entrance.check_client(c, gather(mine, theirs))
+        entrance.check_client(other, gather(X, mine))
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_two_addresses_of_one_scheduler(c, s, a):
+    """A cluster is known by its scheduler, not by what somebody calls its host."""
+    address = s.address.replace("127.0.0.1", "localhost")
+    async with Client(address, asynchronous=True, set_as_default=False) as other:
+        data = await other.persist(Y)
+        assert other.scheduler.address != c.scheduler.address
+        entrance.check_client(c, gather(X, data))
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_no_client(c, s, a):
+    """An address or a cluster in place of the client is told by its type."""
+    for thing in (s.address, s, None):
+        with pytest.raises(
+            TypeError, match=f"client must be .* {type(thing).__name__}"
+        ):
+            clustertune.prepare(thing, X, Y)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_a_closed_client(c, s, a):
+    """A closed client is refused, and so is data that was lost with one."""
+    other = await Client(s.address, asynchronous=True, set_as_default=False)
+    data = await other.persist(Y)
+    await other.close()
+    with pytest.raises(
+        errors.ConnectionLostError, match=r"the client is closed.* Client\("
+    ):
+        clustertune.prepare(other, X, Y)
+    with pytest.raises(ValueError, match=r"y was persisted by a client that is closed"):
+        clustertune.prepare(c, X, data)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_data_of_another_cluster(c, s, a):
+    """Persisted data of another cluster is named, with both addresses."""
+    from distributed import LocalCluster
+
+    options = {"n_workers": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
+    async with (
+        LocalCluster(asynchronous=True, **options) as cluster,
+        Client(cluster, asynchronous=True, set_as_default=False) as other,
+    ):
+        data = await other.persist(Y)
+        theirs = other.scheduler.address
+        with pytest.raises(ValueError, match=f"y is .* {theirs}, .*to {s.address}"):
+            clustertune.prepare(c, X, data)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "text"),
+    [
+        ("workload", "xgb", "workload='xgb' is not known; known are: generic, glm"),
+        ("workload", ["xgb"], r"workload=\['xgb'\] is not known"),
+        ("estimator", 1, "estimator=int is not one .* workload= one of generic"),
+        ("n_workers", 0, "n_workers=0 must be a whole number"),
+        ("tolerance", 5, "tolerance=5 must be a number"),
+        ("memory_fraction", 0, "memory_fraction=0 must be a number"),
+        ("strict", "yes", "strict='yes' must be True or False"),
+        ("dry_run", 1, "dry_run=1 must be True or False"),
+        ("timeout", "soon", "timeout='soon' must be a duration"),
+        ("workers", "0", "workers='0' must be a list"),
+        ("workers", ["nobody"], r"workers: there is no nobody .* are 0"),
+    ],
+)
+@gen_cluster(client=True, nthreads=ONE)
+async def test_other_arguments(c, s, a, argument, value, text):
+    """Each argument is checked by name before anything on the cluster changes."""
+    with pytest.raises(ValueError, match=text):
+        await clustertune.prepare(c, X, Y, **{argument: value})
+    assert not s.tasks
+    assert "clustertune" not in s.plugins
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_lengths_that_differ(c, s, a):
+    """X and y of different length are refused with both counts, nothing is loaded."""
+    with pytest.raises(errors.AlignmentError, match="X has 100 rows, y has 50"):
+        await clustertune.prepare(c, X, Y[:50])
+    assert not s.tasks
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_no_workers(c, s):
+    """A cluster without workers is refused with what to do, not waited for."""
+    with pytest.raises(errors.NoWorkersError, match=r"no running .*wait_for_workers\("):
+        await clustertune.prepare(c, X, Y)
+    assert not s.tasks
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_no_cluster_object(c, s, a):
+    """A client that cannot scale its cluster is told the line to type instead."""
+    with pytest.raises(
+        errors.ScaleError, match=r"n_workers=3: .*type cluster.scale\(3"
+    ):
+        await clustertune.prepare(c, X, Y, n_workers=3)
+    assert not s.tasks
+
+
+# --- Parquet --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> dd.DataFrame:
+    """Eight small files, of which Dask joins some where few columns are read."""
+    rng = np.random.default_rng(0)
+    columns = {f"f{i}": rng.random(8000) for i in range(20)}
+    frame = pd.DataFrame({**columns, "s": "text"}, index=pd.RangeIndex(8000, name="id"))
+    dd.from_pandas(frame, npartitions=8).to_parquet(tmp_path)
+    return dd.read_parquet(tmp_path)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_pieces_that_dask_joins(c, s, a, parquet):
+    """Dask persists fewer pieces than a frame says; here it has those that it says."""
+    for frame in (parquet[["f1", "s"]], parquet["f1"]):
+        joined = c.persist(frame)
+        assert inputs.missing(frame) == 0
+        assert inputs.missing(joined) == 5
+        whole = c.persist(loading.unjoined(frame))
+        assert inputs.missing(whole) == 0
+        assert loaded(whole) == [True]
+        assert type(whole) is type(frame)
+        assert whole.divisions == frame.divisions
+        expected, found = await c.compute(frame), await c.compute(whole)
+        assert found.equals(expected)
+        assert found.index.name == "id"
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_joined_pieces_are_refused(c, s, a, parquet):
+    """A frame that Dask has spoilt is refused before anything is done, by its name."""
+    y = c.persist(parquet["f1"])
+    with pytest.raises(errors.AlignmentError, match=r"y says .* 8 pieces, but 3 were"):
+        await clustertune.prepare(c, parquet[["f0"]], y)
+
+
+@pytest.mark.parametrize("kind", ["frames", "one frame", "array and series"])
+@gen_cluster(client=True, nthreads=ONE)
+async def test_parquet_is_loaded_in_the_pieces_that_it_has(c, s, a, kind, parquet):
+    """Some columns of small files, beside an array too: all pieces and values."""
+    array = da.arange(8000, chunks=1000)
+    given = {
+        "frames": [parquet[["f0", "s"]], parquet["f1"]],
+        "one frame": [parquet[["f0", "s"]]],
+        "array and series": [array, parquet["f1"]],
+    }[kind]
+    prepared = await clustertune.prepare(c, *given)
+    for collection, lazy in zip(prepared, given, strict=True):
+        assert type(collection) is type(lazy)
+        assert len(inputs.pieces(collection)[1]) == 8
+        found, expected = await c.compute(collection), await c.compute(lazy)
+        assert np.array_equal(found, expected)

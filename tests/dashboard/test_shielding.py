@@ -1,0 +1,170 @@
+"""The page that is served: its headers, its names, and who may connect to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import dask
+import pytest
+from distributed import Worker
+from distributed.utils_test import gen_cluster
+from tornado.httpclient import (
+    AsyncHTTPClient,
+    HTTPClientError,
+    HTTPRequest,
+    HTTPResponse,
+)
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+import clustertune
+from clustertune.dashboard import serving, shielding
+from clustertune.monitor import connection
+
+EVIL = "<script>alert(1)</script>"
+PROXY = "hub.example:8443"
+
+
+async def asked(url: str, **headers: str) -> HTTPResponse:
+    request = HTTPRequest(url, headers=headers)
+    return await AsyncHTTPClient().fetch(request, raise_error=False)
+
+
+async def connected(page: str, origin: str) -> WebSocketClientConnection:
+    """A websocket of the page, from a browser that shows a page of the origin."""
+    (token,) = re.findall(r'"token":"([^"]+)"', (await asked(page)).body.decode())
+    url = page.rstrip("/").replace("http://", "ws://") + "/ws"
+    request = HTTPRequest(url, headers={"Origin": origin})
+    return await websocket_connect(request, subprotocols=["bokeh", token])
+
+
+@asynccontextmanager
+async def served(address: str) -> AsyncIterator[str]:
+    source = serving.Source(partial(connection.connected, address, seconds=10))
+    options: dict[str, Any] = {"port": 0, "address": "127.0.0.1", "origins": [PROXY]}
+    async with serving.serving(source, **options) as url:
+        yield url
+
+
+def test_the_policy() -> None:
+    """A page talks to its own server, one in a file to nobody."""
+    page, file = shielding.policy("'self'"), shielding.policy()
+    for text in (page, file):
+        assert text.startswith("default-src 'none'; ")
+        assert "base-uri 'none'; form-action 'none'" in text
+        assert "http" not in text
+        assert "*" not in text
+    assert "connect-src 'self'" in page
+    assert "self" not in file
+    assert "connect-src" not in file
+
+
+@pytest.mark.parametrize(
+    ("address", "origins", "allowed", "refused"),
+    [
+        ("127.0.0.1", [], ["127.0.0.1", "localhost", "::1"], ["evil.example", ""]),
+        ("::1", ["Hub.example:443"], ["hub.example", "::1"], ["evil.example"]),
+        ("localhost", ["[fe80::1]:80"], ["fe80::1"], ["fe80::2"]),
+    ],
+)
+def test_names(
+    address: str, origins: list[str], allowed: list[str], refused: list[str]
+) -> None:
+    """Where only this machine is listened to; the port is the forwarder's affair."""
+    found = shielding.names(address, origins)
+    assert found is not None
+    assert found.issuperset(allowed)
+    assert found.isdisjoint(refused)
+
+
+@pytest.mark.parametrize(
+    ("address", "origins"), [("0.0.0.0", []), ("::", []), ("127.0.0.1", ["*"])]
+)
+def test_any_name(address: str, origins: list[str]) -> None:
+    """Where others may see it anyway."""
+    assert shielding.names(address, origins) is None
+
+
+@gen_cluster(client=False, nthreads=[])
+async def test_every_answer_has_the_headers(s: Any) -> None:
+    """The page, what it loads, and what is not there."""
+    async with served(s.address) as url:
+        for path in ("", "static/js/bokeh.min.js", "no-such-page"):
+            answer = await asked(url + path)
+            assert answer.code == (404 if path == "no-such-page" else 200)
+            policy = answer.headers["Content-Security-Policy"]
+            assert policy == shielding.policy("'self'")
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Referrer-Policy"] == "no-referrer"
+
+
+@gen_cluster(client=False, nthreads=[])
+async def test_it_is_shown_under_its_own_names(s: Any) -> None:
+    """A name that somebody else has pointed to this machine is none of them."""
+    async with served(s.address) as url:
+        port = url.rstrip("/").rpartition(":")[2]
+        for name in (f"127.0.0.1:{port}", f"localhost:{port}", "[::1]:9", PROXY):
+            assert (await asked(url, Host=name)).code == 200
+        for name in (f"evil.example:{port}", "127.0.0.1.evil.example", "[", EVIL):
+            answer = await asked(url, Host=name)
+            assert answer.code in (400, 403), name
+            assert b"token" not in answer.body
+        answer = await asked(url, Host=f"evil.example:{port}")
+        assert "--allow-websocket-origin" in answer.body.decode()
+        assert answer.headers["Content-Type"].startswith("text/plain")
+
+
+@gen_cluster(client=False, nthreads=[])
+async def test_pages_of_somebody_else_cannot_connect(s: Any) -> None:
+    """Though they may have loaded the page, and with it a token."""
+    async with served(s.address) as url:
+        for origin in (
+            "http://evil.example",
+            "null",
+            f"{url.rstrip('/')}.evil.example",
+        ):
+            with pytest.raises(HTTPClientError, match="403"):
+                await connected(url, origin)
+        for origin in (url.rstrip("/"), f"https://{PROXY}"):
+            connection = await connected(url, origin)
+            connection.close()
+
+
+@gen_cluster(client=False, nthreads=[])
+async def test_the_page_itself_says_nothing_of_the_cluster(s: Any) -> None:
+    """What is shown comes by websocket; so no text of a cluster is in the HTML."""
+    async with Worker(s.address, name=EVIL, nthreads=1), served(s.address) as url:
+        answer = await asked(url)
+        assert answer.code == 200
+        for text in (EVIL, "alert", s.address):
+            assert text not in answer.body.decode()
+
+
+ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)],
+    scheduler_kwargs=BOARD,
+    config={ORIGINS: ["good.example"]},
+)
+async def test_on_the_dashboard_its_origins_are_those_of_dask(
+    c: Any, s: Any, a: Any
+) -> None:
+    """Who may not connect to Dask's pages may not connect to ours."""
+    page = (await clustertune.panel(c)).url
+    for url in (page, page.replace("/clustertune", "/status")):
+        with pytest.raises(HTTPClientError, match="403"):
+            await connected(url, "http://evil.example")
+        connection = await connected(url, "http://good.example:80")
+        connection.close()
+
+
+def test_configuration_of_origins_is_as_dask_names_it() -> None:
+    """Or the test above would try nothing."""
+    assert dask.config.get(ORIGINS) == ["*"]

@@ -1,0 +1,138 @@
+"""What the profiles say of dask-ml and dask-glm holds for the installed releases."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pytest
+from dask_ml.cluster import KMeans
+from dask_ml.linear_model import LinearRegression, LogisticRegression
+from dask_ml.model_selection import HyperbandSearchCV
+from dask_ml.naive_bayes import GaussianNB
+from dask_ml.wrappers import Incremental
+from sklearn.linear_model import SGDClassifier
+from tests.workloads import data
+
+import clustertune
+from clustertune.integrations import libraries
+
+pytestmark = [
+    pytest.mark.slow,
+    # of Dask and SciPy, at how dask-glm calls them
+    pytest.mark.filterwarnings("ignore:Dask configuration key:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:scipy.optimize:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(solver="newton", max_iter=5),
+        LogisticRegression(solver="admm", max_iter=2),
+        KMeans(n_clusters=2, max_iter=2),
+        Incremental(SGDClassifier()),
+    ],
+    ids=["glm", "glm_admm", "kmeans", "incremental"],
+)
+def test_it_fits_what_is_prepared(client: Any, model: Any) -> None:
+    """With the prepared collections, and without anything else."""
+    X = data.features()
+    X, y = clustertune.prepare(client, X, data.labels(X), estimator=model)
+    if isinstance(model, Incremental):
+        model.fit(X, y, classes=[0, 1])
+    else:
+        model.fit(X, y)
+        assert list(inspect.signature(model.fit).parameters) == ["X", "y"]
+    predicted = np.asarray(model.predict(X))
+    assert predicted.shape == (data.ROWS,)
+    assert len(np.unique(predicted)) == 2
+
+
+def test_coefficients_depend_on_the_number_of_pieces(client: Any) -> None:
+    """Of ``admm``, which is why its pieces are kept; of no other solver."""
+    X = data.features()
+    y = data.labels(X)
+    found = {
+        solver: [
+            LinearRegression(solver=solver, max_iter=20)
+            .fit(X.rechunk((rows, 5)), y.rechunk(rows))
+            .coef_
+            for rows in (600, 100)
+        ]
+        for solver in ("admm", "newton")
+    }
+    assert not np.allclose(*found["admm"], rtol=1e-3)
+    assert np.allclose(*found["newton"], rtol=1e-3)
+    assert libraries.choose("glm_admm").keeps_pieces
+    assert not libraries.choose("glm").keeps_pieces
+
+
+def test_linear_models_take_no_frames(client: Any) -> None:
+    """So that ``prepare`` has to hand them arrays."""
+    X = data.features()
+    frame = dd.from_dask_array(X, columns=list("abcde"))
+    with pytest.raises(TypeError):
+        LinearRegression(solver="lbfgs").fit(frame, frame["a"])
+    assert libraries.choose("glm").kinds == ("array",)
+
+
+@pytest.mark.parametrize("frames", ["X, y", "y"])
+def test_frames_become_arrays_for_linear_models(client: Any, frames: str) -> None:
+    """Without being asked for; the report says so, and the model is the same."""
+    X = data.features()
+    y = data.labels(X)
+    model = LinearRegression(solver="newton", max_iter=5)
+    expected = model.fit(X, y).coef_
+    dX = dd.from_dask_array(X, columns=list("abcde")) if "X" in frames else X
+    dy = dd.from_dask_array(y, columns="y")
+    p = clustertune.prepare(client, dX, dy, estimator=model)
+    said = {f.message for f in p.report.found if f.check == "other_type"}
+    assert "y is not an Array of float64" in said
+    np.testing.assert_array_equal(p.X.compute(), X.compute())
+    np.testing.assert_allclose(model.fit(*p).coef_, expected, rtol=1e-3)
+
+
+def test_another_number_of_partitions_is_said(client: Any) -> None:
+    """Of data that was given in one, without any fit before; also in a dry run."""
+    X = data.features().rechunk((data.ROWS, 5))
+    y = data.labels(X)
+    model = LogisticRegression(solver="admm")
+    planned = clustertune.prepare(client, X, y, estimator=model, dry_run=True)
+    p = clustertune.prepare(client, X, y, estimator=model)
+    assert len(p.X.chunks[0]) > 1
+    (finding,) = [f for f in p.report.left if f.check == "changed_pieces"]
+    assert "makes another model" in finding.message
+    assert planned.report.status == "planned"
+    as_given = clustertune.prepare(client, X, y, estimator=model, rechunk=1)
+    assert as_given.X.chunks[0] == (data.ROWS,)
+
+
+def test_naive_bayes_has_a_workload(client: Any) -> None:
+    """It shares its name with scikit-learn's, which trains in one process."""
+    X = data.features()
+    X, y = clustertune.prepare(client, X, data.labels(X), estimator=GaussianNB())
+    predicted = GaussianNB().fit(X, y).predict(X)
+    assert predicted.compute().shape == (data.ROWS,)
+
+
+def test_incremental_takes_no_weights(client: Any) -> None:
+    """It would hand all weights to every piece."""
+    X = data.features()
+    y = data.labels(X)
+    with pytest.raises(ValueError, match=r"sample_weight.*shape"):
+        Incremental(SGDClassifier()).fit(X, y, classes=[0, 1], sample_weight=y)
+
+
+def test_incremental_searches_still_fail(client: Any) -> None:
+    """When this test fails they work again: refuse them no longer (dask-ml#1016)."""
+    X = data.features()
+    search = HyperbandSearchCV(
+        SGDClassifier(), {"alpha": np.logspace(-4, -1, 20)}, max_iter=3
+    )
+    with pytest.raises(RuntimeError, match="asynchronous Client"):
+        search.fit(X, data.labels(X), classes=[0, 1])
+    assert "dask-ml#1016" in libraries.available()["incremental_search"].PROFILE.refused

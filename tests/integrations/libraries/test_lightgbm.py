@@ -1,0 +1,181 @@
+"""LightGBM's Dask estimators take what its workloads hand to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import lightgbm as lgb
+import numpy as np
+import pytest
+from tests.workloads import data
+
+import clustertune
+from clustertune.core.model import Severity
+from clustertune.errors import AlignmentError, ClassCoverageError
+from clustertune.integrations import libraries
+from clustertune.integrations.libraries import Handed, Rows
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning"),
+]
+
+OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "verbose": -1}
+
+
+def fitted(client: Any, kind: Any, handed: Handed) -> Any:
+    """An estimator, fitted with the arguments of its workload."""
+    model = kind(client=client, **OPTIONS)
+    profile = libraries.choose(None, model)
+    rows = handed.training
+    return model.fit(rows.X, rows.y, **libraries.fit_kwargs(profile, handed))
+
+
+def spread(model: Any, X: Any) -> float:
+    """How much what it predicts differs from row to row."""
+    predicted = model.predict(X).compute()
+    return float(predicted.max() - predicted.min())
+
+
+@pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
+def test_weights_count(client: Any, kind: Any) -> None:
+    """Rows without weight teach nothing; with all others alike nothing is learnt."""
+    X = data.features()
+    y = data.labels(X)
+    X, y, w = clustertune.prepare(client, X, y, sample_weight=1 - y)
+    assert spread(fitted(client, kind, Handed(training=Rows(X=X, y=y))), X) > 0.1
+    weighted = Handed(training=Rows(X=X, y=y, sample_weight=w))
+    assert spread(fitted(client, kind, weighted), X) < 1e-3
+
+
+@pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
+def test_lacking_labels(client: Any, kind: Any) -> None:
+    """Of frames its regressor trains on them without a word; prepare reads labels."""
+    X = data.features()
+    y = dd.from_dask_array(da.where(X[:, 1] > 0.9, np.nan, data.labels(X)), "y")
+    X = dd.from_dask_array(X, list("abcde"), index=y.index)
+    model = kind(client=client, **OPTIONS)
+    X, y = prepared = clustertune.prepare(client, X, y, estimator=model)
+    (finding,) = [f for f in prepared.report.left if f.check == "not_finite"]
+    assert finding.severity is Severity.critical
+    lacking = int(y.isna().sum().compute())
+    assert finding.message == f"y has {lacking} lacking labels"
+    if kind is lgb.DaskLGBMRegressor:
+        assert np.isfinite(model.fit(X, y).predict(X).compute()).all()
+
+
+@pytest.mark.parametrize("kind", ["f8", "i8"])
+def test_numbers_are_no_classes(client: Any, kind: str) -> None:
+    """The name of the workload says nothing of y; a classifier refuses such labels."""
+    X = data.features()
+    y = da.arange(data.ROWS, chunks=data.CHUNK, dtype=kind)
+    new, labels = clustertune.prepare(client, X, y, workload="lightgbm")
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    assert spread(model.fit(new, labels), new) > 0
+    estimator = lgb.DaskLGBMClassifier
+    with pytest.raises(ClassCoverageError, match="has 1 row, too few for 2 workers"):
+        clustertune.prepare(client, X, y, estimator=estimator)
+
+
+def test_scores_count(client: Any) -> None:
+    """Where the initial score says y already nothing is left to be learnt."""
+    X = data.features()
+    y = data.labels(X)
+    X, y, score = clustertune.prepare(client, X, y, init_score=y * 1.0)
+    handed = Handed(training=Rows(X=X, y=y, init_score=score))
+    assert spread(fitted(client, lgb.DaskLGBMRegressor, handed), X) < 1e-3
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_eval_sets(client: Any, named: bool) -> None:
+    """Every eval set is evaluated, with its own weights and scores, and no warning."""
+    X, V = data.features(), data.features(4)
+    p = clustertune.prepare(
+        client, X, data.labels(X), eval_set=[(V, data.labels(V)), (V, data.labels(V))]
+    )
+    (V, v), (W, w) = p.eval_set
+    plain = (Rows(X=V, y=v), Rows(X=W, y=w))
+    rich = tuple(Rows(X=V, y=v, sample_weight=1 - v, init_score=v) for _ in "ab")
+    results = []
+    for sets in (plain, rich):
+        handed = Handed(
+            training=Rows(X=p.X, y=p.y),
+            eval_sets=sets,
+            estimator=None if named else lgb.DaskLGBMRegressor,
+        )
+        model = fitted(client, lgb.DaskLGBMRegressor, handed)
+        results.append(model.evals_result_)
+    assert all(len(r) == 2 for r in results)
+    assert all(len(x["l2"]) == 3 for r in results for x in r.values())
+    assert results[0] != results[1]
+
+
+def test_weights_of_some_eval_sets_only() -> None:
+    """LightGBM wants them of all or of none, and would fail in the fit."""
+    sets = (Rows(X="V", y="v", sample_weight="w"), Rows(X="W", y="w"))
+    handed = Handed(training=Rows(X="X", y="y"), eval_sets=sets)
+    with pytest.raises(ValueError, match=r"sample_weight .*eval_set\[0\] .*\[1\]"):
+        libraries.fit_kwargs(libraries.choose("lightgbm"), handed)
+
+
+def test_groups(client: Any) -> None:
+    """The ranker takes sizes of groups, also of eval sets."""
+    X, V = data.features(), data.features(4)
+    X, y = clustertune.prepare(client, X, data.labels(X))
+    rows = Rows(X=X, y=y, qid=data.groups(), group_sizes=data.group_sizes())
+    evals = Rows(
+        X=V, y=data.labels(V), qid=data.groups(), group_sizes=data.group_sizes()
+    )
+    handed = Handed(training=rows, eval_sets=(evals,), estimator=lgb.DaskLGBMRanker)
+    model = fitted(client, lgb.DaskLGBMRanker, handed)
+    assert spread(model, X) > 0.1
+    (result,) = model.evals_result_.values()
+    assert "ndcg@1" in result
+
+
+def test_the_training_data_as_eval_set(client: Any) -> None:
+    """LightGBM recognises it as such, and trains; early stopping is refused."""
+    X = data.features()
+    y = data.labels(X)
+    model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
+    p = clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
+    assert p.eval_set[0][0] is p.X
+    assert "unshared_evals" in {f.check for f in p.report.left}
+    model.fit(p.X, p.y, **p.fit_kwargs)
+    assert [len(x["l2"]) for x in model.evals_result_.values()] == [3]
+    model.set_params(early_stopping_round=2)
+    with pytest.raises(ValueError, match=r"is the training data, .* leave it out"):
+        clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
+
+
+def test_sizes_of_groups(client: Any) -> None:
+    """LightGBM's own argument is taken, and handed back in the new partitions."""
+    X, V = data.features(), data.features(4)
+    sizes = np.tile([7, 13, 40], data.ROWS // 60)
+    group = da.from_array(sizes, chunks=17)
+    model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
+    X2, y, new = p = clustertune.prepare(
+        client,
+        X,
+        data.labels(X),
+        group=group,
+        eval_set=[(V, data.labels(V), {"group": group})],
+        estimator=model,
+    )
+    assert p.group is new
+    assert p.fit_kwargs["group"] is new
+    np.testing.assert_array_equal(new.compute(), sizes)
+    np.testing.assert_array_equal(X2.compute(), X.compute())
+    rows = [int(part.sum().compute()) for part in new.partitions]
+    assert rows == list(X2.chunks[0])
+    assert spread(model.fit(X2, y, **p.fit_kwargs), X2) > 0.1
+    dry = clustertune.prepare(
+        client, X, data.labels(X), group=group, estimator=model, dry_run=True
+    )
+    assert list(dry)[2] is group
+    with pytest.raises(AlignmentError, match="from the same rows"):
+        clustertune.prepare(
+            client, X, data.labels(X), group=group[:-1], estimator=model
+        )

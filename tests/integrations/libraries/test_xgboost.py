@@ -1,0 +1,146 @@
+"""XGBoost's Dask estimators take what its workloads hand to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import xgboost.dask as dxgb
+from tests.workloads import data
+
+import clustertune
+from clustertune.integrations import libraries
+from clustertune.integrations.libraries import Handed, Rows
+
+pytestmark = pytest.mark.slow
+
+ESTIMATORS = [
+    (dxgb.DaskXGBRegressor, "hist"),
+    (dxgb.DaskXGBRegressor, "approx"),
+    (dxgb.DaskXGBClassifier, "hist"),
+    (dxgb.DaskXGBRFRegressor, "hist"),
+]
+
+
+def fitted(client: Any, model: Any, handed: Handed) -> Any:
+    """The estimator with the parameters, fitted with the arguments, of its workload."""
+    profile = libraries.choose(None, model)
+    model.set_params(**libraries.estimator_params(profile, handed))
+    model.client = client
+    rows = handed.training
+    kwargs = libraries.fit_kwargs(profile, handed)
+    return model.fit(rows.X, rows.y, **kwargs)
+
+
+def spread(model: Any, X: Any) -> float:
+    """How much what it predicts differs from row to row."""
+    predicted = model.predict(X).compute()
+    return float(predicted.max() - predicted.min())
+
+
+@pytest.mark.parametrize(("kind", "method"), ESTIMATORS)
+def test_weights_count(client: Any, kind: Any, method: str) -> None:
+    """Rows without weight teach nothing; with all others alike nothing is learnt."""
+    X = data.features()
+    X, y, w = clustertune.prepare(
+        client, X, data.labels(X), sample_weight=1 - data.labels(X), workload="xgboost"
+    )
+    model = kind(n_estimators=3, tree_method=method)
+    assert spread(fitted(client, model, Handed(training=Rows(X=X, y=y))), X) > 0.3
+    weighted = Handed(training=Rows(X=X, y=y, sample_weight=w), estimator=model)
+    model = kind(n_estimators=3, tree_method=method)
+    assert spread(fitted(client, model, weighted), X) < 1e-3
+
+
+def test_margins_count(client: Any) -> None:
+    """Where the margin says y already nothing is left to be learnt."""
+    X = data.features()
+    X, y, margin = clustertune.prepare(
+        client, X, data.labels(X), base_margin=data.labels(X), workload="xgboost"
+    )
+    model = dxgb.DaskXGBRegressor(n_estimators=3)
+    handed = Handed(training=Rows(X=X, y=y, base_margin=margin), estimator=model)
+    assert spread(fitted(client, model, handed), X) < 1e-3
+
+
+def test_eval_sets(client: Any) -> None:
+    """Every eval set is evaluated with its own weights and margins."""
+    X, V = data.features(), data.features(4)
+    p = clustertune.prepare(
+        client,
+        X,
+        data.labels(X),
+        eval_set=[(V, data.labels(V)), (X, data.labels(X))],
+        workload="xgboost",
+    )
+    (V, v), (E, e) = p.eval_set
+    # a weight and a margin that leave one row in two; the other set has neither
+    rows = Rows(X=V, y=v, sample_weight=1 - v, base_margin=v * 0)
+    model = dxgb.DaskXGBRegressor(n_estimators=3)
+    handed = Handed(
+        training=Rows(X=p.X, y=p.y), eval_sets=(rows, Rows(X=E, y=e)), estimator=model
+    )
+    fitted(client, model, handed)
+    result = model.evals_result()
+    assert set(result) == {"validation_0", "validation_1"}
+    assert all(len(r["rmse"]) == 3 for r in result.values())
+    plain = dxgb.DaskXGBRegressor(n_estimators=3)
+    sets = (Rows(X=V, y=v), Rows(X=E, y=e))
+    handed = Handed(training=handed.training, eval_sets=sets, estimator=plain)
+    fitted(client, plain, handed)
+    other = plain.evals_result()
+    assert other["validation_0"] != result["validation_0"]
+    assert other["validation_1"] == result["validation_1"]
+
+
+@pytest.mark.parametrize("method", ["hist", "approx"])
+def test_groups(client: Any, method: str) -> None:
+    """The ranker trains on the pieces as they lie, arrays too."""
+    X, V = data.features(), data.features(4)
+    X, y, qid = clustertune.prepare(
+        client, X, data.labels(X), qid=data.groups(), workload="xgboost_rank"
+    )
+    rows = Rows(X=X, y=y, qid=qid)
+    model = dxgb.DaskXGBRanker(n_estimators=3, tree_method=method)
+    model.client = client
+    with pytest.raises(Exception, match="allow_group_split"):
+        model.fit(X, y, qid=qid)
+    evals = (Rows(X=V, y=data.labels(V), qid=data.groups()),)
+    handed = Handed(training=rows, eval_sets=evals, estimator=model)
+    fitted(client, model, handed)
+    assert model.allow_group_split
+    assert spread(model, X) > 0.3
+    assert next(iter(model.evals_result()["validation_0"])).startswith("ndcg")
+
+
+def test_what_it_refuses(client: Any) -> None:
+    """Weights beside groups are refused here because XGBoost has none of them."""
+    X = data.features()
+    y = data.labels(X)
+    with pytest.raises(NotImplementedError, match="per-group weight"):
+        dxgb.DaskDMatrix(client, X, y, weight=y, qid=data.groups())
+    assert "sample_weight" not in (libraries.choose("xgboost_rank").takes or ())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_fewer_rows_than_partitions_or_workers(client: Any, rows: int) -> None:
+    """As many workers train as can have a row, with a finding where one has none."""
+    X = data.features()[:rows]
+    model = dxgb.DaskXGBRegressor(n_estimators=2)
+    p = clustertune.prepare(client, X, data.labels(X), estimator=model)
+    idle = [f for f in p.report.left if f.check == "empty_workers"]
+    assert len(idle) == (rows < 2)
+    model.client = client
+    assert len(model.fit(p.X, p.y).predict(p.X).compute()) == rows
+
+
+def test_the_training_data_as_eval_set(client: Any) -> None:
+    """XGBoost takes the same matrix for both, also with early stopping."""
+    X = data.features()
+    y = data.labels(X)
+    model = dxgb.DaskXGBRegressor(n_estimators=3, early_stopping_rounds=2)
+    p = clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
+    assert p.fit_kwargs["eval_set"][0][0] is p.X
+    model.client = client
+    model.fit(p.X, p.y, **p.fit_kwargs)
+    assert len(model.evals_result_["validation_0"]["rmse"]) == 3

@@ -1,0 +1,226 @@
+"""Against a real gateway on this machine: its server, its proxy, its workers."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import dask
+import dask.array as da
+import pytest
+from click.testing import CliRunner, Result
+from dask_gateway import Gateway, GatewayCluster
+from distributed import Client, wait
+
+import clustertune
+from clustertune.cli import main
+from clustertune.core.model import Severity, Unknown
+from clustertune.errors import RefusedError
+from clustertune.integrations import managers
+from clustertune.integrations.managers import gateway as adapter
+from tests.processes import process, until, workers_of
+
+CONFIGURATION = """
+import sys
+c.DaskGateway.backend_class = "dask_gateway_server.backends.local.UnsafeLocalBackend"
+c.Proxy.address = "127.0.0.1:{web}"
+c.Proxy.tcp_address = "127.0.0.1:{tcp}"
+c.UnsafeLocalBackend.clusters_directory = "{folder}"
+c.ClusterConfig.scheduler_cmd = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
+c.ClusterConfig.worker_cmd = [sys.executable, "-m", "distributed.cli.dask_worker"]
+c.ClusterConfig.worker_memory = "1 G"
+"""
+
+# dask_gateway fails where what was closed is collected
+KEPT: list[Any] = []
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as found:
+        return found.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> Iterator[None]:
+    """The scheduler cannot import these tests."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder: Path = tmp_path_factory.mktemp("gateway")
+    web, tcp = free_port(), free_port()
+    text = CONFIGURATION.format(web=web, tcp=tcp, folder=folder / "clusters")
+    (folder / "configuration.py").write_text(text)
+    command = (sys.executable, "-m", "dask_gateway_server", "-f")
+    settings = {
+        "gateway.address": f"http://127.0.0.1:{web}",
+        "gateway.proxy-address": tcp,
+        "gateway.auth.type": "basic",
+    }
+    with (
+        process(*command, str(folder / "configuration.py")),
+        dask.config.set(settings),
+    ):
+        until(lambda: answers(web))
+        with Gateway() as gateway:
+            until(lambda: _serves(gateway))
+            KEPT.append(gateway)
+            yield gateway
+
+
+def _serves(gateway: Gateway) -> bool:
+    """The proxy answers before it knows where the server is."""
+    try:
+        gateway.list_clusters()
+    except ValueError:  # so the client says 404
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def cluster(server: Gateway) -> Iterator[GatewayCluster]:
+    with server.new_cluster() as cluster:
+        KEPT.append(cluster)
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: GatewayCluster) -> Iterator[Client]:
+    with cluster.get_client() as client:
+        yield client
+
+
+def there(client: Client) -> int:
+    return len(workers_of(client))
+
+
+def test_up_and_down(cluster: GatewayCluster, client: Client) -> None:
+    """Nothing is lost, and the server does not replace the worker that went."""
+    assert managers.find(cluster) is adapter
+    assert clustertune.scale(client, 3).status == "done"
+    X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
+    wait(X)
+    report = clustertune.scale(client, 2, X)
+    assert report.status == "done", str(report)
+    assert "lost 0" in report.steps[0].reason
+    assert float(X.sum().compute()) == 6000.0
+    assert there(client) == 2
+    state = client.sync(adapter.state, cluster)
+    assert state == (
+        "the gateway says that the cluster is running, and 2 workers are there; it may "
+        "be at its limits"
+    )
+    # the server begins a worker for one that went unasked; it is asked not to
+    assert client.run_on_scheduler(_count) == 2
+
+
+def _count(dask_scheduler: Any) -> int:
+    """How many the scheduler's part of the gateway asks the server for."""
+    (plugin,) = (
+        p
+        for p in dask_scheduler.plugins.values()
+        if type(p).__name__ == "GatewayPlugin"
+    )
+    return int(plugin.service.count)
+
+
+def test_a_restart_is_refused(cluster: GatewayCluster, client: Client) -> None:
+    """The server would end a worker that is away, and start another."""
+    workers = set(workers_of(client))
+    for call in (clustertune.restart, partial(clustertune.resize, nthreads=2)):
+        with pytest.raises(
+            RefusedError, match="a gateway ends a worker that its nanny"
+        ):
+            call(client)
+    assert set(workers_of(client)) == workers
+
+
+def _bounds(dask_scheduler: Any) -> tuple[int | None, int | None] | None:
+    (plugin,) = (
+        p
+        for p in dask_scheduler.plugins.values()
+        if type(p).__name__ == "GatewayPlugin"
+    )
+    service = plugin.service
+    return (service.minimum, service.maximum) if service.adapt_task else None
+
+
+def test_adaptive_scaling(cluster: GatewayCluster, client: Client) -> None:
+    """Its bounds can be set, and not be asked for: that is said."""
+    assert isinstance(client.sync(managers.bounds, cluster), Unknown)
+    (found,) = (
+        f for f in clustertune.check(client).found if f.check == "adaptive_scaling"
+    )
+    assert found.severity is Severity.unknown
+    assert "only the gateway's server knows" in found.message
+    client.sync(managers.adapt, cluster, 1, 4)
+    assert client.run_on_scheduler(_bounds) == (1, 4)
+    client.sync(managers.adapt, cluster, 2, float("inf"))
+    assert client.run_on_scheduler(_bounds) == (2, None)
+    cluster.adapt(active=False)
+
+
+# --- by name --------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_attached_by_name(cluster: GatewayCluster, client: Client) -> None:
+    """A command can start workers, and leaves the cluster running."""
+    clustertune.scale(client, 1)
+    name = f"gateway:{cluster.name}"
+    done = run("scale", "2", "--yes", "--cluster", name)
+    assert done.exit_code == 0, done.output
+    assert there(client) == 2
+    assert run("trim", "--yes", "--cluster", name).exit_code == 0
+    assert client.submit(sum, [1, 2]).result() == 3
+    assert cluster.gateway.get_cluster(cluster.name).status.name == "RUNNING"
+
+
+def test_an_unknown_name(cluster: GatewayCluster) -> None:
+    """Which there are is said."""
+    result = run("trim", "--cluster", "gateway:other")
+    assert result.exit_code == 2
+    assert f"called 'other'; there are: {cluster.name}" in result.stderr
+
+
+def test_a_gateway_that_does_not_answer() -> None:
+    with dask.config.set({"gateway.address": f"http://127.0.0.1:{free_port()}"}):
+        result = run("trim", "--cluster", "gateway:other")
+    assert result.exit_code == 3
+    assert "Cannot connect to host 127.0.0.1" in result.stderr
+
+
+def test_no_gateway_is_configured() -> None:
+    with dask.config.set({"gateway.address": None}):
+        result = run("trim", "--cluster", "gateway:other")
+    assert result.exit_code == 2
+    assert "No dask-gateway address" in result.stderr
+
+
+def test_a_cluster_that_was_closed(server: Gateway, cluster: GatewayCluster) -> None:
+    """By this object only; the cluster runs on."""
+    with server.connect(cluster.name) as other:
+        KEPT.append(other)
+        assert adapter.obstacle(other, 3) is None
+    assert "closed; connect to the cluster again" in str(adapter.obstacle(other, 3))

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from distributed import LocalCluster
+
+from clustertune.cli import main
+from clustertune.errors import ScaleError
+from clustertune.integrations import managers
+from clustertune.integrations.managers import spec_cluster
+from tests.processes import until, workers_of
+
+
+def test_the_most_general_comes_last() -> None:
+    """Managers of their own derive from it."""
+    names = list(managers.available())
+    assert names[-1] == "spec_cluster"
+    assert names[:-1] == sorted(names[:-1])
+    assert {"coiled", "gateway", "kubernetes"} == set(managers.attachable())
+    assert set(managers.LIBRARIES) == set(managers.attachable())
+
+
+def test_no_library_of_a_manager_is_imported() -> None:
+    """Not by clustertune, and not by asking of what kind a cluster is."""
+    code = (
+        "import sys, clustertune.cli; from clustertune.integrations import managers; "
+        "assert managers.find(object()) is None; "
+        "print({m.split('.')[0] for m in sys.modules} & {'coiled', 'dask_gateway', "
+        "'dask_jobqueue', 'dask_kubernetes', 'dask_saturn', 'aiohttp', 'kr8s'})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
+    """Keeps to the bounds that it is given while it runs, and to its settings."""
+    local, client = local_cluster(1)
+    assert managers.find(local) is spec_cluster
+    assert client.sync(managers.bounds, local) is None
+    with pytest.raises(ScaleError, match="does not scale by itself"):
+        client.sync(managers.adapt, local, 1, 2)
+    adaptive = local.adapt(minimum=1, maximum=4, interval="50ms", wait_count=1)
+    client.sync(managers.adapt, local, 2, 2)
+    until(lambda: len(workers_of(client)) == 2)
+    client.sync(managers.adapt, local, 1, 4)
+    until(lambda: len(workers_of(client)) == 1)
+    assert local._adaptive is adaptive
+    assert client.sync(managers.bounds, local) == (1, 4)
+    adaptive.stop()
+    assert client.sync(managers.bounds, local) is None
+
+
+def test_a_cluster_object_that_is_not_known(local_cluster: Any) -> None:
+    """What to type is said."""
+    _, client = local_cluster(1)
+    client.cluster = object()
+    assert client.sync(managers.bounds, client.cluster) is None
+    assert managers.restart_obstacle(client.cluster) is None
+    with pytest.raises(ScaleError, match=r"cluster.adapt\(minimum=1, maximum=2\)"):
+        client.sync(managers.adapt, client.cluster, 1, 2)
+
+
+# --- on the command line --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["yarn:x", "gateway", "gateway:", ":x", ""])
+@pytest.mark.parametrize("verb", [("restart",), ("trim",), ("scale", "2")])
+def test_what_may_be_attached_to(verb: tuple[str, ...], text: str) -> None:
+    result = CliRunner().invoke(main, [*verb, "--cluster", text])
+    assert result.exit_code == 2
+    assert "is none of coiled:NAME, gateway:NAME, kubernetes:NAME" in result.stderr
+
+
+def test_a_name_stands_for_an_address() -> None:
+    arguments = ["trim", "tcp://127.0.0.1:1", "--cluster", "gateway:x"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "instead of ADDRESS" in result.stderr
+
+
+def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dask_gateway", None)
+    result = CliRunner().invoke(main, ["trim", "--cluster", "gateway:x"])
+    assert result.exit_code == 2
+    assert "pip install dask-gateway" in result.stderr
+
+
+def test_more_workers_with_an_address_only() -> None:
+    """What to type, and where, is said before anything is asked."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(n_workers=1, threads_per_worker=1, **options) as local:
+        for how in ("--yes", "--dry-run"):
+            arguments = ["scale", "7", local.scheduler_address, how]
+            result = CliRunner().invoke(main, arguments)
+            assert result.exit_code == 4
+            assert "type cluster.scale(7)" in result.stderr

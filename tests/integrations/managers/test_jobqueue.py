@@ -1,0 +1,149 @@
+"""Against dask_jobqueue's own local batch system: its jobs are processes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask.array as da
+import pytest
+from dask_jobqueue.local import LocalCluster, LocalJob
+from distributed import Client, wait
+
+import clustertune
+from clustertune.core.model import Size
+from clustertune.errors import ScaleError
+from clustertune.integrations import managers
+from clustertune.integrations.managers import jobqueue
+from tests.processes import until, workers_of
+
+
+class Tidy(LocalJob):
+    """A local job that leaves no pipe open and no process behind."""
+
+    async def close(self) -> None:
+        await super().close()
+        self.process.proc.wait(10)
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+class Queued(LocalJob):
+    """A job that its batch system has taken, and not begun."""
+
+    async def _submit_job(self, _script: str) -> str:
+        return "1"
+
+    @classmethod
+    async def _close_job(cls, job_id: str, cancel_command: str) -> None:
+        """It has not begun."""
+
+
+@pytest.fixture
+def jobs(tmp_path: Any) -> Iterator[Callable[..., tuple[LocalCluster, Client]]]:
+    """Start clusters of jobs; closed afterwards."""
+    opened: list[Any] = []
+
+    def start(job: type[LocalJob] = Tidy, **options: Any) -> tuple[Any, Client]:
+        settings = {
+            "job_cls": job,
+            "cores": 2,
+            "memory": "2GiB",
+            "scheduler_options": {"dashboard_address": "127.0.0.1:0"},
+            "worker_extra_args": ["--no-dashboard"],
+            "local_directory": str(tmp_path),
+        }
+        cluster = LocalCluster(**(settings | options))
+        opened.append(cluster)
+        client = Client(cluster)
+        opened.append(client)
+        return cluster, client
+
+    yield start
+    for thing in reversed(opened):
+        thing.close()
+
+
+def sizes(client: Client) -> dict[str, tuple[int, int]]:
+    workers = workers_of(client).values()
+    return {w["name"]: (w["nthreads"], w["memory_limit"]) for w in workers}
+
+
+def test_jobs_of_two_workers(jobs: Any) -> None:
+    """Whole jobs come; one that has a worker left is not cancelled."""
+    cluster, client = jobs(processes=2)
+    assert managers.find(cluster) is jobqueue
+    cluster.scale(2)
+    assert clustertune.scale(client, 4).status == "done"
+    assert len(cluster.worker_spec) == 2  # the first was on its way, not missing
+    X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
+    wait(X)
+    report = clustertune.restart(client, X, workers=[min(sizes(client))])
+    assert report.status == "done", str(report)
+    first, second = sorted(cluster.worker_spec)
+    goes = [f"{first}-0", f"{first}-1"]
+    for worker, left in zip(goes, [[first, second], [second]]):
+        client.retire_workers([address_of(client, worker)], close_workers=True)
+        client.sync(managers.retired, cluster, worker)
+        assert sorted(cluster.worker_spec) == left
+        stays = sizes(client)
+        assert float(X.sum().compute()) == 6000.0
+        assert worker not in stays
+    assert stays.keys() == {f"{second}-0", f"{second}-1"}
+
+    resized = clustertune.resize(client, X, nthreads=2, memory_limit="1.5 GiB")
+    assert resized.status == "done", str(resized)
+    assert clustertune.scale(client, 3).status == "done"
+    until(lambda: len(sizes(client)) == 4)  # whole jobs come
+    assert set(sizes(client).values()) == {(2, 1536 << 20)}
+    assert "of 2 workers: 2 running, 0 pending" in client.sync(jobqueue.state, cluster)
+
+
+def address_of(client: Client, name: str) -> str:
+    workers = workers_of(client)
+    return next(a for a, w in workers.items() if w["name"] == name)
+
+
+def test_jobs_of_which_nobody_said_how_many_workers(jobs: Any) -> None:
+    """The number follows the cores, and the cluster object does not count them."""
+    cluster, client = jobs()
+    cluster.scale(2)
+    client.wait_for_workers(2)
+    assert len(cluster.plan) == 1
+    assert clustertune.scale(client, 2).status == "fine"
+    assert clustertune.scale(client, 4).status == "done"
+    assert clustertune.scale(client, 3).status == "done"
+    assert len(sizes(client)) == 3
+    # the place of the one that went is not taken for a worker on its way
+    assert clustertune.scale(client, 4).status == "done"
+    assert len(cluster.worker_spec) == 3
+
+
+def test_jobs_that_do_not_begin(jobs: Any) -> None:
+    """What the cluster object knows of them is said when the time is over."""
+    _, client = jobs(Queued, processes=1)
+    expected = r"2 jobs of 1 worker: 0 running, 2 pending or ended"
+    with pytest.raises(ScaleError, match=expected):
+        clustertune.scale(client, 2, timeout="3s")
+
+
+def test_what_later_jobs_are_given(jobs: Any) -> None:
+    """Cores and memory of all workers of a job, and lines before its command."""
+    cluster, _ = jobs(job_script_prologue=["module load python"])
+    size = Size(nthreads=3, memory_limit=2 << 30, env={"A": "b c"})
+    for _ in range(2):
+        managers.resized(cluster, "any", size)
+    script = cluster.job_script()
+    assert "--nthreads 3 --memory-limit 2.00GiB --nworkers 2" in script
+    assert script.count("module load python\nexport A='b c'\n") == 1
+    managers.resized(cluster, "any", Size(env={"A": "d"}))
+    assert "export A='b c'\nexport A=d\n" in cluster.job_script()
+
+
+def test_adaptive_scaling(jobs: Any) -> None:
+    """Is that of distributed."""
+    cluster, client = jobs(Queued, processes=1)
+    assert client.sync(managers.bounds, cluster) is None
+    cluster.adapt(minimum=0, maximum=3)
+    client.sync(managers.adapt, cluster, 1, 2)
+    assert client.sync(managers.bounds, cluster) == (1, 2)

@@ -1,0 +1,109 @@
+"""Against dask_saturn's own class; the server is made up here, its workers are real."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import dask.array as da
+import dask_saturn
+import pytest
+from distributed import Client, wait
+
+import clustertune
+from clustertune.core.model import Unknown
+from clustertune.integrations import managers
+from clustertune.integrations.managers import saturn
+from tests.integrations.managers.serving import Answer, Backend, serving
+from tests.processes import workers_of
+
+# the manager's object and what stands for its server both watch the same scheduler
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Scheduler already contains a plugin with name worker-status"
+)
+
+
+class SaturnCluster(dask_saturn.SaturnCluster):
+    """That which distributed would warn of: its status is a text, and never closed."""
+
+    def __del__(self) -> None:
+        """It is not asked in the end."""
+
+
+class Saturn:
+    """What the server is asked, and what it does."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.adaptive: tuple[int, int] | None = None
+
+    def __call__(
+        self, method: str, path: str, query: dict[str, str], body: Any
+    ) -> Answer:
+        backend, verb = self.backend, path.rpartition("/")[2]
+        if verb == "info":
+            address = backend.scheduler_address
+            return 200, {"dashboard_link": "none", "scheduler_address": address}
+        if verb == "status":
+            return 200, {"status": backend.status.name}
+        if verb == "scheduler_info":
+            found = backend.scheduler_info["workers"]
+            return 200, {"workers": {a: {"name": w["name"]} for a, w in found.items()}}
+        if verb == "scale":
+            self.scale(body["n"])
+        elif verb == "adapt":
+            self.adaptive = (body["minimum"], body["maximum"])
+        else:
+            return 404, {"message": f"{method} {path} is not there"}
+        return 200, {}
+
+    def scale(self, n: int) -> None:
+        """Forget first what is not there: the backend itself may hear of that late."""
+        spec = self.backend.worker_spec
+        there = {ws.name for ws in self.backend.scheduler.workers.values()}
+        gone = [name for name in spec if name not in there]
+        for name in gone[: max(0, len(spec) - n)]:
+            del spec[name]
+        self.backend.scale(n)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Saturn, str]]:
+    with Backend("saturn") as backend:
+        found = Saturn(backend)
+        with serving(found) as url:
+            monkeypatch.setenv("SATURN_BASE_URL", url)
+            monkeypatch.setenv("SATURN_TOKEN", "token")
+            monkeypatch.setenv("SATURN_IS_INTERNAL", "true")
+            yield found, url
+
+
+def test_a_cluster(server: tuple[Saturn, str]) -> None:
+    """Up, down without loss, adaptive; closed by its own means only."""
+    asked, url = server
+    cluster = SaturnCluster(cluster_url=f"{url}/api/dask_clusters/1")
+    with Client(cluster) as client:
+        assert managers.find(cluster) is saturn
+        assert clustertune.scale(client, 3).status == "done"
+        X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
+        wait(X)
+        report = clustertune.scale(client, 2, X)
+        assert report.status == "done", str(report)
+        assert float(X.sum().compute()) == 6000.0
+        workers = workers_of(client).values()
+        assert {w["name"] for w in workers} == set(asked.backend.worker_spec)
+        assert len(workers) == 2
+        state = client.sync(saturn.state, cluster)
+        assert (
+            state == "Saturn says that the cluster is running, and 2 workers are there"
+        )
+
+        assert isinstance(client.sync(managers.bounds, cluster), Unknown)
+        client.sync(managers.adapt, cluster, 1, 4)
+        assert asked.adaptive == (1, 4)
+        client.sync(managers.adapt, cluster, 1, math.inf)
+        assert asked.adaptive == (1, saturn.MOST)
+    assert managers.obstacle(cluster, 3) is None
+    cluster.cluster_url = None
+    assert managers.obstacle(cluster, 3) == "the cluster was closed; make a new one"

@@ -1,0 +1,377 @@
+"""Playbooks on live clusters: what is shipped, conditions, limits, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Nanny, futures_of, wait
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.core.model import Finding, Severity
+from clustertune.errors import PlaybookError, RefusedError
+from clustertune.operations.playbooks import shelf
+from clustertune.operations.playbooks.playbook import Limits
+from clustertune.operations.playbooks.played import Played, PlayedStep
+from clustertune.operations.playbooks.playing import at_once, named, playing_of, unknown
+from clustertune.testing import view, worker
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+HEAD = "version: 1\nname: p\n"
+
+
+def finding(check: str, severity: Severity, *subject: Any) -> Finding:
+    return Finding(check=check, severity=severity, message="why", subject=subject)
+
+
+# --- what decides (pure) --------------------------------------------------------------
+
+
+def test_what_a_condition_names() -> None:
+    """What is bad enough; what is unknown never is."""
+    found = [
+        finding("a", Severity.warning, 1, 2),
+        finding("a", Severity.critical, 3),
+        finding("a", Severity.unknown, 4),
+        finding("b", Severity.critical, 5),
+        finding("c", Severity.info),
+    ]
+    assert named(found, "a", Severity.warning) == {1, 2, 3}
+    assert named(found, "a", Severity.critical) == {3}
+    assert named(found, "c", Severity.info) == {None}
+    assert named(found, "c", Severity.warning) == set()
+    assert named(found, "d", Severity.info) == set()
+    assert unknown(found, "a") == "why"
+    assert unknown(found, "b") == ""
+
+
+@pytest.mark.parametrize(
+    ("limits", "ids", "found"),
+    [
+        ({}, {0, 1, 2}, 1),
+        ({"disrupted_workers": 3}, {0, 1, 2}, 3),
+        ({"disrupted_workers": 0.5}, {0}, 2),
+        ({"disrupted_workers": 0.1}, {0}, 1),
+        ({"disrupted_workers": 3, "minimum_workers": 2}, {0, 1}, 1),
+        ({"minimum_workers": 3}, {3}, 1),  # it does not run as it is
+        ({"minimum_workers": 3}, {0}, None),
+        ({"minimum_workers": 9}, {0}, None),
+    ],
+)
+def test_how_many_may_be_away(limits: Any, ids: Any, found: int | None) -> None:
+    """Never so many that fewer run than must."""
+    workers = [worker(0), worker(1), worker(2), worker(3, status="paused")]
+    asked = Limits(**limits), view(workers).now, ids
+    if found is None:
+        with pytest.raises(RefusedError, match="3 workers run: none may be away"):
+            at_once(*asked)
+    else:
+        assert at_once(*asked) == found
+
+
+def played(*statuses: str, **what: Any) -> Played:
+    steps = tuple(PlayedStep(step=s, line="f:1", status=s) for s in statuses)
+    return Played(playbook="p", seconds=1, steps=steps, **what)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "code"),
+    [
+        ((), "fine", 0),
+        (("looked", "skipped"), "fine", 0),
+        (("done", "fine"), "done", 0),
+        (("done", "failed", "not begun"), "failed", 5),
+        (("refused", "not begun"), "refused", 4),
+        (("done", "refused"), "refused", 5),
+        (("left", "done"), "left", 5),
+        (("planned", "skipped"), "planned", 0),
+    ],
+)
+def test_how_it_ended(statuses: tuple[str, ...], status: str, code: int) -> None:
+    """As the exit codes of all commands say."""
+    assert played(*statuses).status == status
+    assert played(*statuses).exit_status() == code
+
+
+def test_findings_at_the_end_count() -> None:
+    """Those of the last step that looked for them."""
+
+    def looked(severity: Severity | None) -> PlayedStep:
+        found = () if severity is None else (finding("a", severity),)
+        return PlayedStep(
+            step="check a", line="f:1", status="looked", checks=("a",), found=found
+        )
+
+    def code(*steps: PlayedStep, **options: Any) -> int:
+        return Played(playbook="p", seconds=1, steps=steps).exit_status(**options)
+
+    bad, mild = looked(Severity.critical), looked(Severity.warning)
+    assert code(bad) == 1
+    assert code(bad, looked(None)) == 0
+    assert code(bad, mild) == 0
+    assert code(mild, fail_on=Severity.warning) == 1
+    assert code(bad, fail_on=None) == 0
+    assert code(bad, PlayedStep(step="trim", line="f:2", status="planned")) == 0
+
+
+def test_what_is_shown() -> None:
+    """Untrusted text cannot act, on a terminal or on a page."""
+    odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
+    step = PlayedStep(
+        step="check a", line="f:1", status="looked", checks=("a",), found=(odd,)
+    )
+    failed = PlayedStep(step="trim", line="f:2", status="failed", reason="\x1b<b>")
+    shown = Played(playbook="<i>", seconds=1, steps=(step, failed))
+    assert "\x1b" not in str(shown)
+    assert "1 critical" in str(shown)
+    page = shown._repr_html_()
+    assert "\x1b" not in page
+    assert not [tag for tag in ("<i>", "<b>", "<script>") if tag in page]
+    data = json.loads(shown.to_json())
+    assert data["schema_version"] == 1
+    assert data["status"] == "failed"
+    assert data["steps"][0]["found"][0]["check"] == "a"
+    assert repr(shown) == "<Played: <i>; failed>"
+
+
+# --- what is shipped, live ------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Data is loaded, cut and placed; a dry run does none of it; then it is let go."""
+    X = da.random.default_rng(0).random((1200, 4), chunks=(400, 4))
+    y = da.random.default_rng(1).random(1200, chunks=500)
+    expected = X.compute(scheduler="sync")
+    plan = await clustertune.run(c, "before-training", X, y, dry_run=True)
+    assert [step.status for step in plan.steps] == [
+        "skipped",
+        "planned",
+        "planned",
+        "planned",
+        "looked",
+    ]
+    assert plan.exit_status() == 0
+    assert not s.tasks
+    done = await clustertune.run(
+        c, "before-training", X, y, settings={"settle": 0}, workload="xgboost"
+    )
+    assert done.status == "done", str(done)
+    assert done.steps[1].report.steps[0].action == "persist"
+    assert done.steps[2].report.steps[0].action == "rechunk"
+    assert done.X.chunks[0] == done.y.chunks[0]
+    # before anything else copies pieces: of two copies Dask may delete either
+    assert (await done.prepared.verify()).status == "fine"
+    np.testing.assert_array_equal(await c.compute(done.X), expected)
+    held = {f.key for f in futures_of([done.X, done.y])}
+    kept = await c.scatter(np.arange(9))
+    gone = await clustertune.run(
+        c, "after-training", done.X, done.y, settings={"settle": 0}
+    )
+    assert gone.status == "done", str(gone)
+    assert gone.X is None
+    assert len(s.workers) == 1
+    await soon(lambda: not held & s.tasks.keys())
+    assert (await kept).sum() == 36  # only what was given
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_observe(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It changes nothing, and sees the data that is given."""
+    X = da.ones((80, 2), chunks=(10, 2))
+    seen = await clustertune.run(c, "observe", X)
+    assert seen.status == "fine"
+    assert "unloaded_data" in {f.check for f in seen.found}
+    assert seen.X is X
+    assert not s.tasks
+
+
+LEAK = 720 * 2**20  # bytes; with those of any worker more than its pause threshold
+
+
+def leak() -> None:
+    import builtins
+
+    builtins.leaked = b"x" * LEAK  # type: ignore[attr-defined]
+
+
+def pause_early(dask_worker: Any) -> None:
+    dask_worker.memory_manager.memory_pause_fraction = 0.4
+
+
+@gen_cluster(
+    client=True,
+    nthreads=TWO,
+    Worker=Nanny,
+    timeout=120,
+    config={"distributed.worker.memory.spill": False},
+    worker_kwargs={"memory_limit": "1 GiB"},
+)
+async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> None:
+    """The worker that leaks is restarted, the other is not; no data is lost."""
+    X = c.persist(da.ones((800, 100), chunks=(100, 100)))
+    await wait(X)
+    one, other = nannies
+    pids = one.pid, other.pid
+    await c.run(leak, workers=[one.worker_address])
+
+    def is_seen(address: str) -> bool:
+        return s.workers[address].memory.unmanaged > LEAK + 100 * 2**20
+
+    await soon(lambda: is_seen(one.worker_address))
+    values = {"steps[1].holds": "1s", "steps[2].holds": "1s", "settle": "1s"}
+    done = await clustertune.run(c, "between-runs", settings=values)
+    assert [step.status for step in done.steps] == [
+        "looked",
+        "done",
+        "skipped",
+        "skipped",
+        "looked",
+    ]
+    assert done.steps[0].found
+    assert "unknown: whether memory grows" in done.steps[3].reason
+    assert one.pid != pids[0]
+    assert other.pid == pids[1]
+    assert await c.compute(X.sum()) == 80_000
+
+    address = other.worker_address
+    await c.run(leak, workers=[address])
+    await c.run(pause_early, workers=[address])
+    await soon(lambda: s.workers[address].status == Status.paused)
+    values = {"holds": "1s", "settle": "1s"}
+    done = await clustertune.run(c, "memory-rescue", settings=values)
+    assert done.status == "done", str(done)
+    assert [step.status for step in done.steps[1:4]] == ["done", "skipped", "skipped"]
+    assert other.pid != pids[1]
+    assert all(w.status == Status.running for w in s.workers.values())
+    assert await c.compute(X.sum()) == 80_000
+
+
+# --- conditions, limits, failures -----------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_does_not_last(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Any
+) -> None:
+    """Is no reason to do anything; what lasts is."""
+    file = tmp_path / "p.yaml"
+    step = "steps: [{when: paused_workers, at_least: critical, holds: 2s, do: trim}]"
+    file.write_text(HEAD + step)
+    a.memory_manager.memory_pause_fraction = 1e-9
+    a.status = Status.paused
+    told: list[str] = []
+
+    def mend(text: str, _fraction: float | None) -> None:
+        if "waiting whether" in text and a.status == Status.paused:
+            told.append(text)
+            a.memory_manager.memory_pause_fraction = False
+            a.status = Status.running
+
+    await soon(lambda: s.workers[a.address].status == Status.paused)
+    done = await clustertune.run(c, file, progress=mend)
+    assert told
+    assert done.steps[0].status == "skipped"
+    assert done.steps[0].reason == ("paused_workers was critical, but not for 2 s")
+    plan = await clustertune.run(c, file, dry_run=True)
+    assert plan.steps[0].reason == "paused_workers is below critical now"
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_condition_of_data(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Any
+) -> None:
+    """Is watched by diagnoses, as a look at the cluster does not show it."""
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        HEAD
+        + "steps: [{when: empty_workers, at_least: info, holds: 0.5s, do: rebalance}]"
+    )
+    X = c.persist(da.ones((80, 2), chunks=(10, 2)), workers=[a.address])
+    await wait(X)
+    plan = await clustertune.run(c, file, X, dry_run=True)
+    assert plan.steps[0].reason.startswith("if it holds for 0.5 s: move ")
+    done = await clustertune.run(c, file, X)
+    assert done.steps[0].status == "done", str(done)
+    assert {len(a.data), len(b.data)} == {4}
+
+
+FAILING = """
+steps:
+  - do: restart
+  - do: release
+    with: {prefixes: [no-such-keys]}
+  - do: scale
+    with: {n_workers: 5}
+  - do: trim
+    with: {workers: [divine]}
+  - do: release
+  - do: rebalance
+  - check: memory
+"""
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
+    """Is said of its step; the others are not begun, or are done all the same."""
+    file = tmp_path / "p.yaml"
+    file.write_text(HEAD + FAILING)
+    X = c.persist(da.ones((80, 2), chunks=(10, 2)))
+    await wait(X)
+    done = await clustertune.run(c, file, X)
+    assert [step.status for step in done.steps] == ["refused", *["not begun"] * 6]
+    assert "no nanny" in done.steps[0].reason
+    assert done.steps[1].reason == "steps[0] was refused"
+    assert done.exit_status() == 4
+    values = {"on_failure": "continue", "settle": 0}
+    done = await clustertune.run(c, file, X, settings=values)
+    found = [(step.status, step.reason) for step in done.steps]
+    statuses = ["refused", "failed", "refused", "failed", "done", "refused", "looked"]
+    assert [status for status, _ in found] == statuses, str(done)
+    assert "no data in memory has the prefix no-such-keys" in found[1][1]
+    assert "n_workers=5" in found[2][1]
+    assert "there is no divine in this cluster" in found[3][1]
+    assert found[5][1] == "a step before has let the data go"
+    assert done.exit_status() == 5
+    plan = await clustertune.run(c, file, X, dry_run=True)
+    assert "not begun" not in {step.status for step in plan.steps}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
+    """In the middle of a step: it fails, and nothing is begun after it."""
+    read = shelf.read("between-runs")
+    playing = playing_of(c, read, None, None, None, False, False)
+    await c.close()
+    done = await asyncio.wait_for(playing.play(), 20)
+    assert done.steps[0].status == "failed"
+    assert done.steps[0].reason.startswith("the cluster is lost: ")
+    assert {step.status for step in done.steps[1:]} == {"not begun"}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_is_refused_before_anything(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Any
+) -> None:
+    """By whoever calls it wrongly."""
+    with pytest.raises(ValueError, match="is to persist, rechunk, rebalance, and no"):
+        await clustertune.run(c, "before-training")
+    with pytest.raises(TypeError, match="X is None but other data is given"):
+        await clustertune.run(c, "observe", y=da.ones(3))
+    with pytest.raises(TypeError, match="X"):
+        await clustertune.run(c, "before-training", np.ones(3))
+    with pytest.raises(ValueError, match="unknown playbook 'no-such'"):
+        await clustertune.run(c, "no-such")
+    with pytest.raises(PlaybookError, match="'x' is not in this playbook"):
+        await clustertune.run(c, "observe", settings={"x": 1})
+    with pytest.raises(ValueError, match="known are"):
+        await clustertune.run(c, "observe", workload="divine")
+    with pytest.raises(ValueError, match="dry_run=1 must be True or False"):
+        await clustertune.run(c, "observe", dry_run=1)

@@ -1,0 +1,142 @@
+"""Instants of cron expressions: epoch seconds, right when clocks change."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustertune.operations.scheduling import instants
+
+BERLIN = ZoneInfo("Europe/Berlin")
+DAY = 86400.0
+
+
+def epoch(text: str, tz: ZoneInfo = BERLIN, fold: int = 0) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=tz, fold=fold).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("cron", "day", "expected"),
+    [
+        # 02:00 to 03:00 does not come: due when it is over
+        ("30 2 * * *", "2026-03-29", ["2026-03-29 03:00"]),
+        ("0,30 2 * * *", "2026-03-29", ["2026-03-29 03:00"]),
+        ("0 3 * * *", "2026-03-29", ["2026-03-29 03:00"]),
+        # 02:00 to 03:00 comes twice: due once
+        ("30 2 * * *", "2026-10-25", ["2026-10-25 02:30"]),
+        ("0 3 * * *", "2026-10-25", ["2026-10-25 03:00"]),
+    ],
+)
+def test_when_clocks_change(cron: str, day: str, expected: list[str]) -> None:
+    """Once a day means once, and at a time that there is."""
+    start = epoch(f"{day} 00:00")
+    found = instants.between(cron, BERLIN, start, start + 20 * 3600)
+    assert found == tuple(map(epoch, expected))
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25)])
+def test_every_hour_goes_by_the_time_that_passes(day: str, hours: int) -> None:
+    """A day of 23 hours has 23, one of 25 has 25, each an hour after the other."""
+    start = epoch(f"{day} 00:00")
+    end = epoch(f"{datetime.fromisoformat(day).date() + timedelta(days=1)} 00:00")
+    found = instants.between("0 * * * *", BERLIN, start, end)
+    assert len(found) == hours
+    assert {b - a for a, b in itertools.pairwise(found)} == {3600.0}
+
+
+ZONES = (
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "UTC",
+    "Asia/Kolkata",
+)
+
+
+@given(
+    start=st.integers(0, 2**31),
+    hour=st.integers(0, 23),
+    minute=st.integers(0, 59),
+    name=st.sampled_from(ZONES),
+)
+def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> None:
+    """At the time that was said, but where clocks were put forward over it."""
+    tz = ZoneInfo(name)
+    end = start + 5 * DAY
+    found = instants.between(f"{minute} {hour} * * *", tz, start, end)
+    assert 4 <= len(found) <= 6
+    assert all(start < t <= end for t in found)
+    assert list(found) == sorted(set(found))
+    local = [datetime.fromtimestamp(t, tz) for t in found]
+    assert len({t.date() for t in local}) == len(local)
+    wanted = timedelta(hours=hour, minutes=minute)
+    for t in local:
+        late = timedelta(hours=t.hour, minutes=t.minute) - wanted
+        assert late == timedelta(0) or timedelta(0) < late <= timedelta(hours=1)
+
+
+def test_none_before_the_end() -> None:
+    """Empty, and not an error: the caller knows what it means."""
+    start = epoch("2026-06-01 04:00")
+    assert instants.between("0 3 * * *", BERLIN, start, start + 3600) == ()
+
+
+@pytest.mark.parametrize(
+    ("cron", "text"),
+    [
+        ("0 3 * *", "five fields"),
+        ("0 0 3 * * *", "five fields"),  # seconds are not meant
+        ("", "five fields"),
+        (3, "five fields"),
+        ("61 * * * *", "bad minute"),
+        ("0 0 31 2 *", "bad day-of-month"),
+        ("0 3 * * DIV", "bad day-of-week"),
+        ("@daily", "five fields"),
+    ],
+)
+def test_what_is_no_expression(cron: object, text: str) -> None:
+    """Says what it must be like."""
+    with pytest.raises(ValueError, match=text) as caught:
+        instants.between(cron, BERLIN, 0, DAY)  # type: ignore[arg-type]
+    assert '"0 3 * * *"' in str(caught.value)
+
+
+def test_too_many() -> None:
+    """Every minute of a year is not sent to a scheduler."""
+    with pytest.raises(ValueError, match="more than 10,000 instants"):
+        instants.between("* * * * *", BERLIN, 0, 365 * DAY)
+
+
+@pytest.mark.parametrize("name", ["Mars/Sea", "../etc/passwd", "Europe", "", "a\0b", 3])
+def test_what_is_no_time_zone(name: object) -> None:
+    """However it fails below."""
+    with pytest.raises(ValueError, match="is no time zone"):
+        instants.zone(name)  # type: ignore[arg-type]
+
+
+def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """TZ, else what the system has; daylight saving and all; else UTC."""
+    monkeypatch.setenv("TZ", ":Europe/Berlin")
+    assert instants.zone(None) == BERLIN
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0")
+    with pytest.raises(ValueError, match="the variable TZ='CET-1CEST"):
+        instants.zone(None)
+    monkeypatch.delenv("TZ")
+    monkeypatch.setattr(instants, "LOCAL", tmp_path / "none")
+    assert str(instants.zone(None)) == "UTC"
+    monkeypatch.undo()
+    assert (
+        instants.text(epoch("2026-07-01 12:00"), BERLIN) == "2026-07-01 12:00:00 CEST"
+    )
+
+
+def test_without_data_of_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says what to install."""
+    monkeypatch.setattr(instants, "available_timezones", set)
+    with pytest.raises(ValueError, match="install the package tzdata"):
+        instants.zone("Mars/Sea")

@@ -1,0 +1,248 @@
+"""``schedule_restart``: what is checked before it is sent, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from time import time
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from distributed import Client, Nanny, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.cli import main
+from clustertune.errors import ConnectionLostError, RefusedError
+from clustertune.operations.scheduling import scheduled
+from clustertune.operations.scheduling.scheduled import Attempt, Schedule
+
+NANNIES: dict[str, Any] = {
+    "client": True,
+    "Worker": Nanny,
+    "worker_kwargs": {"memory_limit": "1 GiB"},
+    "timeout": 120,
+}
+FEBRUARY_29 = "0 0 29 2 *"
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES)
+async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
+    """Its client may go meanwhile; a worker that is alone keeps what it holds."""
+    with dask.config.set({"clustertune.reason": "nightly"}):
+        plan = await clustertune.schedule_restart(c, condition="leak", dry_run=True)
+    assert (plan.state, plan.id, plan.condition) == ("planned", "", "leak")
+    assert plan.reason == "nightly"
+    assert await clustertune.schedules(c) == ()
+    with pytest.raises(LookupError, match="a plan only"):
+        plan.cancel()
+    x = c.persist(da.arange(1000, chunks=100))
+    await wait(x)  # another client asks for it, whose word may come first
+    scattered = await c.scatter({"a": np.arange(10)}, hash=False)
+    other = await Client(s.address, asynchronous=True, set_as_default=False)
+    made = await clustertune.schedule_restart(other, x, idle_for="300 ms")
+    assert made.state == "waiting"
+    assert "is gone when the scheduler is started again" in str(made)
+    assert "not published goes when the client" in str(made)
+    await other.close()
+    before = set(s.workers)
+    resident, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]
+    past = {"began": 0.0, "ended": 1.0, "floors": row, "peaks": row}
+    resident.runs.kept.append(past)
+    states = []
+    done = await scheduled.follow(c, made, lambda now: states.append(now.state))
+    assert (done.state, states[-1]) == ("done", "done")
+    (attempt,) = done.attempts
+    assert (attempt.outcome, attempt.restarted, attempt.lost) == ("done", (0,), 0)
+    assert "worker 0 restarted, 11 keys" in str(done)
+    assert before.isdisjoint(s.workers)
+    # a leak that a restart has ended would be seen for ever
+    assert past["floors"] == [("another", 2**20)]
+    assert await c.compute(x.sum()) == 499500
+    np.testing.assert_array_equal(await scattered["a"], np.arange(10))
+    later = await clustertune.schedule_restart(
+        c, cron="0 3 * * *", tz="Europe/Berlin", expires="2 days", reason="<b>\x1b[2J"
+    )
+    assert len(later.instants) == 2
+    assert "\x1b" not in str(later)
+    assert (await later.cancel()).state == "cancelled"
+    with pytest.raises(LookupError, match="'nobody'; none waits"):
+        await scheduled.cancel(c, "nobody")
+    last = (await clustertune.schedules(c))[-1]
+    assert (last.id, last.ended) == (later.id, True)
+    checked = await clustertune.schedule_restart(
+        c, condition="memory_limits:critical", idle_for="1h"
+    )
+    assert "memory_limits:critical: not found now" in str(checked)
+    assert abs(resident.findings["time"] - time()) < 60
+    await s.plugins["clustertune"].close()  # as if the scheduler were another one
+    with pytest.raises(ConnectionLostError, match="does not outlive its scheduler"):
+        await scheduled.follow(c, made, print)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_can_never_be(c: Any, s: Any, *workers: Any) -> None:
+    """Nobody would start such workers again; nothing is sent."""
+    with pytest.raises(RefusedError, match="it has no nanny"):
+        await clustertune.schedule_restart(c)
+    assert s.plugins["clustertune"].list_schedules()["schedules"] == []
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_what_it_must_be(c: Any, s: Any, *workers: Any) -> None:
+    """Each error is clear, and comes before anything is sent."""
+    for given, error, text in (
+        ({"cron": "0 3 * *"}, ValueError, "five fields"),
+        ({"cron": "0 3 * * *", "tz": "Mars/Sea"}, ValueError, "is no time zone"),
+        ({"tz": "UTC"}, TypeError, "give cron, too"),
+        ({"condition": "leaks"}, ValueError, "did you mean leak"),
+        ({"expires": "2000 days"}, ValueError, "at most a year"),
+        ({"expires": 0}, ValueError, "expires=0 must be a duration"),
+        ({"idle_for": "soon"}, ValueError, "idle_for='soon' must be a duration"),
+        ({"reason": ""}, ValueError, "must be a text of at most 500"),
+        ({"workers": "w"}, ValueError, "must be a list"),
+        ({"dry_run": 1}, ValueError, "must be True or False"),
+    ):
+        with pytest.raises(error, match=text):
+            clustertune.schedule_restart(c, **given)
+    assert "clustertune" not in s.plugins
+    with pytest.raises(ValueError, match="says no instant before"):
+        await clustertune.schedule_restart(c, cron=FEBRUARY_29, expires="1h")
+    assert s.plugins["clustertune"].list_schedules()["schedules"] == []
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("shift", [-HOUR, HOUR], ids=["slow", "fast"])
+@gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES)
+async def test_a_client_with_another_clock(
+    c: Any, s: Any, nanny: Any, shift: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instants, findings, plans and expiry go by the scheduler's clock alone."""
+    now = time()
+    for name, module in list(sys.modules.items()):
+        ours = name.startswith("clustertune.") and ".remote." not in name
+        if ours and getattr(module, "time", None) is time:
+            monkeypatch.setattr(module, "time", lambda: time() + shift)
+    made = await clustertune.schedule_restart(
+        c, cron="* * * * *", expires="10 minutes", idle_for="1h"
+    )
+    assert now < made.instants[0] < now + 100
+    assert now + 600 <= made.expires < now + 640
+    checked = await clustertune.schedule_restart(
+        c, condition="memory_limits:critical", idle_for="1h", expires="10 minutes"
+    )
+    assert checked.state == "waiting"
+    resident = s.plugins["clustertune"]
+    assert abs(resident.findings["time"] - time()) < 60
+    state = resident.page()
+    assert abs(state["time"] - state["findings"]["time"]) < 60
+    plan = await clustertune.plan(c, "trim", expires="10 minutes")
+    assert abs(plan.made - time()) < 60
+    assert (await clustertune.apply(c, plan, progress=False)).status == "done"
+    for one in (made, checked):
+        await one.cancel()
+
+
+# --- in words ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waits", "text"),
+    [
+        ({"for": "instant", "until": 0.0}, "not before 1970-01-01"),
+        (
+            {"for": "held", "label": "a fit\n", "client": "c", "since": 0.0},
+            r"held by a fit\\n \(client c\) since 1970",
+        ),
+        (
+            {"for": "busy", "tasks": 1, "queued": 2000},
+            "not idle: 1 task running, 2,000 queued",
+        ),
+        ({"for": "idle", "seconds": 12.0}, "idle for 12 s of 30 s"),
+        ({"for": "room", "text": "no headroom"}, "no headroom"),
+    ],
+)
+def test_why_it_waits(waits: Any, text: str) -> None:
+    """One line, and nothing in it can act on a terminal."""
+    it = Schedule(id="x", state="waiting", idle_for=30, expires=0.0, waits=waits)
+    assert re.search(text, it.standing())
+    assert "\n" not in it.standing()
+
+
+def test_while_it_runs() -> None:
+    """Which workers are to come."""
+    it = Schedule(
+        id="x", state="running", idle_for=30, expires=0.0, waits={}, left=(0,)
+    )
+    assert it.standing() == "running: worker 0 still away or to come"
+
+
+def test_an_attempt_in_words() -> None:
+    """What was done, what is left, and why."""
+    attempt = Attempt(
+        time=0.0, outcome="interrupted", restarted=(1,), left=(2,), problem="tasks came"
+    )
+    assert "worker 1 restarted, 0 keys" in str(attempt)
+    assert str(attempt).endswith("; worker 2 still to come; tasks came")
+
+
+# --- the command line -------------------------------------------------------------
+
+
+def run(*arguments: str) -> Result:
+    with dask.config.set({"scheduler-address": None}):
+        result = CliRunner().invoke(main, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--if", "leak"), "--if is for --between-runs"),
+        (("--stay",), "--stay is for --between-runs"),
+        (("--between-runs", "--drop-data"), "--drop-data and --between-runs do not go"),
+        (("--between-runs", "--timeout", "1m"), "--timeout and --between-runs do not"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: Any, text: str) -> None:
+    """Said before a cluster is asked."""
+    result = run("restart", *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_from_the_shell(local_cluster: Any, monkeypatch: Any) -> None:
+    """Planned, scheduled, listed, cancelled; bad input is one line."""
+    # a restart starts a process, and may end within the second between two looks
+    monkeypatch.setattr(scheduled, "LOOK", 0.02)
+    cluster, _ = local_cluster(1)
+    where = cluster.scheduler_address
+    later = ("restart", "--between-runs")
+    bad = run(*later, "--cron", "0 3 * *", "--yes", where)
+    assert (bad.exit_code, "five fields" in bad.stderr) == (2, True)
+    plan = run(*later, "--dry-run", "-f", "html", where)
+    assert plan.exit_code == 0
+    assert plan.stdout.startswith("<pre>restart all workers once nothing has run")
+    done = run(*later, "--yes", "--if", "memory:critical", "--reason", "why", where)
+    assert done.exit_code == 0
+    listed = run("schedule", "list", "-f", "json", where)
+    (row,) = json.loads(listed.stdout)["schedules"]
+    assert (row["reason"], row["condition"]) == ("why", "memory:critical")
+    assert f"schedule cancel {row['id']} tcp:" in done.stderr
+    assert run("schedule", "cancel", "nobody", where).exit_code == 1
+    ended = run("schedule", "cancel", row["id"], where)
+    assert (ended.exit_code, "cancelled" in ended.stdout) == (0, True)
+    stayed = run(*later, "--idle-for", "200ms", "--stay", "--yes", where)
+    assert stayed.exit_code == 0
+    assert "running: worker 0 still away" in stayed.stderr
+    assert stayed.stderr.endswith("done\n")
+    assert "done; worker 0 restarted, 0 keys" in stayed.stdout

@@ -1,0 +1,194 @@
+"""``check``: what it finds on live clusters, and that it changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic, time
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.core.model import Severity
+from clustertune.errors import IncompleteError, TimedOutError
+from clustertune.monitor import monitor
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def names(report, least=Severity.info):
+    return {f.check for f in report.found if f.severity >= least}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_cluster_alone(c, s, a, b):
+    """Without data it is about workers, scheduler and software."""
+    report = await clustertune.check(c)
+    assert report.status == "looked"
+    assert "no_nanny" in names(report)
+    assert report.before == report.steps == ()
+    assert "no_nanny" in str(report)
+    assert clustertune.Report.from_json(report.to_json()) == report
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_more_than_is_looked_at(c, s, a, b):
+    """What was not seen is not passed over."""
+    assert not (await clustertune.check(c)).notes
+    entry = {"keys": [], "data": b""}
+    names = {f"name {i}": entry for i in range(5001)}
+    s.extensions["publish"].datasets.update(names)
+    report = await clustertune.check(c)
+    (note,) = report.notes
+    assert note.startswith("the scheduler has more than 5,000 clients, published names")
+    assert note in str(report)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_data_is_looked_at_and_left(c, s, a, b):
+    """Where it lies and how it is cut; it is neither loaded nor moved."""
+    X = c.persist(da.random.random((400, 4), chunks=(100, 4)), workers=[a.address])
+    await wait(X)
+    y = da.ones(400, chunks=200)
+    tasks = set(s.tasks)
+    report = await clustertune.check(c, X, y)
+    assert {"unloaded_data", "differing_boundaries"} <= names(report)
+    assert set(s.tasks) == tasks
+    assert len(a.data) == 4
+    assert not b.data
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_else_is_there(c, s, a, b):
+    """Other clients, scattered data, actors, names without keys, columns of text."""
+    scattered = await c.scatter(np.arange(10))
+    X = da.from_delayed(scattered, shape=(10,), dtype="i8")
+    X = c.persist(X.map_blocks(np.copy))
+    await wait(X)
+    actor = await c.submit(dict, actor=True)
+    async with Client(s.address, asynchronous=True) as other:
+        theirs = other.map(abs, range(3))
+        await wait(theirs)
+        report = await clustertune.check(c, X)
+        assert {"other_clients", "actors"} <= names(report)
+    frame = dd.from_pandas(
+        pd.DataFrame({"a": [1.0] * 8, "t": ["u"] * 8}), npartitions=2
+    )
+    report = await clustertune.check(c, frame)
+    assert "text_columns" in names(report, Severity.warning)
+    del actor
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_data_in_graphs_and_without_recipe(c, s, a, b):
+    """A graph that carries an array; pieces that were sent."""
+    big = da.from_array(np.zeros((3_000_000, 1)), chunks=(1_000_000, 1))
+    report = await clustertune.check(c, big)
+    assert "embedded_data" in names(report)
+    pieces = await c.scatter([np.zeros(5), np.ones(5)])
+    X = da.Array(
+        dict(zip([("x", 0), ("x", 1)], pieces, strict=True)), "x", ((5, 5),), dtype="f8"
+    )
+    report = await clustertune.check(c, X)
+    assert "scattered_data" in names(report)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_wrong_input(c, s, a, b):
+    """One clear error each, before anything is asked."""
+    y = da.ones(4)
+    with pytest.raises(TypeError, match="X is None but other data is given"):
+        await clustertune.check(c, y=y)
+    with pytest.raises(TypeError, match="X is None but other data is given"):
+        await clustertune.check(c, sample_weight=y)  # whose truth nobody may ask for
+    with pytest.raises(TypeError, match="X is None but other data is given"):
+        await clustertune.check(c, eval_set=[(y, y)])
+    with pytest.raises(TypeError, match="client must be"):
+        await clustertune.check("tcp://127.0.0.1:1")
+    with pytest.raises(ValueError, match="workload='x' is not known"):
+        await clustertune.check(c, workload="x")
+    with pytest.raises(ValueError, match="there is no nobody in this cluster"):
+        await clustertune.check(c, workers=["nobody"])
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_time_is_over(c, s, a, b, monkeypatch):
+    """A scheduler that keeps everybody waiting is no hang."""
+
+    async def wait_long(**_):
+        await asyncio.sleep(30)
+
+    await clustertune.check(c)
+    monkeypatch.setitem(s.handlers, "clustertune", wait_long)
+    with pytest.raises(TimedOutError, match=r"could not be looked at within 0\.5 s"):
+        await clustertune.check(c, timeout="500 ms")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_deep(c, s, a, b):
+    """What only values tell, of data that is loaded and of data that is not."""
+    frame = pd.DataFrame({"a": [1.0, np.inf] * 20, "q": np.repeat(range(10), 4)})
+    frame["y"] = np.repeat([0, 1], 20)
+    source = dd.from_pandas(frame, npartitions=5)
+    X, y, qid = source[["a"]], source["y"], source["q"]
+    report = await clustertune.check(c, X, y, qid=qid, deep=True)
+    assert "not_finite" in names(report, Severity.warning)
+    assert "not_finite" not in names(await clustertune.check(c, X, y))
+    X, y = c.persist([da.ones((40, 2), chunks=(20, 2)), da.arange(40, chunks=20) // 20])
+    await wait([X, y])
+    X, y = await clustertune.prepare(c, X, y, rechunk=False)
+    report = await clustertune.check(c, X, y, deep=True)
+    (finding,) = (f for f in report.found if f.check == "missing_classes")
+    assert "hold not all" in finding.message
+
+
+def _fail(piece):
+    raise ZeroDivisionError("a\x1b[31mred")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
+    """One error that says why, and nothing for a terminal to act on."""
+    X = da.ones((40, 2), chunks=(20, 2)).map_blocks(_fail, meta=np.ones((0, 0)))
+    with pytest.raises(IncompleteError, match="could not be read: ZeroDiv") as caught:
+        await clustertune.check(c, X, deep=True)
+    assert "\x1b" not in str(caught.value)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_deep_sends_code_where_it_may_go(c, s, a, b):
+    """Not to a worker that has not said its versions."""
+    X = c.persist(da.random.random((400, 4), chunks=(50, 4)))
+    await wait(X)
+    await clustertune.check(c)
+    known = monitor.known(c)
+    (silent,) = (p for p in known.approved if p[0] == b.address)
+    known.approved.remove(silent)
+    known.silent[silent] = monotonic()
+    await clustertune.check(c, X, deep=True)
+    assert any("contents-" in str(event) for event in a.state.log)
+    assert not any("contents-" in str(event) for event in b.state.log)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_clocks_need_not_agree(c, s, a, b, monkeypatch):
+    """How long a worker is silent is told by the scheduler's clock alone."""
+    # the module has no clock of its own; if it gets one, this one is wrong
+    monkeypatch.setattr(monitor, "time", lambda: time() + 10_000, raising=False)
+    report = await clustertune.check(c)
+    assert "silent_workers" not in names(report)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_deep_looks_at_pieces_and_leaves_nothing(c, s, a, b):
+    """What is lazy is not kept, and what is loaded stays where it is."""
+    X = da.random.random((400, 4), chunks=(100, 4))
+    report = await clustertune.check(c, X, deep=True)
+    assert report.status == "looked"
+    await soon(lambda: not s.tasks)

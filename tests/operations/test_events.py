@@ -1,0 +1,91 @@
+"""What was done is in Dask's own event log, with who, why, before and after."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.core.model import Finding, Severity
+from clustertune.operations import events
+from clustertune.testing import layout, view, worker
+
+
+async def noted(client: Any) -> list[dict[str, Any]]:
+    """What calls have noted, without what the resident did for them."""
+    return [e for _, e in await client.get_events("clustertune") if "by" in e]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_calls_do(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Each once; a dry run, and a call with nothing to do, not."""
+    data = da.from_array(np.arange(80.0).reshape(40, 2), chunks=(10, 2))
+    X = c.persist(data, workers=[a.address], allow_other_workers=True)
+    await wait(X)
+    await clustertune.prepare(c, X, dry_run=True)
+    assert await noted(c) == []
+    with dask.config.set({"clustertune.reason": "ticket 7\x1b[2J"}):
+        await clustertune.prepare(c, X)
+    await clustertune.prepare(c, X)
+    (event,) = await noted(c)
+    assert (event["action"], event["status"]) == ("prepare", "done")
+    assert event["by"] == events.who()
+    assert (event["pid"], event["client"]) == (os.getpid(), c.id)
+    assert event["reason"] == "ticket 7\\x1b[2J"
+    assert event["before"]["workers"] == event["after"]["workers"] == 2
+    before, after = (event[when]["findings"]["warning"] for when in ("before", "after"))
+    assert before > after
+    assert [d["label"] for d in event["after"]["data"]] == ["X"]
+    (step,) = event["steps"]
+    assert (step["action"], step["status"]) == ("rebalance", "done")
+    await clustertune.trim(c)
+    last = (await noted(c))[-1]
+    assert (last["action"], last["reason"]) == ("trim", None)
+
+
+@gen_cluster(client=True)
+async def test_a_scheduler_that_does_not_answer(
+    c: Any, s: Any, a: Any, b: Any, caplog: Any, monkeypatch: Any
+) -> None:
+    """What was done is done: a warning, and no error."""
+
+    def broken(**_: Any) -> None:
+        raise RuntimeError("no log today")
+
+    monkeypatch.setitem(s.handlers, "log_event", broken)
+    assert (await clustertune.trim(c)).status == "done"
+    assert "could not note in Dask's event log: RuntimeError('no log today')" in (
+        caplog.text
+    )
+    await c.close()
+    await events.log_done(c, "trim", status="done", before={}, after={})
+
+
+def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000_000)
+    assert events.who().startswith("uid 4000000000@")
+
+
+def test_a_state_is_plain_and_short() -> None:
+    """Workers that only park keys are none; findings are counted."""
+    some = [worker(0, process=5), worker(1, process=7, nthreads=2)]
+    seen = view([*some, worker(2, parking=True)], [layout([10, 10], [0, 1])])
+    found = [
+        Finding(severity=severity, message="m")
+        for severity in (Severity.info, Severity.warning, Severity.warning)
+    ]
+    state = events.state(seen, found)
+    assert (state["workers"], state["threads"]) == (2, 3)
+    assert state["process_bytes"] == 12
+    assert state["findings"] == {"warning": 2}
+    assert [d["pieces"] for d in state["data"]] == [2] * len(state["data"])

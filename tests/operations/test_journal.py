@@ -1,0 +1,107 @@
+"""The report of a run: what its journal has by then, whichever way the run ends."""
+
+from __future__ import annotations
+
+from clustertune import actions, checks
+from clustertune.core.model import Outcome, Plan, Price, Refusal, Step, View
+from clustertune.core.report import headlines
+from clustertune.operations.journal import Journal
+from clustertune.planner import planner
+from clustertune.testing import layout, view, worker
+
+STEP = Step(action="scale", summary="scale", price=Price(nbytes=0, seconds=None))
+BAD = view([worker(0), worker(1)], [layout([10] * 4, [0, 0, 0, 0])])
+GOOD = view([worker(0), worker(1)], [layout([10] * 4, [0, 1, 0, 1])])
+
+
+def after(*views: View) -> Journal:
+    """The journal of a run with these looks and nothing else yet."""
+    journal = Journal()
+    for seen in views:
+        journal.views.append(seen)
+        journal.findings.append(checks.run(seen))
+        journal.plans.append(
+            planner.make_plan(journal.findings[-1], seen, actions.available())
+        )
+    return journal
+
+
+def test_nothing_was_wrong() -> None:
+    """One look and nothing to do is fine."""
+    journal = after(GOOD)
+    assert journal.status(dry_run=False) == "fine"
+    report = journal.report("fine", 1.0)
+    assert report.before == report.after
+    assert report.found == report.left
+    assert report.steps == ()
+
+
+def test_something_was_done() -> None:
+    """What the first look found is before, what the last one found is after."""
+    journal = after(BAD, GOOD)
+    journal.outcomes.append(Outcome(step=STEP, status="done", nbytes=3, seconds=2.0))
+    assert journal.status(dry_run=False) == "done"
+    report = journal.report("done", 5.0)
+    assert (report.status, report.seconds) == ("done", 5.0)
+    assert [x.imbalance for x in (*report.before, *report.after)] == [2.0, 1.0]
+    assert {f.check for f in report.found} > {f.check for f in report.left}
+    assert [(s.status, s.nbytes, s.seconds) for s in report.steps] == [("done", 3, 2.0)]
+
+
+def test_something_is_left() -> None:
+    """Steps that are still planned when the run ends are what is left to do."""
+    journal = after(BAD, BAD)
+    journal.outcomes.append(Outcome(step=STEP, status="partly"))
+    assert journal.status(dry_run=False) == "left"
+    # they were neither done nor, as in a dry run, asked for
+    assert [s.status for s in journal.report("left", 1.0).steps] == ["partly"]
+
+
+def test_something_was_refused() -> None:
+    """What a guard forbids is left, and in the report with the guard's reason."""
+    journal = after(GOOD)
+    refused = Refusal(step=STEP, guard="targets_still_run", reason="w is paused")
+    journal.plans[-1] = Plan(phase="place", refused=(refused,))
+    assert journal.status(dry_run=False) == "left"
+    (done,) = journal.report("left", 1.0).steps
+    assert (done.status, done.reason) == ("refused", "w is paused (targets_still_run)")
+
+
+def test_a_dry_run() -> None:
+    """A dry run lists the steps that it would carry out, refused ones too."""
+    journal = after(BAD)
+    assert journal.status(dry_run=True) == "planned"
+    (done,) = journal.report("planned", 1.0).steps
+    assert (done.action, done.status) == ("rebalance", "planned")
+    lazy = after(view((), [layout([10], None)]))
+    assert lazy.report("planned", 1.0).needs[0].startswith("rows, bytes and places of")
+
+
+def test_it_failed_before_anything_was_seen() -> None:
+    """Even a run that saw nothing has a report, with its error."""
+    report = Journal().report("failed", 0.1, "no cluster")
+    assert (report.status, report.error) == ("failed", "no cluster")
+    assert report.found == report.before == report.after == report.steps == ()
+
+
+def test_it_failed_between_look_and_plan() -> None:
+    """Findings that stop a run are reported although nothing could be planned."""
+    journal = after(BAD)
+    journal.plans.clear()
+    report = journal.report("failed", 0.1, "it does not fit")
+    assert report.found
+    assert report.needs == report.steps == ()
+
+
+def test_rows_that_nobody_could_count_are_left() -> None:
+    """Loaded data whose rows stay unknown is not called fine, and it is said why."""
+    journal = Journal()
+    seen = view(layouts=[layout(None, [0, 1])])
+    journal.views.append(seen)
+    journal.findings.append(checks.run(seen))
+    journal.plans.append(Plan())
+    status = journal.status(dry_run=False)
+    assert status == "left"
+    lines = headlines(journal.report(status, 0.1))
+    assert any("unknown" in line for line in lines)
+    assert not any("nothing to do" in line for line in lines)

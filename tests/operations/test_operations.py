@@ -1,0 +1,234 @@
+"""Restarts and trims as plans: what is proposed, and what guards refuse (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clustertune import actions
+from clustertune.actions import restart, trim
+from clustertune.core.model import Burden, Finding, Severity, Unknown, View
+from clustertune.planner import guards, need, planner
+from clustertune.testing import MemoryCluster, layout, view, worker
+
+GIB = 2**30
+
+
+def burden(**changes: Any) -> Burden:
+    built = Burden(keys=4, unique=3, nbytes=GIB, scattered=1, actors=0)
+    return replace(built, **changes)
+
+
+def steps(*workers: Any, ids: tuple[Any, ...] = (0,), layouts: Any = ()) -> list[Any]:
+    return list(restart.steps(view(workers, layouts), ids))
+
+
+def refusal(*workers: Any, **options: Any) -> str | None:
+    (step,) = steps(*workers, **options)
+    no = guards.refusal(step, view(workers))
+    return None if no is None else no.reason
+
+
+def test_a_step_for_each_worker_with_its_price() -> None:
+    """Its keys travel twice; the process takes as long as the last ones here."""
+    some = [worker(i, burden=burden(), bandwidth=1e9) for i in range(3)]
+    one, other = steps(*some, ids=(0, 2))
+    assert one.summary == (
+        "restart worker 0; 3 keys that only it holds (1.0 GiB) go to the others and "
+        "come back"
+    )
+    assert one.price.nbytes == 2 * GIB
+    assert one.price.seconds is None  # no restart was seen on this cluster
+    now = replace(view(some).now, restarts=(3.0, 2.0, 8.0))
+    again = replace(view(some), snapshots=(now,))
+    (timed,) = restart.steps(again, (0,))
+    assert timed.price.seconds == pytest.approx(3 + 2 * GIB / 1e9)
+    assert one.args.ceilings.keys() == {1, 2}
+    assert one.args.ceilings[1] == int(0.7 * 4 * GIB)
+    assert other.args.id == 2
+
+
+def test_ceilings_are_those_of_the_others() -> None:
+    """As a dictionary of its own for each would say; of so many no such is made."""
+    some = [worker(i, burden=burden()) for i in range(5)]
+    found = list(restart.steps(view(some), set(range(5)), most=2))
+    line = int(0.7 * 4 * GIB)
+    for step, away in zip(found, [{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4}]):
+        others = set(range(5)) - away
+        assert step.args.ceilings == dict.fromkeys(others, line)
+        assert len(step.args.ceilings) == len(others)
+        assert not any(i in step.args.ceilings for i in away)
+
+
+def test_pieces_stay_together() -> None:
+    """Keys of collections that are given go along."""
+    data = layout([10, 10], [0, 1])
+    (step,) = steps(worker(0, burden=burden()), worker(1), layouts=[data])
+    assert step.args.collections == tuple(m.keys for m in data.members)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ({}, {}, None),
+        ({"nanny": None}, {}, "it has no nanny"),
+        ({"burden": None}, {}, "what it holds is unknown"),
+        ({"burden": burden(actors=2)}, {}, "2 actors, which cannot be moved"),
+        ({"burden": burden(nbytes=3 * GIB)}, {}, "the others have room for 2.6 GiB"),
+        ({}, {"process": 3 * GIB}, "the others have room for 0 B"),
+        ({}, {"counted": 3 * GIB}, "the others have room for 0 B"),
+        ({}, {"status": "paused"}, "no other worker runs, 1.0 GiB of keys"),
+        ({"burden": burden(nbytes=0)}, {"status": "paused"}, None),
+        ({}, {"memory_limit": 0}, None),
+    ],
+)
+def test_guards(first: Any, second: Any, text: str | None) -> None:
+    """What would lose something, or could not come back, is refused."""
+    found = refusal(worker(0, **{"burden": burden(), **first}), worker(1, **second))
+    assert (found is None) if text is None else (text in (found or ""))
+
+
+def test_a_worker_that_was_restarted_meanwhile() -> None:
+    """Is not the one that was planned for."""
+    (step,) = steps(worker(0, burden=burden()), worker(1))
+    now = view([worker(0, address="tcp://x/9", burden=burden()), worker(1)])
+    no = guards.refusal(step, now)
+    assert no is not None
+    assert "is gone, or was started again" in no.reason
+
+
+def named(
+    check: str, *ids: int, severity: Severity = Severity.warning, **evidence: int
+) -> Finding:
+    return Finding(
+        severity=severity, message="x", check=check, subject=ids, evidence=evidence
+    )
+
+
+FULL = int(0.75 * 4 * GIB)  # above the spill threshold of 0.7, below that of pause
+
+
+def auto(*workers: Any, **goal: Any) -> View:
+    return view(workers, restart="auto", **goal)
+
+
+def proposed(action: Any, seen: View, *findings: Finding) -> list[Any]:
+    return list(action.propose(findings, seen))
+
+
+def test_what_findings_propose() -> None:
+    """Workers that a finding names and that are above a line, if that would help."""
+    seen = auto(*(worker(i, burden=burden(), process=FULL) for i in range(3)))
+    for check in ("memory_growth", "memory_pressure", "unmanaged_memory"):
+        (step,) = proposed(restart, seen, named(check, 1))
+        assert step.args.id == 1
+        assert step.gain.endswith("its spill threshold is 2.8 GiB")
+    assert proposed(restart, seen, named("uneven_rows", 1)) == []
+    mild = named("memory_growth", 1, severity=Severity.info)
+    assert proposed(restart, seen, mild) == []
+    advised = view([worker(i, burden=burden(), process=FULL) for i in range(3)])
+    assert proposed(restart, advised, named("memory_growth", 1)) == []
+    assert proposed(trim, advised, named("memory_growth", 1)) == []
+    every = view([worker(i, burden=burden()) for i in range(3)], restart=True)
+    assert len(proposed(restart, every)) == 3
+    busy = auto(worker(0, processing=1), worker(1, process=FULL))
+    assert proposed(restart, busy, named("memory_growth", 1)) == []
+    assert proposed(trim, busy, named("memory_growth", 1)) == []
+    full = worker(0, status="paused", process=3 * GIB, managed=GIB, processing=2)
+    paused = auto(full, worker(1))
+    (step,) = proposed(restart, paused, named("paused_workers", 0))
+    assert step.args.id == 0
+    tried = replace(paused, goal=replace(paused.goal, restarted=frozenset({0})))
+    assert proposed(restart, tried, named("paused_workers", 0)) == []
+    (step,) = proposed(trim, seen, named("unmanaged_memory", 0, 2))
+    assert set(step.args.workers.values()) == {0, 2}
+    trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 2})))
+    assert proposed(trim, trimmed, named("unmanaged_memory", 0, 2)) == []
+    assert proposed(trim, seen) == []
+
+
+def test_the_trim_comes_first() -> None:
+    """A dry run says which workers would be restarted as things are now."""
+    held = burden(nbytes=9)
+    seen = auto(*(worker(i, burden=held, process=FULL - i * GIB) for i in (0, 1)))
+    found = (named("unmanaged_memory", 0, 1),)
+    plan = planner.make_plan(found, seen, actions.available())
+    assert (plan.phase, len(plan.steps)) == ("trim", 1)
+    text = "only workers that need it then are restarted (worker 0 now)"
+    assert text in plan.needs[0]
+    trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 1})))
+    plan = planner.make_plan(found, trimmed, actions.available())
+    assert (plan.phase, len(plan.steps)) == ("restart", 1)
+    (step,) = plan.steps
+    assert restart.needless(step, trimmed) == ""
+    cured = auto(worker(0, process=GIB), worker(1))
+    text = "1.0 GiB, below its threshold of 2.8 GiB"
+    assert restart.needless(step, cured) == text
+
+
+LEAST = 200 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("changes", "growth", "needed"),
+    [
+        ({"process": FULL}, 0, True),
+        ({"process": GIB}, 0, False),
+        ({"process": FULL, "memory_limit": 0}, 0, False),
+        ({"process": FULL, "facts": Unknown("not asked")}, 0, False),
+        # it will be above after the next run
+        ({"process": 2 * GIB}, GIB, True),
+        ({"process": 2 * GIB}, GIB // 2, False),
+        # data alone is above the line: it would only come back
+        ({"process": FULL, "managed": FULL}, 0, False),
+        ({"process": FULL, "managed": FULL - GIB // 2, "least": GIB}, 0, False),
+        # but it would not be paused any more
+        ({"process": int(0.9 * 4 * GIB), "managed": FULL - LEAST}, 0, True),
+        # its own pause threshold is lower than it was when it was asked
+        ({"process": GIB, "status": "paused"}, 0, True),
+        ({"process": GIB, "status": "paused", "managed": GIB - 9}, 0, False),
+        ({"process": FULL, "spill": None}, 0, False),
+        ({"process": FULL, "spill": None, "pause": 0.7}, 0, True),
+    ],
+)
+def test_need(changes: Any, growth: int, needed: bool) -> None:
+    """A restart is needed where a new process with the same keys would be below."""
+    one = worker(0, **({"least": LEAST} | changes))
+    assert bool(need.reason(one, growth)) == needed
+    assert need.spared(one)
+
+
+def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
+    """As far as the finding says how much a run adds; abandoned tasks in any case."""
+    seen = auto(worker(0, process=2 * GIB), worker(1))
+    (step,) = proposed(restart, seen, named("memory_growth", 0, bytes_per_run=GIB))
+    assert step.args.growth == GIB
+    assert "grows by 1.0 GiB in a run" in step.gain
+    assert proposed(restart, seen, named("memory_growth", 0, bytes_per_run=9)) == []
+    (step,) = proposed(restart, seen, named("abandoned_tasks", 1))
+    assert (step.args.id, step.args.growth) == (1, None)
+    assert restart.needless(step, seen) == ""
+
+
+async def _restarted() -> tuple[Any, Any, Any]:
+    data = layout([10, 10], [0, 1])
+    seen = view([worker(i, burden=burden(), managed=880) for i in range(2)], [data])
+    cluster = MemoryCluster(seen)
+    (step,) = restart.steps(seen, (0,))
+    result = await restart.enact(step, cluster, lambda *_: None)
+    return seen, await cluster.look(lambda *_: None), result
+
+
+def test_in_memory() -> None:
+    """The port for tests does it too: a new address, everything where it was."""
+    import asyncio
+
+    before, after, result = asyncio.run(_restarted())
+    assert {w.id for w in after.now.workers} == {0, 1}
+    assert before.now.workers[0].address not in {w.address for w in after.now.workers}
+    assert result.nbytes == 2 * 880
+    ids = [w.id for w in after.now.workers]
+    holders = after.layouts[0].members[0].holders
+    assert [ids[i] for i in holders[1]] == [0, 1]

@@ -1,0 +1,554 @@
+"""``prepare`` on live clusters: what comes back, where it lies, what is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import (
+    Client,
+    Scheduler,
+    SpecCluster,
+    Worker,
+    futures_of,
+    wait,
+)
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune import errors, testing
+from clustertune.monitor import monitor
+from clustertune.remote import ship
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+LIMIT = {"memory_limit": "4GiB"}  # their process is that of all tests
+
+
+async def uneven(c: Any, worker: Any, n: int = 2000) -> tuple[Any, Any]:
+    """X and y in 20 pieces, all on one worker."""
+    X = da.random.default_rng(0).random((n, 4), chunks=(n // 20, 4))
+    y = da.arange(n, chunks=n // 20)
+    with dask.annotate(workers=[worker.address], allow_other_workers=True):
+        X, y = c.persist([X, y])
+    await wait([X, y])
+    return X, y
+
+
+def where(s: Any, collection: Any) -> list[set[str]]:
+    """Who holds each piece, in order."""
+    keys = [f.key for f in futures_of(collection)]
+    return [{ws.address for ws in s.tasks[k].who_has} for k in keys]
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_data_that_lies_well_is_left_alone(c, s, a, b):
+    """Within the tolerance nothing moves, and the report says so."""
+    X, y = await uneven(c, a)
+    await clustertune.prepare(c, X, y)
+    places = where(s, X), where(s, y)
+    received = [w.state.transfer_incoming_count_total for w in (a, b)]
+    prepared = await clustertune.prepare(c, X, y)
+    assert (where(s, X), where(s, y)) == places
+    assert received == [w.state.transfer_incoming_count_total for w in (a, b)]
+    assert prepared.report.status == "fine"
+    assert prepared.plan == ()
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_rows_are_even_and_pairs_together(c, s, a, b):
+    """Half of the pieces move; X_i lies with y_i; the user's names see it too."""
+    X, y = await uneven(c, a)
+    expected = await asyncio.gather(*c.compute([X.sum(axis=1), y]))
+    X2, y2 = prepared = await clustertune.prepare(c, X, y)
+    assert X2 is X
+    assert y2 is y
+    assert where(s, X) == where(s, y)
+    assert sorted(len(h) for h in where(s, X)) == [1] * 20
+    # 1.05 times the share of 10 pieces is less than 11
+    assert sum(h == {a.address} for h in where(s, X)) == 10
+    assert prepared.report.status == "done"
+    assert prepared.report.after[0].imbalance == 1.0
+    found = await asyncio.gather(*c.compute([X2.sum(axis=1), y2]))
+    assert all(map(np.array_equal, expected, found))
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(
+    client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 3)], worker_kwargs=LIMIT
+)
+async def test_rows_follow_threads(c, s, a, b):
+    """A worker with three threads gets three times the rows of one with one."""
+    X, y = await uneven(c, a)
+    await clustertune.prepare(c, X, y, tolerance=0)
+    assert sum(h == {b.address} for h in where(s, X)) == 15
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_lazy_frames_keep_what_they_are(c, s, a, b):
+    """A frame and a column of it come back as frame and series: values, names, index,
+    divisions and order as they were."""
+    source = pd.DataFrame(
+        {"p": np.arange(400.0), "q": pd.Categorical(["u", "v"] * 200), "t": 1},
+        index=pd.Index(np.arange(400) * 2, name="row"),
+    )
+    frame = dd.from_pandas(source, npartitions=8)
+    X, y = await clustertune.prepare(c, frame[["p", "q"]], frame["t"])
+    assert isinstance(X, dd.DataFrame)
+    assert isinstance(y, dd.Series)
+    assert X.divisions == frame.divisions
+    pd.testing.assert_frame_equal(await c.compute(X), source[["p", "q"]])
+    pd.testing.assert_series_equal(await c.compute(y), source["t"])
+    assert where(s, X) == where(s, y)
+    assert len(set(map(frozenset, where(s, X)))) == 2
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_the_result_outlives_its_inputs(c, s, a, b):
+    """What comes back can be computed when everything it was made of is gone."""
+    source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
+    frame = dd.from_pandas(source, npartitions=4)
+    X, y = await clustertune.prepare(c, frame[["p"]], frame["t"])
+    del frame
+    assert (await c.compute(X["p"].sum())) == source["p"].sum()
+    Z = X.assign(u=2)
+    del X
+    assert (await c.compute(Z["u"].sum())) == 200
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_companions_and_eval_sets(c, s, a, b):
+    """Companions lie with X, eval sets are placed by themselves, and all come back."""
+    X, y = await uneven(c, a)
+    Xv, yv = await uneven(c, a, n=400)
+    w = da.ones(2000, chunks=100)
+    p = await clustertune.prepare(
+        c, X, y, sample_weight=w, eval_set=[(Xv, yv), (X, y)], tolerance=0
+    )
+    X2, y2, w2 = p
+    assert where(s, X2) == where(s, y2) == where(s, w2)
+    assert p.sample_weight is w2
+    assert p.qid is None
+    assert p.eval_set[1] == (X2, y2)
+    (Xv2, yv2), _ = p.eval_set
+    assert where(s, Xv2) == where(s, yv2)
+    assert sum(h == {a.address} for h in where(s, Xv2)) == 10
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_separated_pairs_come_together(c, s, a, b):
+    """With X on one worker and y on the other, the small y does most of the moving."""
+    X, _ = await uneven(c, a)
+    y = c.persist(da.ones(2000, chunks=100), workers=[b.address])
+    await wait(y)
+    p = await clustertune.prepare(c, X, y)
+    assert where(s, X) == where(s, y)
+    assert p.report.before[0].separated == 20
+    assert p.report.after[0].separated == 0
+    x, t = (s.tasks[futures_of(k)[0].key].nbytes for k in (X, y))
+    assert p.report.steps[0].nbytes == 10 * x + 10 * t
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, worker_kwargs=LIMIT)
+async def test_only_on_these_workers(c, s, a, b, d):
+    """``workers=`` takes names and addresses; nothing is left on any other."""
+    X, y = await uneven(c, a)
+    await clustertune.prepare(c, X, y, workers=[b.name, d.address])
+    assert set().union(*where(s, X)) == {b.address, d.address}
+    assert where(s, X) == where(s, y)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_paused_worker_gets_nothing(c, s, a, b):
+    """Data stays off, and leaves, a worker that is paused."""
+    X, y = await uneven(c, a)
+    b.memory_manager.memory_pause_fraction = 1e-9
+    await soon(lambda: b.status is Status.paused and len(s.running) == 1)
+    p = await clustertune.prepare(c, X, y)
+    assert set().union(*where(s, X)) == {a.address}
+    assert any(f.check == "paused_workers" for f in p.report.left)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_dry_run_changes_nothing_and_can_be_applied(c, s, a, b):
+    """A dry run moves, loads and keeps nothing; ``apply`` does what it planned."""
+    X, y = await uneven(c, a)
+    before = where(s, X)
+    p = await clustertune.prepare(c, X, y, dry_run=True)
+    assert where(s, X) == before
+    assert p.report.status == "planned"
+    step = p.plan[0].steps[0]
+    assert step.price.nbytes == sum(
+        s.tasks[f.key].nbytes for f in futures_of(X)[:10]
+    ) + (sum(s.tasks[f.key].nbytes for f in futures_of(y)[:10]))
+    assert await clustertune.last_report(c) is None
+    q = await p.apply()
+    assert q.report.status == "done"
+    assert q.report.steps[0].nbytes == step.price.nbytes
+    assert where(s, X) != before
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_dry_run_says_what_it_does_not_know(c, s, a, b):
+    """Of data that is not loaded it plans the loading, and says what it would need."""
+    frame = dd.from_pandas(pd.DataFrame({"p": range(10), "t": 1}), npartitions=2)
+    p = await clustertune.prepare(c, frame[["p"]], frame["t"], dry_run=True)
+    assert not s.tasks
+    assert [x.action for x in p.plan[0].steps] == ["persist"]
+    assert p.report.needs
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_pieces_with_other_rows_are_refused(c, s, a, b):
+    """Cut elsewhere, and not to be cut alike: refused before anything moves."""
+    X, _ = await uneven(c, a)
+    y = da.ones(2000, chunks=(150, *[100] * 17, 50, 100))
+    with pytest.raises(errors.AlignmentError, match="150") as caught:
+        await clustertune.prepare(c, X, y, rechunk=False)
+    assert set().union(*where(s, X)) == {a.address}
+    assert caught.value.report.status == "failed"
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_frames_with_other_rows_are_refused(c, s, a, b):
+    """Frames do not say their rows: they are counted, and refused if they differ."""
+    source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
+    X = dd.from_pandas(source[["p"]], npartitions=4)
+    y = dd.from_pandas(source["t"], npartitions=4).repartition([0, 10, 50, 75, 99])
+    with pytest.raises(errors.AlignmentError, match="25"):
+        await clustertune.prepare(c, X, y, rechunk=False)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_different_lengths_are_refused(c, s, a, b):
+    """X and y of different length: both counts are said, nothing is loaded."""
+    X = da.ones((1000, 2), chunks=(100, 2))
+    y = da.ones(990, chunks=99)
+    with pytest.raises(errors.AlignmentError, match=r"1,000.*990"):
+        await clustertune.prepare(c, X, y)
+    assert not s.tasks
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_column_chunks_are_refused(c, s, a, b):
+    """Pieces without all columns are refused, with the line to type."""
+    X = da.ones((100, 4), chunks=(10, 2))
+    with pytest.raises(errors.AlignmentError, match="rechunk"):
+        await clustertune.prepare(c, X, da.ones(100, chunks=10), rechunk=False)
+    assert not s.tasks
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_one_partition_for_two_workers(c, s, a, b):
+    """Without cutting one worker trains; the report says why and what to do."""
+    p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
+    (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
+    assert "has 1 partition: only 1 of 2 workers will train" in idle.message
+    assert "leave rechunk= out" in idle.remedy
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_failed_load_says_what_failed(c, s, a, b):
+    """An error of the user's own code comes out, and the lease is free again."""
+
+    def fail(block: Any) -> Any:
+        raise RuntimeError("broken file")
+
+    X = da.ones((100, 4), chunks=(10, 4)).map_blocks(fail, meta=np.ones((1, 1)))
+    with pytest.raises(errors.IncompleteError, match="broken file"):
+        await clustertune.prepare(c, X)
+    assert s.plugins["clustertune"].holder() is None
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_lost_data_is_said(c, s, a, b):
+    """Scattered pieces that died with their worker are named as lost."""
+    pieces = await c.scatter([np.ones((5, 2))] * 4, workers=[b.address])
+    X = da.concatenate(
+        [da.from_delayed(dask.delayed(p), (5, 2), dtype=float) for p in pieces]
+    )
+    X = c.persist(X)
+    await wait(X)
+    await b.close()
+    with pytest.raises(errors.IncompleteError, match="lost"):
+        await clustertune.prepare(c, X)
+
+
+@gen_cluster(client=True, nthreads=[], worker_kwargs=LIMIT)
+async def test_no_workers(c, s):
+    """Without a worker it says so at once."""
+    with pytest.raises(errors.NoWorkersError, match="no running worker"):
+        await clustertune.prepare(c, da.ones((10, 2), chunks=5))
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_no_cluster_object_cannot_scale(c, s, a, b):
+    """``n_workers`` with only an address gives the line to type."""
+    with pytest.raises(errors.ScaleError, match=r"cluster\.scale\(3\)"):
+        await clustertune.prepare(c, da.ones((10, 2), chunks=2), n_workers=3)
+    assert not s.tasks
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_an_unknown_worker(c, s, a, b):
+    """``workers`` that do not exist are named, beside those that do."""
+    with pytest.raises(ValueError, match="there is no nobody"):
+        await clustertune.prepare(c, da.ones((10, 2), chunks=2), workers=["nobody"])
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_the_time_limit(c, s, a, b):
+    """When the time is over it stops, says so, and leaves nothing held."""
+    slow = da.ones((20, 2), chunks=(1, 2)).map_blocks(_sleep, dtype=float)
+    for seconds in (0.7, 1.4):  # a busy machine needs longer until it loads any
+        with pytest.raises(errors.TimedOutError, match="timeout") as caught:
+            await clustertune.prepare(c, slow, timeout=seconds)
+        if caught.value.report.steps:
+            break
+    assert caught.value.report.steps[0].status == "failed"
+    assert isinstance(caught.value, TimeoutError)
+    assert s.plugins["clustertune"].holder() is None
+
+
+def _sleep(block: Any) -> Any:
+    import time
+
+    time.sleep(0.2)  # a slow load: work, not waiting for a condition
+    return block
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_spilled_pieces_are_counted_and_placed(c, s, a, b):
+    """Pieces on disk have their rows counted through tasks and are placed as well."""
+    source = pd.DataFrame({"p": np.arange(1000.0), "t": 1})
+    frame = dd.from_pandas(source, npartitions=10)
+    X, y = c.persist([frame[["p"]], frame["t"]], workers=[a.address])
+    await wait([X, y])
+    while a.data.fast:
+        a.data.evict()
+    await clustertune.prepare(c, X, y)
+    assert where(s, X) == where(s, y)
+    assert sum(h == {a.address} for h in where(s, X)) == 5
+    pd.testing.assert_frame_equal(await c.compute(X), source[["p"]])
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_no_room_is_a_capacity_error(c, s, a, b):
+    """Pieces that would make workers spill are refused before anything moves."""
+    X, y = await uneven(c, a)
+    for w in (a, b):
+        # what the scheduler knows of its memory, as on a worker that is nearly full
+        s.workers[w.address].memory_limit = 250 * 2**20
+        s.workers[w.address].metrics["memory"] = 240 * 2**20
+        w.monitor.get_process_memory = lambda: 240 * 2**20
+    with pytest.raises(errors.CapacityError):
+        await clustertune.prepare(c, X, y)
+    assert set().union(*where(s, X)) == {a.address}
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_memory_after_a_move_is_what_is_there_then(c, s, a, b):
+    """And not what it was at a heartbeat before it."""
+    X, y = await uneven(c, a)
+    for w in (a, b):
+        await w.heartbeat()
+        w.periodic_callbacks["heartbeat"].stop()
+        w.monitor.get_process_memory = lambda: 2**30
+    p = await clustertune.prepare(c, X, y)
+    first, last = (p._journal.views[i].now.workers for i in (0, -1))
+    assert 2**30 not in {w.process for w in first}
+    assert {w.process for w in last} == {2**30}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, worker_kwargs=LIMIT)
+async def test_who_has_gone_is_not_waited_for(c, s, a, b, gone, monkeypatch):
+    """To tell its memory: after each restart of a worker that would be a second."""
+    await clustertune.check(c)
+    await gone.close()
+    asked = []
+    ask = ship.on_workers
+
+    async def listen(client, function, workers, **options):
+        asked.extend(workers)
+        return await ask(client, function, workers, **options)
+
+    monkeypatch.setattr(ship, "on_workers", listen)
+    await monitor.hear(c)
+    assert sorted(asked) == sorted([a.address, b.address])
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_verify_looks_again(c, s, a, b):
+    """``verify`` is content with what was prepared, and finds what came after."""
+    X, y = await uneven(c, a)
+    p = await clustertune.prepare(c, X, y)
+    assert (await p.verify()).status == "fine"
+    testing.verify(p._journal.views[0], p._journal.views[-1])
+    assert p._journal.views[-1].now.memory_manager is True
+    key = next(f.key for f, h in zip(futures_of(y), where(s, y)) if h == {b.address})
+    await c.replicate([f for f in futures_of(y) if f.key == key], workers=[a.address])
+    s.request_remove_replicas(b.address, [key], stimulus_id="test")
+    with pytest.raises(errors.VerificationError, match="apart"):
+        await p.verify()
+
+
+def test_a_progress_function_that_exits(local_cluster):
+    """It fails the call alone: the client goes on, and rows are what they were."""
+    _, client = local_cluster(2)
+    X = da.arange(1000, chunks=100)
+
+    def exits(text, fraction):
+        raise SystemExit
+
+    with pytest.raises(RuntimeError, match="progress= raised SystemExit"):
+        clustertune.prepare(client, X, progress=exits)
+    (X,) = clustertune.prepare(client, X, progress=False)
+    assert client.compute(X.sum(), sync=True) == 499_500
+
+
+def test_on_a_synchronous_client(local_cluster):
+    """From 1 to 2 worker processes: scaled, waited for, placed; the cluster object is
+    the client's own."""
+    cluster, client = local_cluster(1)
+    X = da.random.default_rng(0).random((2000, 4), chunks=(100, 4))
+    y = X[:, 0] > 0.5
+    X, y = client.persist([X, y])
+    expected = client.compute(X.sum(), sync=True)
+    p = clustertune.prepare(client, X, y, n_workers=2)
+    assert [s.action for s in p.report.steps] == ["scale", "rebalance"]
+    assert [s.status for s in p.report.steps] == ["done", "done"]
+    assert [w.rows for w in p.report.after[0].workers] == [1000, 1000]
+    assert client.compute(p.X.sum(), sync=True) == pytest.approx(expected)
+    assert clustertune.last_report(client) == p.report
+    assert p.verify().status == "fine"
+    assert "X, y; done" in repr(p)
+
+
+def test_workers_that_do_not_come(local_cluster, monkeypatch):
+    """Workers that cannot start end in an error that says what the cluster knows."""
+    cluster, client = local_cluster(1)
+    cluster.new_spec["options"]["no_such_option"] = 1
+    X = da.ones((10, 2), chunks=2)
+    with pytest.raises(errors.ScaleError, match="asked for 2 workers, 1 are there"):
+        clustertune.prepare(client, X, n_workers=2, timeout="5 s")
+
+
+def test_not_an_array_by_mistake(local_cluster):
+    """What prepare returns says how to unpack it."""
+    _, client = local_cluster(1)
+    p = clustertune.prepare(client, da.ones((10, 2), chunks=5))
+    with pytest.raises(TypeError, match="unpack it"):
+        np.asarray(p)
+    with pytest.raises(AttributeError, match="unpack it"):
+        p.shape  # noqa: B018
+    (X,) = p
+    assert X.shape == (10, 2)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_two_clients_at_once(c, s, a, b):
+    """The second waits for the first; both end with their data even."""
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        X, y = await uneven(c, a)
+        with dask.annotate(workers=[a.address], allow_other_workers=True):
+            Z = other.persist(da.ones((2000, 3), chunks=(100, 3)))
+        await other.gather(other.map(len, futures_of(Z)))
+        first, second = await asyncio.gather(
+            clustertune.prepare(c, X, y), clustertune.prepare(other, Z)
+        )
+        assert first.report.status == second.report.status == "done"
+        assert first.report.after[0].imbalance == second.report.after[0].imbalance == 1
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_held_lease_is_named(c, s, a, b):
+    """Who holds the cluster is said when waiting does not help."""
+    X, y = await uneven(c, a)
+    await clustertune.prepare(c, X, y)
+    resident = s.plugins["clustertune"]
+    assert "token" in resident.acquire(c.id, "a rolling restart", "t")
+    with pytest.raises(errors.LeaseHeldError, match="a rolling restart"):
+        await clustertune.prepare(c, X, y, timeout="2 s")
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_the_same_key_may_stand_for_other_data(c, s, a, b):
+    """Rows are counted anew: a key that was used before for data of other rows does
+    not lend it its count."""
+
+    def frame(rows: int) -> Any:
+        part = c.submit(pd.DataFrame, {"p": range(rows)}, key=f"part-{0}", pure=False)
+        whole = dd.from_delayed([part], meta=pd.DataFrame({"p": [1]}))
+        return c.persist(dd.concat([whole, whole]))
+
+    for rows in (6, 8):
+        X = frame(rows)
+        p = await clustertune.prepare(c, X)
+        assert p.report.after[0].rows == 2 * rows
+        del X, p
+        await soon(lambda: "part-0" not in s.tasks)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_given_twice_it_is_one(c, s, a, b):
+    """X as its own label, and an eval set that shares only X, are placed as one."""
+    X, y = await uneven(c, a)
+    p = await clustertune.prepare(c, X, X, eval_set=[(X, y)])
+    assert [x is X for x in p] == [True, True]
+    assert p.eval_set == [(X, y)]
+    assert where(s, X) == where(s, y)
+    assert len(p.report.before) == 1
+    assert p.report.before[0].members == ("X", "eval_set[0].y")
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_surplus_copy_goes(c, s, a, b):
+    """Of a piece on two workers the copy that is not where it should be is dropped."""
+    X, y = await uneven(c, a)
+    await clustertune.prepare(c, X, y)
+    await c.amm.stop()
+    await c.replicate(futures_of(X)[:4], n=2)
+    assert sum(len(h) == 2 for h in where(s, X)) == 4
+    p = await clustertune.prepare(c, X, y)
+    assert [len(h) for h in where(s, X)] == [1] * 20
+    assert where(s, X) == where(s, y)
+    assert p.report.steps[0].nbytes == 0
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_frame_without_rows_is_empty(c, s, a, b):
+    """A frame whose filter keeps nothing is said to be empty, once it is counted."""
+    frame = dd.from_pandas(pd.DataFrame({"p": range(10)}), npartitions=2)
+    with pytest.raises(ValueError, match="X is empty"):
+        await clustertune.prepare(c, frame[frame["p"] > 100])
+
+
+def test_a_fixed_list_of_workers_is_not_scaled():
+    """A cluster that was made of listed workers cannot grow: said, with what to do."""
+    spec = {0: {"cls": Worker, "options": {"nthreads": 1}}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0"}}
+    with SpecCluster(spec, scheduler) as cluster, Client(cluster) as client:
+        with pytest.raises(errors.ScaleError, match="fixed list of workers"):
+            clustertune.prepare(client, da.ones((10, 2), chunks=2), n_workers=2)
+        assert set(cluster.worker_spec) == {0}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_data_of_another_client(c, s, a, b):
+    """Is prepared like one's own, and kept by both."""
+    X = c.persist(da.random.random((100, 4), chunks=(10, 4)), workers=[a.address])
+    await wait(X)
+    async with Client(s.address, asynchronous=True) as other:
+        (X2,) = p = await clustertune.prepare(other, X, timeout="20 s")
+        assert p.report.status == "done"
+        assert len(b.data) == 5
+        assert float(await other.compute(X2.sum())) > 0
+    assert float(await c.compute(X.sum())) > 0

@@ -1,0 +1,222 @@
+"""The monitor on live clusters: it sees, tells, survives, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import dask
+import pytest
+from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed.core import Status
+from distributed.utils_test import gen_cluster, gen_test
+
+import clustertune
+from clustertune.errors import ConnectionLostError
+from clustertune.operations import watcher
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_snapshots_come(c, s, a, b):
+    """By iteration, each once, with a bounded window."""
+    seen = []
+    async with clustertune.Monitor(c, interval=0.05, window=0.2) as monitor:
+        async for snapshot in monitor:
+            seen.append(snapshot)
+            if len(seen) == 8:
+                break
+        assert "watching" in repr(monitor)
+    assert len({x.time for x in seen}) == 8
+    assert {w.id for w in seen[-1].workers} == {0, 1}
+    assert monitor.snapshots[-1].time - monitor.snapshots[0].time <= 0.2
+    assert "closed" in repr(monitor)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_no_call_on_workers_after_the_first_look(c, s, a, b):
+    """What does not change is asked once."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        calls = []
+        original = c.run
+
+        def run(*arguments, **options):
+            calls.append(arguments)
+            return original(*arguments, **options)
+
+        c.run = run
+        n = len(monitor.snapshots)
+        await soon(lambda: len(monitor.snapshots) >= n + 5)
+        assert calls == []
+        del c.run
+
+
+def _is_paused(event):
+    return event.finding.check == "paused_workers"
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_events(c, s, a, b, monkeypatch):
+    """A worker that pauses is an event once it has lasted; and when it is over."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        monitor._watch.hold = 0.2
+        a.memory_manager.memory_pause_fraction = 1e-9
+        a.status = Status.paused
+        await soon(lambda: any(_is_paused(e) for e in monitor.events))
+        (event,) = (e for e in monitor.events if _is_paused(e))
+        assert event.kind == "began"
+        assert event.finding in monitor.findings
+        a.memory_manager.memory_pause_fraction = False
+        a.status = Status.running
+        await soon(lambda: sum(map(_is_paused, monitor.events)) == 2)
+        assert [e.kind for e in monitor.events if _is_paused(e)] == ["began", "ended"]
+        taken = monitor.take_events()
+        assert list(taken) == list(monitor.events)
+        assert monitor.take_events() == ()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_workers_come_and_go(c, s, a, b):
+    """Each snapshot has those that are there."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        await a.close()
+        await soon(lambda: len(monitor.snapshots[-1].workers) == 1)
+        async with Worker(s.address, nthreads=1):
+            await soon(lambda: len(monitor.snapshots[-1].workers) == 2)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_scheduler_that_does_not_answer(c, s, a, b, monkeypatch):
+    """It is asked again, less often, until it is back."""
+    monkeypatch.setattr(watcher, "SLOWEST", 0.2)
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        handler = s.handlers.pop("clustertune")
+        await soon(lambda: monitor.unknown_since)
+        n = len(monitor.snapshots)
+        s.handlers["clustertune"] = handler
+        await soon(lambda: monitor.unknown_since is None)
+        await soon(lambda: len(monitor.snapshots) > n)
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_a_cluster_without_workers(c, s):
+    """Is seen as it is."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        assert monitor.snapshots[-1].workers == ()
+
+
+@gen_test()
+async def test_a_scheduler_that_is_gone_at_the_beginning():
+    """Whoever begins to watch learns it at once."""
+    async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
+        client = await Client(s.address, asynchronous=True, timeout="2s")
+    with pytest.raises(ConnectionLostError):
+        async with clustertune.Monitor(client):
+            pass
+    await client.close()
+
+
+def test_with_a_synchronous_client():
+    """In a block, while other code runs."""
+    options = {"processes": False, "dashboard_address": "127.0.0.1:0", "n_workers": 1}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        with clustertune.Monitor(client, interval=0.05) as monitor:
+            assert client.submit(sum, [1, 2]).result() == 3
+            n = len(monitor.snapshots)
+
+            async def more():
+                await soon(lambda: len(monitor.snapshots) > n)
+
+            client.sync(more)
+        assert monitor.snapshots
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"interval": "soon"}, ValueError),
+        ({"window": 0}, ValueError),
+        ({"workload": "x"}, ValueError),
+    ],
+)
+def test_wrong_arguments(options, error):
+    """Before anything is asked."""
+    with pytest.raises(TypeError, match=r"must be a dask\.distributed\.Client"):
+        clustertune.Monitor("tcp://127.0.0.1:1")
+    client = Client.__new__(Client)
+    with pytest.raises(error):
+        clustertune.Monitor(client, **options)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_it_ends_with_its_client(c, s, a, b):
+    """Nothing goes on after the block, nor when the client is closed in it."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        seen = asyncio.ensure_future(_all(monitor))
+        await soon(lambda: len(monitor.snapshots) > 2)
+        await c.close()
+        await soon(monitor._task.done)
+        assert len(await asyncio.wait_for(seen, 20)) > 2
+    assert "closed" in repr(monitor)
+    assert monitor.failure is None
+    assert not _watching()
+
+
+async def _all(monitor):
+    return [snapshot async for snapshot in monitor]
+
+
+def _watching():
+    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+    return [name for name in names if "Monitor" in name]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_ends_the_watch_is_told(c, s, a, b):
+    """To whoever iterates, who would wait for ever; a setting that is wrong, say."""
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        assert _watching()
+        seen = asyncio.ensure_future(_all(monitor))
+        wrong = {"clustertune.checks.paused_workers.most": 1}
+        text = "has no setting 'most'"
+        with dask.config.set(wrong), pytest.raises(ValueError, match=text):
+            await asyncio.wait_for(seen, 20)
+        assert isinstance(monitor.failure, ValueError)
+        assert "failed (ValueError" in repr(monitor)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_scheduler_that_hangs(c, s, a, b, monkeypatch):
+    """Is not waited for without an end: since when nothing is known is said."""
+    monkeypatch.setattr(watcher, "PATIENCE", 0.2)
+    monkeypatch.setattr(watcher, "SLOWEST", 0.2)
+    asked = asyncio.Event()
+
+    async def hang(**_):
+        asked.set()
+        await asyncio.sleep(30)
+
+    async with clustertune.Monitor(c, interval=0.05) as monitor:
+        with monkeypatch.context() as patch:
+            patch.setitem(s.handlers, "clustertune", hang)
+            await asyncio.wait_for(asked.wait(), 20)
+            await soon(lambda: monitor.unknown_since)
+            assert "unknown for" in repr(monitor)
+        await soon(lambda: monitor.unknown_since is None)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_past_runs_are_asked_now_and_then(c, s, a, b):
+    """Not at each look: on a large cluster they are many numbers."""
+    async with clustertune.Monitor(c, interval=0.02) as monitor:
+        resident = s.plugins["clustertune"]
+        asked = []
+        past = resident.past
+        resident.past = lambda: asked.append(1) or past()
+        n = len(monitor.snapshots)
+        await soon(lambda: len(monitor.snapshots) >= n + 5)
+        assert asked == []
+        monitor._runs_asked = -math.inf
+        await soon(lambda: asked)

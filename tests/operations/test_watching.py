@@ -1,0 +1,81 @@
+"""Events: what holds for a while has begun, what is gone for a while has ended."""
+
+from __future__ import annotations
+
+from clustertune import checks
+from clustertune.core.model import Finding, Severity
+from clustertune.operations.watching import Watch, worse
+from clustertune.testing import view, worker
+
+GIB = 2**30
+
+
+def finding(check="memory_pressure", subject=(1,), severity=Severity.warning, text=""):
+    return Finding(check=check, subject=subject, severity=severity, message=text)
+
+
+def told(*looks, hold=3.0):
+    """Events as (kind, time), from (time, found, nearly found)."""
+    watch, events = Watch(hold=hold), []
+    for now, found, nearly in looks:
+        events += watch.tell(now, found, nearly)
+    return [(e.kind, e.time) for e in events], watch
+
+
+def test_a_moment_is_no_event():
+    """What comes and goes within the hold is nothing."""
+    f = finding()
+    events, watch = told((0, [f], [f]), (1, [f], [f]), (2, [], []), (9, [], []))
+    assert events == []
+    assert watch.current == ()
+
+
+def test_what_holds_begins_and_ends():
+    """Dated to when it was seen first and last."""
+    f = finding()
+    looks = [(t, [f], [f]) for t in range(5)] + [(t, [], []) for t in range(5, 9)]
+    events, watch = told(*looks)
+    assert events == [("began", 0), ("ended", 4)]
+    assert watch.current == ()
+
+
+def test_what_is_nearly_there_has_not_ended():
+    """Close to a line nothing begins and ends again and again; nor does it begin."""
+    f = finding()
+    looks = [(t, [f], [f]) for t in range(5)]
+    looks += [(t, [], [f]) for t in range(5, 20)]
+    events, watch = told(*looks)
+    assert events == [("began", 0)]
+    assert watch.current == (f,)
+    assert told(*((t, [], [f]) for t in range(20)))[0] == []
+
+
+def test_a_gap_shorter_than_the_hold_does_not_end_it():
+    """Nor does it begin anew."""
+    f = finding()
+    looks = [(t, [f], [f]) for t in range(5)]
+    looks += [(5, [], []), (6, [], []), (7, [f], [f]), (12, [f], [f])]
+    assert told(*looks)[0] == [("began", 0)]
+
+
+def test_information_is_no_event():
+    """Nor is what is unknown."""
+    some = [finding(severity=s) for s in (Severity.info, Severity.unknown)]
+    assert told(*((t, some, some) for t in range(9)))[0] == []
+
+
+def test_each_subject_for_itself():
+    """The latest finding of each is current, worst first."""
+    a, b = finding(text="old"), finding(subject=(2,), severity=Severity.critical)
+    new = finding(text="new")
+    _, watch = told((0, [a, b], []), (3, [a, b], []), (4, [new, b], []))
+    assert watch.current == (b, new)
+
+
+def test_a_view_that_is_a_little_worse():
+    """A worker just below a line is over it there; other facts stay."""
+    seen = view([worker(0, process=int(0.78 * 4 * GIB)), worker(1)])
+    names = {f.message.split(" threshold")[0] for f in checks.run(worse(seen))}
+    assert any("at or over the pause" in n for n in names)
+    assert not any("at or over the pause" in f.message for f in checks.run(seen))
+    assert worse(seen).layouts == seen.layouts

@@ -1,0 +1,254 @@
+"""Classes on workers: every one has every class, whatever the labels and pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustertune.core.model import Contents
+from clustertune.planner import chunking, coverage
+from clustertune.planner.coverage import finer, missing, present_in, spread
+from clustertune.remote import content
+from clustertune.testing import layout, view, worker
+
+
+def array(*rows):
+    return np.array(rows, dtype=np.int64)
+
+
+def classes(labels, rows, most=64):
+    """What is known of the classes of pieces of these rows."""
+    ends = np.cumsum(rows)[:-1]
+    looked = [content.classes(x, most) for x in np.split(np.array([*labels]), ends)]
+    data = layout(list(rows), None, ("y",), contents=Contents(pieces=tuple(looked)))
+    found = coverage.of(data)
+    assert found is not None
+    return found
+
+
+def covered(target, present, claim):
+    """Whether each worker with a claim has every class."""
+    return not missing(present, target, claim > 0).any()
+
+
+def share_out(known, rows, target_of, claim, **how):
+    """As ``actions.rechunk`` does: first by fewer cuts, then by as many as it takes."""
+    n_workers = int((claim > 0).sum())
+    for alone in (False, True):
+        rows = finer(known, rows, n_workers, alone=alone)
+        present = present_in(known, rows)
+        target = spread(target_of(len(rows)), present, rows, claim, **how)
+        if target is not None:
+            return rows, present, target
+    return None
+
+
+# --- what is known --------------------------------------------------------------------
+
+
+def test_what_is_known_of_classes():
+    """Rows of each in each piece, and where some of them are, in all rows."""
+    found = classes("aab" + "bcb", [3, 3])
+    assert found.names == ("a", "b", "c")
+    assert found.counts.tolist() == [[2, 1, 0], [0, 2, 1]]
+    assert found.totals.tolist() == [2, 3, 1]
+    assert [w.tolist() for w in found.witnesses] == [[0, 1], [2, 3, 5], [4]]
+
+
+def test_of_many_rows_some_are_known():
+    """They lie far apart, so that cuts between them make pieces of some size."""
+    found = classes([7] * 1000, [1000], most=3)
+    assert [w.tolist() for w in found.witnesses] == [[0, 499, 999]]
+    assert found.counts.tolist() == [[1000]]
+
+
+def test_numbers_that_are_equal_are_one_class():
+    """A piece without rows, or of another type, makes no other class."""
+    pieces = [np.array([0, 1]), np.array([], dtype=int), np.array([True])]
+    looked = tuple(content.classes(p, 9) for p in pieces)
+    data = layout([2, 0, 1], None, ("y",), contents=Contents(pieces=looked))
+    found = coverage.of(data)
+    assert found.names == (0, 1)
+    assert found.counts.tolist() == [[1, 1], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        layout([3], [0], ("X",)),
+        layout([3], [0]),
+        layout([3], [0], contents=Contents(pieces=({"classes": None},))),
+        layout(None, [0], contents=Contents(pieces=({"classes": []},))),
+    ],
+    ids=["no labels", "not looked at", "no classes", "rows unknown"],
+)
+def test_where_nothing_is_known(data):
+    """Nothing is guessed."""
+    assert coverage.of(data) is None
+
+
+# --- finer pieces ---------------------------------------------------------------------
+
+
+def test_classes_in_enough_pieces_need_no_cut():
+    """Rows stay as they are."""
+    known = classes("abab", [2, 2])
+    assert finer(known, array(2, 2), 2, alone=False).tolist() == [2, 2]
+
+
+def test_sorted_labels_are_cut_within_each_class():
+    """In as many pieces as there are workers, of about as many rows."""
+    known = classes("a" * 12 + "b" * 12, [12, 12])
+    assert finer(known, array(12, 12), 3, alone=False).tolist() == [3, 5, 4] * 2
+    rows = finer(known, array(12, 12), 2, alone=False)
+    assert present_in(known, rows).sum(axis=0).tolist() == [2, 2]
+
+
+def test_rows_that_stand_alone():
+    """A piece each, as many of every class as there are workers."""
+    known = classes("abcabc", [6])
+    assert finer(known, array(6), 2, alone=True).tolist() == [1] * 6
+
+
+# --- sharing out ----------------------------------------------------------------------
+
+
+def test_pieces_are_exchanged():
+    """For ones of as many rows: rows stay even."""
+    present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
+    target = spread(array(0, 0, 1, 1), present, array(5, 7, 7, 5), np.ones(2))
+    assert covered(target, present, np.ones(2))
+    assert np.bincount(target, [5, 7, 7, 5]).tolist() == [12, 12]
+
+
+def test_what_lies_well_stays():
+    """Nothing moves where nothing is missing and rows are even."""
+    present = np.array([[1, 1], [1, 1], [1, 0]], dtype=bool)
+    before = array(0, 1, 1)
+    target = spread(before, present, array(9, 5, 4), np.ones(2))
+    assert target.tolist() == [0, 1, 1]
+    assert before.tolist() == [0, 1, 1]
+
+
+def test_too_few_pieces():
+    """Three pieces of two classes each, where no part of them has all three twice."""
+    present = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]], dtype=bool)
+    assert spread(array(0, 0, 1), present, array(2, 2, 2), np.ones(2)) is None
+
+
+def test_budgets_are_kept():
+    """The other way round would be as even, and too much for a worker."""
+    present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
+    for large in (0, 1):
+        nbytes = np.where(np.arange(4) == large, 50, 10)
+        target = spread(
+            array(0, 0, 1, 1),
+            present,
+            array(5, 5, 5, 5),
+            np.ones(2),
+            nbytes=nbytes,
+            budget=np.array([70.0, 30.0]),
+        )
+        assert covered(target, present, np.ones(2))
+        assert target[large] == 0
+
+
+def test_a_worker_that_may_not_train_gets_nothing():
+    """It needs no class either."""
+    present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
+    claim = np.array([1.0, 0.0, 1.0])
+    target = spread(array(0, 0, 2, 2), present, array(1, 1, 1, 1), claim)
+    assert covered(target, present, claim)
+    assert set(target.tolist()) == {0, 2}
+
+
+def test_shares_follow_the_claims():
+    """As even as before, by threads."""
+    rng = np.random.default_rng(0)
+    claim, rows = np.array([3.0, 1.0]), rng.integers(5, 9, 40)
+    present = np.eye(4, dtype=bool)[np.sort(rng.integers(0, 4, 40))]
+    target = spread(np.arange(40) // 30, present, rows, claim, tolerance=0.05)
+    load = np.bincount(target, rows) / (rows.sum() * claim / 4)
+    assert covered(target, present, claim)
+    assert load.max() <= 1.05
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=150)
+def test_always_a_way(data):
+    """With a row of each class for each worker, whatever the cut, place and budgets."""
+    n_workers = data.draw(st.integers(1, 5), label="workers")
+    n_classes = data.draw(st.integers(1, 6), label="classes")
+    extra = data.draw(st.lists(st.integers(0, n_classes - 1), max_size=40))
+    labels = data.draw(st.permutations([*range(n_classes)] * n_workers + extra))
+    n_rows = len(labels)
+    edges = data.draw(st.lists(st.integers(0, n_rows), max_size=8), label="edges")
+    rows = np.diff([0, *sorted(edges), n_rows]).astype(np.int64)
+    known = classes(labels, rows, most=n_workers)
+    claims = st.lists(st.integers(1, 4), min_size=n_workers, max_size=n_workers)
+    claim = np.array([*data.draw(claims), 0], dtype=np.float64)
+    seed = data.draw(st.integers(0, 99), label="place")
+    found = share_out(
+        known,
+        rows,
+        lambda n: np.random.default_rng(seed).integers(0, n_workers, n),
+        claim,
+        nbytes=None,
+        budget=np.full(n_workers + 1, float(data.draw(st.integers(0, 50)))),
+    )
+    assert found is not None
+    rows, present, target = found
+    assert rows.sum() == n_rows
+    assert rows.min() > 0
+    assert covered(target, present, claim)
+    piece = np.repeat(np.arange(len(rows)), rows)
+    for number in range(n_workers):  # in truth too, not only by what is known
+        assert {labels[i] for i in np.flatnonzero(target[piece] == number)} == {*labels}
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_stay_even(ordered, skewed, seed):
+    """Sorted or random, with classes alike or rare: within the tolerance."""
+    rng = np.random.default_rng(seed)
+    labels = rng.geometric(0.5, 20_000) if skewed else rng.integers(0, 20, 20_000)
+    labels = np.minimum(labels, 9)
+    rows = chunking.even(20_000, 64)
+    known = classes(np.sort(labels) if ordered else labels, rows)
+    claim = np.array([2.0, 1, 1, 1, 1, 1, 1, 0])
+    found = share_out(known, rows, lambda n: np.arange(n) % 7, claim, tolerance=0.05)
+    rows, present, target = found
+    share = 20_000 * claim[:7] / 8
+    assert covered(target, present, claim)
+    assert (np.bincount(target, rows)[:7] / share).max() <= 1.06
+
+
+def test_many_pieces_classes_and_workers():
+    """A thousand pieces of a hundred classes sorted by them, on 64 workers."""
+    labels = np.sort(np.random.default_rng(0).integers(0, 100, 200_000))
+    rows = chunking.even(len(labels), 1000)
+    known = classes(labels, rows)
+    claim = np.ones(64)
+    rows, present, target = share_out(
+        known, rows, lambda n: np.arange(n) * 64 // n, claim, tolerance=0.05
+    )
+    assert covered(target, present, claim)
+    assert np.bincount(target, rows).max() <= 1.05 * 200_000 / 64
+
+
+def test_whole_pieces_from_where_they_are():
+    """Those of a worker that may not train leave it, and those of nobody too."""
+    looked = tuple(content.classes(np.array([*x]), 9) for x in ("ab", "ab", "b", "a"))
+    data = layout([2, 2, 1, 1], [0, 2, -1, 1], contents=Contents(pieces=looked))
+    seen = view([worker(0), worker(1), worker(2, status="paused")], [data])
+    known = coverage.of(data)
+    target = coverage.shared(data, known, seen)
+    assert covered(target, known.counts > 0, np.array([1.0, 1.0, 0.0]))
+    assert set(target.tolist()) == {0, 1}
+    cut = replace(known, counts=array([2, 0], [0, 2], [0, 1], [0, 1]))
+    assert coverage.shared(data, cut, seen) is None

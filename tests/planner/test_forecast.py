@@ -1,0 +1,410 @@
+"""What a fit takes on every worker, and what would make that enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from dask.utils import parse_bytes
+from distributed import wait
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import clustertune
+from clustertune.core.model import Conversion, Profile, Unknown, View
+from clustertune.core.report import Report
+from clustertune.integrations import libraries
+from clustertune.planner import forecast
+from clustertune.planner.forecast import Change, expected_workers
+from clustertune.testing import MemoryCluster, layout, view, worker
+from tests.processes import workers_of
+from tests.test_loop import run
+
+MIB = 2**20
+TRIPLE = Profile(name="t", title="T", memory_multiple={4: 4.0, 8: 3.0})
+
+
+def data(nbytes: int, label: str = "training data", **fields: Any) -> Any:
+    """An X of so many bytes, on the first worker."""
+    name = "X" if label == "training data" else f"{label}.X"
+    widths = {name: nbytes}
+    return layout([1], [0], [name], widths, label, **fields)
+
+
+def small(id: int, **fields: Any) -> Any:
+    """A worker of 1000 bytes, of which a fit may fill 700, and 100 are taken."""
+    return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
+
+
+def totals(seen: View, change: Change = forecast.AS_IT_IS) -> list[float]:
+    found = forecast.needs(seen, change)
+    assert not isinstance(found, Unknown)
+    return [need.total for need in found]
+
+
+def is_enough(seen: View) -> bool:
+    found = forecast.needs(seen)
+    assert not isinstance(found, Unknown)
+    return not forecast.short(found)
+
+
+# --- how much -------------------------------------------------------------------------
+
+
+def test_a_process_has_at_least_the_library() -> None:
+    """A fresh worker will import it; one that has more already has that."""
+    profile = replace(TRIPLE, base_bytes=250)
+    some = [small(0), small(1, process=300)]
+    assert totals(view(some, [data(100)], workload=profile)) == [400, 450]
+
+
+def test_other_keys_stay() -> None:
+    """They are not the process's own, and are there beside the library."""
+    profile = replace(TRIPLE, base_bytes=250)
+    some = [small(0, process=300, managed=200)]
+    assert totals(view(some, [data(50)], workload=profile)) == [250 + 150 + 150]
+
+
+def test_eval_sets_take_the_same_multiple() -> None:
+    """Each by its own numbers: one of four bytes is another matter."""
+    some = [small(0), small(1)]
+    sets = [data(100), data(40, "eval_set[0]", itemsize=4)]
+    assert totals(view(some, sets, workload=TRIPLE)) == [100 + 150 + 80] * 2
+
+
+def test_copies_of_eval_sets_are_on_every_worker() -> None:
+    """More workers do not make them smaller."""
+    profile = replace(TRIPLE, eval_copies=True)
+    some = [small(i) for i in range(2)]
+    seen = view(some, [data(100), data(40, "eval_set[0]")], workload=profile)
+    assert totals(seen) == [100 + 150 + 120] * 2
+    large = view(some, [data(2000), data(40, "eval_set[0]")], workload=profile)
+    assert forecast.workers_needed(large) == -(-6000 // (700 - 100 - 120))
+
+
+def test_what_is_to_be_converted_counts_as_it_will_be() -> None:
+    """Asked for as float32, it takes the multiple of that, of half the bytes."""
+    half = Conversion(kind="array", dtype="float32", row_bytes=50)
+    seen = view([small(0)], [data(100, conversion=half)], workload=TRIPLE)
+    assert totals(seen) == [100 + 4 * 50]
+    assert "float32" not in forecast.options(seen)
+
+
+def test_workers_still_to_be_started_are_expected() -> None:
+    """The goal's number counts, unless workers were named or more run already."""
+    assert expected_workers(view()) == 2
+    assert expected_workers(view(n_workers=5)) == 5
+    assert expected_workers(view(n_workers=1)) == 2
+    assert expected_workers(view(n_workers=5, goal_workers=[0])) == 1
+
+
+def test_peaks_are_of_the_data_where_it_lies() -> None:
+    """By worker; who holds nothing to train on has what it has."""
+    profile = replace(TRIPLE, base_bytes=250)
+    some = [small(0, process=300, managed=200), small("b")]
+    seen = view(some, [data(200)], workload=profile)
+    assert forecast.peaks(seen) == {0: 250 + 600, "b": 100}
+    assert forecast.peaks(view(some, [layout([1], None)])) == {}
+    assert forecast.peaks(view(some)) == {}
+    copies = replace(profile, eval_copies=True)
+    sets = [data(200), data(10, "eval_set[0]")]
+    some = [small(0, process=310, managed=210), small("b")]
+    seen = view(some, sets, workload=copies)
+    assert forecast.peaks(seen) == {0: 250 + 600 + 30, "b": 100}
+
+
+def test_intermediate_results_are_of_pieces_in_work() -> None:
+    """One a thread, however many there are; the largest count."""
+    profile = replace(TRIPLE, piece_multiple={8: 3.0}, pieces_per_thread=2)
+    some = [small(0, process=300, managed=200), small("b", nthreads=2)]
+
+    def peak(*nbytes: int) -> int:
+        one = layout(list(nbytes), [0] * len(nbytes), ["X"], {"X": 1})
+        return forecast.peaks(view(some, [one], workload=profile))[0]
+
+    assert peak(100, 100) == 100 + 600
+    assert peak(200) == 100 + 300 + 600
+    assert peak(50, 50, 50, 50) == 100 + 300 + 150
+    assert peak(100, 50, 50) == 100 + 300 + 300
+    some[0] = replace(some[0], nthreads=3)
+    assert peak(50, 50, 50, 50) == 100 + 300 + 450
+    assert peak(150, 50) == 100 + 300 + 600
+
+
+def test_a_report_keeps_it() -> None:
+    """Ids stay what they are, through JSON too."""
+    report = Report(status="fine", seconds=1.0, forecast={0: 5, "0": 7})
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_given_pieces_that_were_cut_will_be_gone() -> None:
+    """The caller's names keep them while prepare runs, not in the fit: a worker has
+    what it would have if they had been cut so before."""
+    some = [worker(i, memory_limit=2**30, process=100 * MIB) for i in range(2)]
+    pieces = layout([MIB], [0], ["X"], {"X": 80})
+    held = 80 * MIB
+    some[0] = replace(some[0], managed=held, counted=held, process=held + 100 * MIB)
+
+    class Keeps(MemoryCluster):
+        """Whose caller holds the old pieces, as one does."""
+
+        async def look(self, notify: Any) -> View:
+            seen = await super().look(notify)
+            if not self.recuts:
+                return seen
+            full, *rest = seen.now.workers
+            full = replace(
+                full, managed=full.managed + held, process=full.process + held
+            )
+            return replace(seen, snapshots=(replace(seen.now, workers=(full, *rest)),))
+
+    journal = run(Keeps(view(some, [pieces], workload=TRIPLE)))
+    last = journal.views[-1]
+    assert last.replaced == {0: held, 1: 0}
+    assert forecast.peaks(last) == {0: 220 * MIB, 1: 220 * MIB}
+    freed = view(some, [pieces], workload=TRIPLE, release_inputs=True)
+    assert not run(MemoryCluster(freed)).views[-1].replaced
+
+
+# --- ways out -------------------------------------------------------------------------
+
+FRUGAL = Profile(
+    name="t",
+    title="T",
+    memory_multiple={4: 4.0, 8: 3.0},
+    frugal=libraries.choose("xgboost"),
+    frugal_parameters="DaskQuantileDMatrix",
+)
+
+
+def test_the_cheapest_come_first() -> None:
+    """Each with what comes of it, and nothing that would not do."""
+    some = [
+        worker(i, memory_limit=2200 * MIB, process=600 * MIB, managed=500 * MIB)
+        for i in range(2)
+    ]
+    frugal, more, larger = forecast.ways(
+        view(some, [lazy(1000 * MIB)], workload=FRUGAL)
+    )
+    assert frugal.text == "XGBoost (hist) (DaskQuantileDMatrix): 1.5 GiB on the fullest"
+    assert more.text == "4 workers of this size (n_workers=4): 1.3 GiB on the fullest"
+    assert larger.text == (
+        "a memory limit of 3.0 GiB for each that lacks memory (clustertune.resize("
+        'client, memory_limit="3.0 GiB")): 2.1 GiB on the fullest'
+    )
+
+
+def test_a_combination_is_the_least() -> None:
+    """Where no change does alone, two do, and so do more workers with one of them."""
+    profile = replace(TRIPLE, memory_multiple={4: 3.0, 8: 3.0})
+    seen = view([small(0, managed=700, process=800)], [lazy(300)], workload=profile)
+    first, more, _ = forecast.ways(seen)
+    assert more.change == Change(release=True, n_workers=2)
+    assert first.change == Change(float32=True, release=True)
+    assert first.text == (
+        'dtype="float32" and 700 B of other keys released (clustertune.release(client, '
+        "keep=[X, y])): 550 B on the fullest"
+    )
+    seen = view([small(0, managed=700, process=800)], [lazy(600)], workload=profile)
+    more, _ = forecast.ways(seen)
+    assert more.change == Change(release=True, n_workers=3)
+
+
+@pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
+def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
+    """Without the memory on the host, or a nanny, it is said what limit, not how."""
+    full = small(0, **lack)
+    text = forecast.ways(view([full], [lazy(600)], workload=TRIPLE))[-1].text
+    assert text.startswith("a memory limit of 2.7 KiB for each that lacks memory: ")
+
+
+def test_only_columns_of_eight_bytes_become_smaller() -> None:
+    """A frame with three columns of float64 and one of int32, besides text."""
+    types = {"float64": (3, "a"), "int32": (1, "b")}
+    frame = replace(lazy(800).members[0], kind="dataframe", types=types)
+    seen = view([small(0)], [replace(lazy(1), members=(frame,))], workload=TRIPLE)
+    (total,) = totals(seen, Change(float32=True))
+    assert total == 100 + 4 * (800 - 800 * 3 / 4 / 2)
+
+
+def test_every_frugal_workload_is_one() -> None:
+    """What a profile names is there, and takes less."""
+    for module in libraries.available().values():
+        less = module.PROFILE.frugal
+        if less is not None:
+            assert less is libraries.choose(less.name)
+            assert module.PROFILE.frugal_parameters
+            assert less.multiple(4) < module.PROFILE.multiple(4)
+
+
+def lazy(nbytes: int) -> Any:
+    """X of so many bytes that is not loaded."""
+    return layout([1], None, ["X"], {"X": nbytes})
+
+
+@st.composite
+def lacking(draw: Any) -> View:
+    """Workers on which a fit lacks memory, for one reason or another."""
+    some = []
+    for i in range(draw(st.integers(1, 4))):
+        managed = draw(st.integers(0, 900 * MIB))
+        process = managed + draw(st.integers(0, 900 * MIB))
+        some.append(
+            worker(
+                i,
+                nthreads=draw(st.integers(1, 3)),
+                memory_limit=draw(st.integers(200 * MIB, 2000 * MIB)),
+                process=process,
+                managed=managed,
+            )
+        )
+    profile = replace(
+        FRUGAL,
+        base_bytes=draw(st.integers(0, 400 * MIB)),
+        eval_copies=draw(st.booleans()),
+        frugal=draw(st.sampled_from([None, libraries.choose("xgboost")])),
+    )
+    # mostly too much: Hypothesis complains about a test that drops many examples
+    limits = sum(w.memory_limit for w in some)
+    sets = [lazy(2 * draw(st.integers(limits // 4, max(limits, 2000 * MIB))))]
+    if draw(st.booleans()):
+        name = "eval_set[0].X"
+        widths = {name: 2 * draw(st.integers(1, 500 * MIB))}
+        sets.append(layout([1], None, [name], widths, "eval_set[0]"))
+    seen = view(some, sets, workload=profile)
+    assume(not is_enough(seen))
+    return seen
+
+
+def applied(change: Change, seen: View) -> View:
+    """The view after it, as a user would see it."""
+    layouts, workers = seen.layouts, list(seen.now.workers)
+    goal = replace(seen.goal, n_workers=change.n_workers)
+    if change.frugal:
+        goal = replace(goal, workload=libraries.choose("xgboost"))
+    if change.float32:
+        layouts = tuple(
+            replace(
+                x,
+                members=tuple(
+                    replace(m, itemsize=4, total_bytes=(m.total_bytes or 0) // 2)
+                    for m in x.members
+                ),
+            )
+            for x in layouts
+        )
+    if change.release:
+        workers = [
+            replace(w, managed=0, counted=0, process=w.unmanaged) for w in workers
+        ]
+    if change.memory_limit:
+        lack = {need.worker.id for need in forecast.short(known(seen))}
+        shown = parse_bytes(forecast.bytes_text(change.memory_limit))
+        workers = [
+            replace(w, memory_limit=max(shown, w.memory_limit)) if w.id in lack else w
+            for w in workers
+        ]
+    now = replace(seen.now, workers=tuple(workers))
+    return replace(seen, snapshots=(now,), goal=goal, layouts=layouts)
+
+
+def known(seen: View) -> list[forecast.Need]:
+    found = forecast.needs(seen)
+    assert not isinstance(found, Unknown)
+    return found
+
+
+@given(lacking())
+@settings(deadline=None, max_examples=200)
+def test_what_is_said_would_do(seen: View) -> None:
+    """Every way out, once it is taken, leaves no worker short; nor is it too much."""
+    ways = forecast.ways(seen)
+    assert ways[-1].change.memory_limit
+    for way in ways:
+        assert is_enough(applied(way.change, seen)), way.text
+        n_workers = way.change.n_workers
+        if n_workers is not None and n_workers - 1 > len(seen.now.workers):
+            fewer = replace(way.change, n_workers=n_workers - 1)
+            assert not is_enough(applied(fewer, seen))
+        for name in ("float32", "frugal", "release"):
+            less = replace(way.change, **{name: False})
+            if less != way.change and less != Change():
+                enough = is_enough(applied(less, seen))
+                possible = less.n_workers is None or enough
+                assert not enough or not possible
+
+
+@given(lacking(), st.floats(1, 4), st.integers(1, 50))
+@settings(deadline=None)
+def test_it_grows_with_the_data_and_not_with_workers(
+    seen: View, times: float, more: int
+) -> None:
+    """More bytes take more on every worker, and more workers never do."""
+    grown = tuple(
+        replace(
+            x,
+            members=tuple(
+                replace(m, total_bytes=int((m.total_bytes or 0) * times))
+                for m in x.members
+            ),
+        )
+        for x in seen.layouts
+    )
+    before = np.array(totals(seen))
+    assert (np.array(totals(replace(seen, layouts=grown))) >= before - 1).all()
+    wide = replace(seen, goal=replace(seen.goal, n_workers=more))
+    assert (np.array(totals(wide)) <= before + 1).all()
+
+
+# --- live -----------------------------------------------------------------------------
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has had since it was asked to forget."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(x.split()[1] for x in lines if x.startswith("VmHWM")))
+
+
+#: of the prediction, over what was taken; libraries of old take less before a fit
+MOST = 1.2 if int(pd.__version__.split(".")[0]) >= 3 else 1.3
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
+    """After a cut, with the old pieces let go, and with an eval set."""
+    import xgboost.dask as dxgb
+
+    _, client = local_cluster(2)
+    rng = da.random.default_rng(1)
+    rows = 240 * MIB // 50 // np.dtype(dtype).itemsize
+    X = rng.random((rows, 50), chunks=(rows // 3 + 1, 50), dtype=dtype)
+    X_valid = rng.random((rows // 4, 50), chunks=(rows // 8, 50), dtype=dtype)
+    X, y, X_valid, y_valid = client.persist(
+        [X, X[:, 0] > 0.5, X_valid, X_valid[:, 0] > 0.5]
+    )
+    wait([X, y, X_valid, y_valid])
+    prepared = clustertune.prepare(
+        client, X, y, eval_set=[(X_valid, y_valid)], workload="xgboost"
+    )
+    assert prepared.report.steps[0].action == "rechunk"
+    X, y = prepared
+    eval_set, predicted = prepared.eval_set, prepared.report.forecast
+    del prepared, X_valid, y_valid
+    client.run(forget_peak)
+    model = dxgb.DaskXGBClassifier(n_estimators=3, tree_method="hist")
+    model.client = client
+    model.fit(X, y, eval_set=eval_set, verbose=False)
+    entries = workers_of(client).items()
+    ids = {address: entry["id"] for address, entry in entries}
+    for address, taken in client.run(peak_memory).items():
+        assert 0.8 <= predicted[ids[address]] / taken <= MOST

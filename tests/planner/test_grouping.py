@@ -1,0 +1,157 @@
+"""Query groups: what is known of them, and cuts that keep them whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustertune.core.model import Contents
+from clustertune.planner import boundaries, grouping
+from clustertune.planner.chunking import at_edges
+from clustertune.remote import content
+from clustertune.testing import layout, member, view, worker
+
+
+def array(*rows):
+    return np.array(rows, dtype=np.int64)
+
+
+def data(*pieces, X=None):
+    """Pieces with these groups, one for each row; X may be cut otherwise."""
+    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
+    rows = [len(p) for p in pieces]
+    X = rows if X is None else X
+    members = (
+        member("X", X, [0] * len(X)),
+        member("qid", rows, [0] * len(rows), contents=looked),
+    )
+    return replace(layout([1], [0]), members=members)
+
+
+# --- what is known --------------------------------------------------------------------
+
+
+def test_runs_go_on_across_pieces():
+    """A group that ends one piece and begins the next is one run."""
+    groups = grouping.of(data([1, 1, 2], [], [2, 2], [5]))
+    assert groups.values.tolist() == [1, 2, 5]
+    assert groups.counts.tolist() == [2, 3, 1]
+    assert groups.edges.tolist() == [2, 5]
+    assert groups.together
+    assert groups.ascending
+
+
+@pytest.mark.parametrize(
+    ("pieces", "together", "ascending"),
+    [
+        ([[1, 2]], True, True),
+        ([[2], [1]], True, False),
+        ([[1, 2, 1]], False, False),
+        ([[1], [2], [1]], False, False),
+        ([["a"], ["bb"]], True, True),
+        ([["b"], ["aaaa"]], True, False),
+    ],
+)
+def test_order(pieces, together, ascending):
+    """Within pieces and across them; of numbers and of texts."""
+    groups = grouping.of(data(*pieces))
+    assert (groups.together, groups.ascending) == (together, ascending)
+    assert grouping.are_in_order(groups, "")
+    assert grouping.are_in_order(groups, "together") is together
+    assert grouping.are_in_order(groups, "sorted") is ascending
+
+
+def test_where_nothing_is_known():
+    """Without groups, before they were read, or without rows."""
+    assert grouping.of(layout([1], [0])) is None
+    assert grouping.of(layout([1], [0], ("qid",))) is None
+    ends = Contents(pieces=({"ends": [1, 1]},))  # of a diagnosis
+    assert grouping.of(layout([1], [0], ("qid",), contents=ends)) is None
+    assert grouping.of(data([], [])) is None
+
+
+def test_eval_sets_have_groups_too():
+    """Their members have longer labels."""
+    looked = Contents(pieces=(content.runs(np.array([3])),))
+    valid = layout([1], [0], ("eval_set[0].qid",), contents=looked)
+    assert grouping.of(valid).label == "eval_set[0].qid"
+
+
+def test_boundaries_within_groups():
+    """Of all members, each once."""
+    known = data([1, 1], [1, 2], X=[1, 2, 1])
+    assert grouping.cut(known, grouping.of(known)).tolist() == [1, 2]
+    known = data([1, 1], [], [2, 2])
+    assert grouping.cut(known, grouping.of(known)).tolist() == []
+
+
+def test_a_million_groups():
+    """As arrays: a group costs no object."""
+    pieces = [np.repeat(np.arange(i, i + 100_000), 3) for i in range(0, 10**6, 10**5)]
+    groups = grouping.of(data(*pieces))
+    assert len(groups.counts) == 10**6
+    assert groups.ascending
+    cuts = np.arange(1, 1000) * 3000 + 1
+    assert at_edges(groups.edges, 3 * 10**6, cuts).tolist() == [3000] * 1000
+
+
+# --- cuts -----------------------------------------------------------------------------
+
+
+def test_cuts_at_edges():
+    """At the nearest; two that come to lie on one edge are one."""
+    assert at_edges(array(2, 5, 9), 12, array(3, 8)).tolist() == [2, 7, 3]
+    assert at_edges(array(2, 5, 9), 12, array(5, 6)).tolist() == [5, 7]
+    assert at_edges(array(2), 12, array(0, 11)).tolist() == [2, 10]
+    assert at_edges(array(), 12, array(6)).tolist() == [12]
+    assert at_edges(array(4), 12, array()).tolist() == [12]
+
+
+@given(st.data())
+def test_cuts_at_any_edges(data):
+    """Never within a group, each as near as can be, and no row is lost."""
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=20))
+    total = sum(sizes)
+    edges = np.cumsum(sizes)[:-1].astype(np.int64)
+    cuts = np.array(sorted(data.draw(st.lists(st.integers(0, total)))), dtype=np.int64)
+    rows = at_edges(edges, total, cuts)
+    ends = np.cumsum(rows)
+    assert ends[-1] == total
+    assert rows.min() > 0
+    assert set(ends[:-1].tolist()) <= set(edges.tolist())
+    if len(edges):
+        for wanted in cuts.tolist():
+            nearest = np.abs(edges - wanted).min()
+            assert np.abs(ends[:-1] - wanted).min() == nearest
+
+
+def test_an_empty_piece_is_none_for_a_worker():
+    """Two groups of one row are two pieces for two workers, though two are there."""
+    known = data(np.arange(0), np.arange(2))
+    seen = view([worker(0), worker(1)], [known])
+    goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
+    rows = boundaries.new_rows(known, replace(seen, goal=goal), [])
+    assert rows.tolist() == [1, 1]
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_new_pieces_end_where_groups_do(data_):
+    """Whatever the pieces were, in as many as there are workers if groups allow it."""
+    sizes = data_.draw(st.lists(st.integers(1, 9), min_size=1, max_size=20))
+    qid = np.repeat(np.arange(len(sizes)), sizes)
+    cuts = data_.draw(st.lists(st.integers(0, len(qid)), max_size=6), label="cuts")
+    known = data(*np.split(qid, sorted(cuts)))
+    workers = [worker(i) for i in range(data_.draw(st.integers(1, 4)))]
+    seen = view(workers, [known])
+    goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
+    seen = replace(seen, goal=goal)
+    rows = boundaries.new_rows(known, seen, [])
+    ends = np.cumsum(rows)
+    assert ends[-1] == len(qid)
+    assert set(ends[rows > 0].tolist()) <= set(np.cumsum(sizes).tolist())
+    assert np.count_nonzero(rows) >= min(len(workers), len(sizes))

@@ -1,0 +1,138 @@
+"""What hosts offer, summed over their workers."""
+
+import pytest
+
+from clustertune.core.model import Severity, Unknown
+from clustertune.planner.machines import (
+    by_host,
+    host_cpus,
+    host_memory,
+    unknown_findings,
+    with_scheduler,
+)
+from clustertune.testing import snapshot, worker
+
+
+def cpus(*workers):
+    """Usable and busy CPUs of the host of these workers."""
+    found = host_cpus(workers)
+    return found.usable, found.busy
+
+
+def test_workers_are_grouped_by_host_in_their_order():
+    """Every worker is in the group of its host."""
+    a, b, c = worker(0, host="h"), worker(1, host="g"), worker(2, host="h")
+    assert by_host([a, b, c]) == {"h": (a, c), "g": (b,)}
+
+
+def test_affinities_are_joined_not_added():
+    """CPUs on which several workers may run count once."""
+    every = frozenset(range(4))
+    assert cpus(worker(0, affinity=every), worker(1, affinity=every)) == (4, 2)
+
+
+def test_workers_pinned_apart_have_the_sum():
+    """Workers with CPUs of their own have all of these together."""
+    assert cpus(worker(0, nthreads=2), worker(1, nthreads=2)) == (4, 4)
+
+
+def test_a_quota_is_shared_by_all_workers_of_its_cgroup():
+    """Two workers in one cgroup of 3 CPUs have 3, not 6."""
+    quotas = (("/slice", 3.0),)
+    pair = [worker(i, nthreads=4, quotas=quotas) for i in (0, 1)]
+    assert cpus(*pair) == (3, 3)
+
+
+def test_quotas_of_different_cgroups_add_up():
+    """Two containers of 2 CPUs on one host have 4, whatever the host has."""
+    affinity = frozenset(range(16))
+    pods = [
+        worker(i, nthreads=2, affinity=affinity, quotas=((f"/pod{i}", 2.0),))
+        for i in (0, 1)
+    ]
+    assert cpus(*pods) == (4, 4)
+
+
+@pytest.mark.parametrize(("outer", "usable"), [(3.0, 3.0), (8.0, 4.0)])
+def test_the_tightest_of_nested_quotas_wins(outer, usable):
+    """A quota around two others holds if it is smaller than their sum."""
+    affinity = frozenset(range(16))
+    pods = [
+        worker(i, affinity=affinity, quotas=((f"/job/{i}", 2.0), ("/job", outer)))
+        for i in (0, 1)
+    ]
+    assert cpus(*pods) == (usable, 2)
+
+
+def test_threads_in_one_container_do_not_use_the_cpus_of_another():
+    """Four threads on 2 CPUs beside one thread on 4 keep 3 CPUs busy."""
+    affinity = frozenset(range(16))
+    full = worker(0, nthreads=4, affinity=affinity, quotas=(("/a", 2.0),))
+    idle = worker(1, nthreads=1, affinity=affinity, quotas=(("/b", 4.0),))
+    assert cpus(full, idle) == (6, 3)
+    assert host_cpus((full, idle)).tightest.workers == (full,)
+
+
+def test_the_tightest_limit_is_found_among_overlapping_affinities():
+    """Two threads on each of CPUs 0-1 and 1-2 are four threads on three CPUs."""
+    left = worker(0, nthreads=2, affinity=frozenset({0, 1}))
+    right = worker(1, nthreads=2, affinity=frozenset({1, 2}))
+    tightest = host_cpus((left, right)).tightest
+    assert (tightest.threads, tightest.cpus) == (4, 3)
+
+
+def test_workers_pinned_to_the_same_cpus_compete_beside_a_free_one():
+    """The CPUs of a third worker do not help the two that may not use them."""
+    pair = [worker(i, nthreads=2, affinity=frozenset({0, 1})) for i in (0, 1)]
+    free = worker(2, nthreads=1, affinity=frozenset(range(8)))
+    tightest = host_cpus((*pair, free)).tightest
+    assert (tightest.workers, tightest.cpus) == (tuple(pair), 2)
+
+
+def test_cgroups_that_cross_are_survived():
+    """Quotas that cannot be nested, as of names that clash, still give a number."""
+    a = worker(0, quotas=(("/x", 1.0), ("/y", 1.0)))
+    b = worker(1, quotas=(("/x", 1.0), ("/z", 1.0)))
+    c = worker(2, quotas=(("/y", 1.0), ("/z", 1.0)))
+    assert 0 < host_cpus((a, b, c)).usable <= 3
+
+
+def test_what_one_worker_does_not_tell_of_its_host_is_unknown():
+    """Without the facts of all workers of a host there is no sum."""
+    unknown = Unknown("no answer")
+    pair = (worker(0), worker(1, facts=unknown))
+    assert host_cpus(pair) == unknown
+    assert host_memory(pair) == unknown
+
+
+def test_the_memory_of_a_host_is_the_most_that_a_process_can_have():
+    """Workers in smaller cgroups do not make the host smaller."""
+    assert host_memory((worker(0, host_memory=5), worker(1, host_memory=9))) == 9
+
+
+@pytest.mark.parametrize(
+    ("host", "scheduler", "same"),
+    [
+        ("127.0.0.1", "tcp://10.0.0.1:8786", True),
+        ("10.0.0.1", "tcp://10.0.0.1:8786", True),
+        ("10.0.0.1", "tcp://10.0.0.12:8786", False),
+        ("fe80::1", "tls://[fe80::1]:8786", True),
+        ("10.0.0.1", "inproc://10.0.0.1/123/1", True),
+        ("10.0.0.2", "tcp://10.0.0.1:8786", False),
+    ],
+)
+def test_the_schedulers_host_is_recognized(host, scheduler, same):
+    """Loopback, or the host in the scheduler's address, is the scheduler's host."""
+    assert with_scheduler(host, snapshot([], scheduler=scheduler)) is same
+
+
+def test_unknown_facts_are_grouped_by_reason():
+    """A thousand workers that do not answer are one finding, its reason made safe."""
+    mute = Unknown("no\x1banswer")
+    pairs = [(worker(i), mute) for i in range(1000)] + [(worker(1000), 4)]
+    (finding,) = unknown_findings("usable CPUs", pairs)
+    assert finding.severity is Severity.unknown
+    assert len(finding.subject) == 1000
+    assert finding.message == (
+        "usable CPUs of workers 0, 1, 2 and 997 more unknown: no\\x1banswer"
+    )

@@ -1,0 +1,113 @@
+"""Room for the given pieces: below the first line at which a worker acts."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustertune.core.model import Unknown
+from clustertune.planner.memory import fixed_bytes, limit, room
+from clustertune.testing import layout, view, worker
+
+LIMIT = 1000
+PIECES = layout([10, 10], [0, 0], ["X"], row_bytes={"X": 10})  # 200 bytes on worker 0
+
+
+def one(**overrides: object) -> float:
+    """The room of one worker that holds PIECES."""
+    given = {"memory_limit": LIMIT, "process": 200, "managed": 200} | overrides
+    return float(room(view([worker(0, **given)], [PIECES]))[0])
+
+
+def test_a_worker_with_nothing_else_has_room_up_to_its_target() -> None:
+    """Managed memory may grow to the target, which acts first on an idle worker."""
+    assert one() == 600
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"target": 0.9, "spill": 0.7, "pause": 0.8}, 700),
+        ({"target": 0.9, "spill": 0.8, "pause": 0.7}, 700),
+        ({"target": None, "spill": 0.5, "pause": 0.8}, 500),
+        ({"target": None, "spill": None, "pause": 0.8}, 800),
+        ({"target": None, "spill": None, "pause": None}, 1000),
+        ({"target": 0.3, "spill": None, "pause": None}, 300),
+    ],
+)
+def test_the_lowest_line_counts(overrides: dict[str, float], expected: float) -> None:
+    """Whichever of target, spill and pause comes first is the line; off is no line."""
+    assert one(**overrides) == pytest.approx(expected)
+
+
+def test_unmanaged_memory_counts_for_the_process_only() -> None:
+    """The target is of managed memory: what a library keeps lowers the other lines."""
+    assert one(process=200 + 50) == 600
+    assert one(process=200 + 250) == pytest.approx(700 - 250)
+
+
+def test_workers_in_one_process() -> None:
+    """Where workers are threads of a process, each sees the keys of all of them in it;
+    what the others manage is no unmanaged memory of one."""
+    one = {"memory_limit": LIMIT, "process": 500}
+    workers = [
+        worker(0, address="inproc://10.0.0.1/77/2", managed=200, **one),
+        worker(1, address="inproc://10.0.0.1/77/5", managed=250, **one),
+        worker(2, address="inproc://10.0.0.1/78/2", managed=0, **one),
+    ]
+    assert fixed_bytes(view(workers, [PIECES])).tolist() == [50, 300, 500]
+
+
+def test_foreign_keys_count_for_both() -> None:
+    """Keys that were not given stay where they are, below target and spill alike."""
+    assert one(process=500, managed=500) == pytest.approx(600 - 300)
+    assert one(process=500, managed=500, target=0.9) == pytest.approx(700 - 300)
+
+
+def test_given_pieces_can_leave() -> None:
+    """What is given takes no room from itself, on whichever worker it lies."""
+    workers = [
+        worker(0, memory_limit=LIMIT, process=200, managed=200),
+        worker(1, memory_limit=LIMIT, process=0),
+    ]
+    seen = view(workers, [PIECES])
+    assert fixed_bytes(seen).tolist() == [0, 0]
+    assert room(seen).tolist() == [600, 600]
+
+
+def test_sizes_that_lag_behind_take_nothing() -> None:
+    """A heartbeat that does not know the newest piece yet makes nothing negative."""
+    assert fixed_bytes(view([worker(0, process=100, managed=100)], [PIECES])) == [0]
+
+
+def test_no_room_is_not_less_than_none() -> None:
+    """A worker that is full already has room for nothing."""
+    assert one(process=5000) == 0
+
+
+def test_without_a_limit_the_host_is_the_line() -> None:
+    """Workers of one host share its memory, and no threshold acts."""
+    workers = [
+        worker(0, memory_limit=0, host_memory=LIMIT, process=300, managed=200),
+        worker(1, memory_limit=0, host_memory=LIMIT, process=0),
+        worker(2, memory_limit=0, host_memory=LIMIT, process=0, host="10.0.0.9"),
+    ]
+    seen = view(workers, [PIECES])
+    assert [limit(w, seen) for w in workers] == [500, 500, 1000]
+    assert room(seen).tolist() == [400, 500, 1000]
+
+
+def test_what_is_not_known_gives_no_more_room_than_is_used() -> None:
+    """A worker that did not say its thresholds may keep its pieces, not get more."""
+    silent = {"facts": Unknown("it did not answer"), "memory_limit": LIMIT}
+    workers = [
+        worker(0, process=200, managed=200, **silent),
+        worker(1, process=0, **silent),
+    ]
+    assert room(view(workers, [PIECES])).tolist() == [200, 0]
+
+
+def test_neither_limit_nor_host_known() -> None:
+    """Without a limit and without an answer the limit is unknown, with the reason."""
+    silent = worker(0, memory_limit=0, facts=Unknown("it did not answer"))
+    assert limit(silent, view([silent])) == Unknown("it did not answer")
+    assert room(view([silent])).tolist() == [0]

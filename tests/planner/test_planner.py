@@ -1,0 +1,263 @@
+"""One phase at a time, in order; guards refuse with reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustertune import actions, checks
+from clustertune.actions import restart
+from clustertune.core.model import (
+    Burden,
+    Layout,
+    Move,
+    Moves,
+    Plan,
+    Price,
+    Restart,
+    Room,
+    Step,
+    Unknown,
+    View,
+)
+from clustertune.errors import CapacityError
+from clustertune.planner import guards, planner
+from clustertune.testing import layout, view, worker
+
+ROWS = [10, 10, 10, 10]
+UNEVEN = layout(ROWS, [0, 0, 0, 0])
+
+
+def plan(seen: View) -> Plan:
+    return planner.make_plan(checks.run(seen), seen, actions.available())
+
+
+def move(seen: View, targets: list[int], label: str = "X") -> Step:
+    """A step that brings the first keys of X to these workers of a view."""
+    keys = tuple((label, i) for i in range(len(targets)))
+    moves = Moves(
+        workers=tuple(w.address for w in seen.now.workers),
+        ceilings=(0,) * len(seen.now.workers),
+        moves=(Move(label=label, keys=keys, targets=np.array(targets)),),
+    )
+    price = Price(nbytes=1, seconds=None)
+    return Step(action="rebalance", summary="move", price=price, args=moves)
+
+
+def two(layouts: list[Layout], **overrides: Any) -> View:
+    return view([worker(0), worker(1, **overrides)], layouts)
+
+
+# --- phases -----------------------------------------------------------------------
+
+
+def test_where_nothing_is_wrong_nothing_is_planned() -> None:
+    """Data that lies well gives an empty plan of no phase, and no needs."""
+    assert plan(two([layout(ROWS, [0, 1, 0, 1])])) == Plan()
+
+
+def test_information_alone_is_no_reason_to_act() -> None:
+    """Findings that no action remedies lead to no step."""
+    seen = two([layout(ROWS, [0, 1, 0, 1])], affinity=frozenset((0,)))
+    found = checks.run(seen)
+    assert "thread_count" in {f.check for f in found}
+    assert planner.make_plan(found, seen, actions.available()) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "data", "phase", "action"),
+    [
+        (3, layout(ROWS, None), "scale", "scale"),
+        (3, UNEVEN, "scale", "scale"),
+        (2, layout(ROWS, None), "persist", "persist"),
+        (2, UNEVEN, "place", "rebalance"),
+    ],
+)
+def test_the_first_phase_that_has_something_to_do(
+    n_workers: int, data: Layout, phase: str, action: str
+) -> None:
+    """Workers come first, then loading, and placing last; one phase to a plan."""
+    seen = view([worker(0), worker(1)], [data], n_workers=n_workers)
+    found = plan(seen)
+    assert found.phase == phase
+    assert [s.action for s in found.steps] == [action]
+    assert not found.refused
+
+
+def test_every_phase_has_its_action() -> None:
+    """The phases name actions that there are."""
+    assert {name for _, name in planner.PHASES} <= set(actions.available())
+
+
+def test_steps_keep_the_order_in_which_they_were_proposed() -> None:
+    """The training data is placed before the eval sets."""
+    valid = layout([4, 4], [0, 0], ("Xv", "yv"), label="eval_set[0]")
+    seen = two([UNEVEN, valid])
+    summaries = [s.summary for s in plan(seen).steps]
+    assert ["training data" in s for s in summaries] == [True, False]
+    assert "eval_set[0]" in summaries[1]
+
+
+def test_a_dry_run_says_what_it_would_need() -> None:
+    """What is not loaded cannot be planned to the end; all that is lazy is named."""
+    weight = layout(ROWS, {"X": [0, 0, 0, 0], "w": [0, 0, 0, 0]}, ["X", "w"])
+    lazy = replace(weight.members[1], loaded=False)
+    seen = two([replace(weight, members=(weight.members[0], lazy))])
+    assert plan(seen).needs == ("rows, bytes and places of w: known once loaded",)
+    assert plan(two([UNEVEN])).needs == ()
+
+
+def test_what_does_not_fit_is_an_error() -> None:
+    """No plan is made for data that would spill wherever it lay."""
+    tiny = [worker(i, memory_limit=2500, process=0) for i in (0, 1)]
+    with pytest.raises(CapacityError):
+        plan(view(tiny, [UNEVEN]))
+
+
+# --- guards -----------------------------------------------------------------------
+
+
+def test_a_good_move_is_not_refused() -> None:
+    """Running targets, pieces in memory, known thresholds: no guard objects."""
+    seen = two([UNEVEN])
+    assert guards.refusal(move(seen, [1, 1]), seen) is None
+
+
+def test_a_step_that_moves_nothing_is_not_refused() -> None:
+    """Guards of moves do not concern other steps."""
+    gone = two([layout(ROWS, [-1, -1, -1, -1])], status="paused")
+    for action, args in (("scale", 3), ("persist", None)):
+        price = Price(nbytes=None, seconds=None)
+        step = Step(action=action, summary=action, price=price, args=args)
+        assert guards.refusal(step, gone) is None
+
+
+def test_workers_that_are_no_target_may_be_gone() -> None:
+    """Only where pieces are sent matters."""
+    seen = two([UNEVEN])
+    paused = two([UNEVEN], status="paused")
+    assert guards.refusal(move(seen, [0, 0]), paused) is None
+
+
+@pytest.mark.parametrize("status", ["paused", "closing_gracefully"])
+def test_a_target_that_no_longer_runs(status: str) -> None:
+    """A worker that pauses or closes between planning and acting gets no piece."""
+    seen = two([UNEVEN])
+    step = move(seen, [0, 1])
+    found = guards.refusal(step, two([UNEVEN], status=status))
+    assert found.guard == "targets_still_run"
+    assert found.reason == "tcp://127.0.0.1/1 no longer runs"
+    assert found.step is step
+
+
+def test_a_target_that_is_gone() -> None:
+    """Nor does one that has left, even if another has its place in the list."""
+    seen = two([UNEVEN])
+    left = view([worker(0), worker(2)], [UNEVEN])
+    found = guards.refusal(move(seen, [1]), left)
+    assert found.guard == "targets_still_run"
+
+
+def test_a_target_that_was_not_asked_for() -> None:
+    """Pieces go to workers in workers= alone."""
+    seen = two([UNEVEN])
+    wanted = replace(seen, goal=replace(seen.goal, workers=frozenset((0,))))
+    assert guards.refusal(move(seen, [1]), wanted).guard == "targets_still_run"
+    assert guards.refusal(move(seen, [0]), wanted) is None
+
+
+def test_a_piece_that_is_not_there() -> None:
+    """While a piece is computed again, nothing is moved; the member is named."""
+    torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, -1, 0, -1]})
+    seen = two([torn])
+    found = guards.refusal(move(seen, [1]), seen)
+    assert found.guard == "pieces_are_in_memory"
+    assert found.reason == "2 pieces of y are not there"
+
+
+@pytest.mark.parametrize("order", ["rows", "pieces"])
+def test_another_order_of_what_has_changed(order: str) -> None:
+    """Rows are not put in order where a piece is away, or is another one by now."""
+
+    def seen(data: Layout, **others: Any) -> View:
+        return view([worker(0), worker(1, **others)], [data], order=order)
+
+    fine = layout(ROWS, [0, 1, 0, 1])
+    (step,) = plan(seen(fine)).steps
+    assert step.action == "reorder"
+    assert guards.refusal(step, seen(fine)) is None
+    torn = layout(ROWS, {"X": [0, 1, 0, 1], "y": [0, 1, 0, -1]})
+    assert guards.refusal(step, seen(torn)).guard == "pieces_are_in_memory"
+    other = layout(ROWS, [0, 1, 0, 1], keys=tuple(("new", i) for i in range(4)))
+    assert guards.refusal(step, seen(other)).guard == "pieces_are_those_planned"
+    # whole pieces stay where they are, whoever holds them
+    found = guards.refusal(step, seen(fine, status="paused"))
+    assert (found is None) is (order == "pieces")
+
+
+def test_thresholds_that_are_not_known() -> None:
+    """A worker that does not say when it spills is not filled; the reason is kept."""
+    seen = two([UNEVEN], facts=Unknown("it hangs"))
+    found = guards.refusal(move(seen, [1]), seen)
+    assert found.guard == "thresholds_are_known"
+    assert found.reason == "thresholds of 1: unknown: it hangs"
+    assert guards.refusal(move(seen, [0]), seen) is None
+
+
+def test_a_refused_step_is_in_the_plan() -> None:
+    """A plan keeps its refused steps apart from those that may be carried out."""
+    lost = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, 0, 0, -1]})
+    found = plan(two([lost]))
+    assert found.phase == "place"
+    assert found.steps == ()
+    assert [(r.step.action, r.guard) for r in found.refused] == [
+        ("rebalance", "pieces_are_in_memory")
+    ]
+
+
+GIB = 2**30
+BURDEN = Burden(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
+
+
+@pytest.mark.parametrize(
+    ("room", "reason"),
+    [
+        (Room(memory=GIB, disk=GIB), None),
+        (Room(memory=GIB, disk=0), "may fill 1.0 GiB of memory and 0 B of disk only"),
+        (Unknown("it hangs"), "the room in its nanny is unknown: it hangs"),
+        (None, "the room in its nanny is unknown: add a worker"),
+    ],
+)
+def test_a_worker_alone(room: Any, reason: str | None) -> None:
+    """Is parked in its nanny, where that has room; what to do instead is said."""
+    others = [worker(1, status="paused")]
+    seen = view([worker(0, burden=BURDEN, room=room), *others])
+    (step,) = restart.steps(seen, {0})
+    assert isinstance(step.args, Restart)
+    assert step.args.parking
+    assert "are parked in its nanny and come back" in step.summary
+    found = guards.refusal(step, seen)
+    if reason is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert reason in found.reason
+        assert "save the data first" in found.reason
+
+
+def test_what_an_earlier_restart_left() -> None:
+    """Is brought back first, whichever workers are named; a parking worker is none."""
+    name = "clustertune-parking-1"
+    left = worker(name, parking=True, nanny=None, status="closing_gracefully")
+    seen = view([worker(0, burden=BURDEN), replace(left, burden=BURDEN)])
+    first, second = restart.steps(seen, {0, name})
+    assert first.summary.startswith("bring back 3 keys (2.0 GiB)")
+    assert isinstance(first.args, Restart)
+    assert (first.args.retire, first.args.parking) == (True, False)
+    assert set(first.args.ceilings) == {0}
+    assert guards.refusal(first, seen) is None
+    assert isinstance(second.args, Restart)
+    assert second.args.id == 0

@@ -1,0 +1,260 @@
+"""Every kind of harm is found; a good move is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from clustertune.core.model import Layout, View
+from clustertune.planner.verification import losses, moves, problems
+from clustertune.testing import layout, snapshot, view, worker
+
+ROWS = [10, 10, 10, 10]
+ALL_ON_ONE = layout(ROWS, [0, 0, 0, 0])
+
+
+def seen(*layouts: Layout, **overrides: Any) -> View:
+    return view([worker(0, **overrides), worker(1, **overrides)], layouts)
+
+
+def changed(data: Layout, label: str, **fields: Any) -> Layout:
+    """The layout with one member changed."""
+    members = tuple(
+        replace(m, **fields) if m.label == label else m for m in data.members
+    )
+    return replace(data, members=members)
+
+
+def replace_all(data: Layout, **overrides: Any) -> Layout:
+    members = tuple(replace(m, **overrides) for m in data.members)
+    return replace(data, members=members)
+
+
+# --- what is no problem ---------------------------------------------------------------
+
+
+def test_nothing_happened() -> None:
+    """The same view twice is without problems, however uneven it is."""
+    assert problems(seen(ALL_ON_ONE), seen(ALL_ON_ONE)) == ()
+
+
+def test_a_good_move() -> None:
+    """Whole pieces on another worker are no problem."""
+    assert problems(seen(ALL_ON_ONE), seen(layout(ROWS, [0, 1, 0, 1]))) == ()
+
+
+def test_a_copy_less() -> None:
+    """Of two copies one may go."""
+    twice = layout(ROWS, [[0, 1]] * 4)
+    assert problems(seen(twice), seen(layout(ROWS, [0, 1, 0, 1]))) == ()
+
+
+def test_loading() -> None:
+    """What was not loaded may come to lie anywhere, with keys and rows of its own."""
+    lazy = layout([10, 10], None)
+    unknown = changed(changed(lazy, "X", rows=None), "y", rows=None)
+    for before in (lazy, unknown):
+        after = changed(layout([10, 10], [0, 1]), "X", keys=("a", "b"))
+        assert problems(seen(before), seen(after)) == ()
+    assert problems(seen(lazy), seen(lazy)) == ()
+
+
+def test_pairs_that_were_apart_before() -> None:
+    """What clustertune did not separate is no problem of its making."""
+    torn = layout(ROWS, {"X": [0, 0, 1, 1], "y": [1, 1, 1, 1]})
+    better = layout(ROWS, {"X": [0, 0, 1, 1], "y": [0, 1, 1, 1]})
+    assert problems(seen(torn), seen(torn)) == ()
+    assert problems(seen(torn), seen(better)) == ()
+
+
+def test_a_worker_that_was_too_full_before() -> None:
+    """A worker that holds less than it did is better, even if it is still too full."""
+    tiny = {"memory_limit": 1000, "process": 0}
+    before = seen(layout(ROWS, [0, 0, 0, 0]), **tiny)  # 3,520 bytes
+    after = seen(layout(ROWS, [0, 0, 0, 1]), **tiny)
+    assert problems(before, before) == ()
+    assert len(problems(before, after)) == 1  # worker 1 alone: it was empty
+    assert problems(before, after)[0].startswith("worker 1 holds 880 bytes")
+
+
+# --- what is ----------------------------------------------------------------------
+
+
+def test_pieces_that_are_gone() -> None:
+    """A piece that nobody holds is lost, though its key is still known."""
+    after = layout(ROWS, {"X": [0, -1, 0, -1], "y": [0, 0, 0, 0]})
+    found = problems(seen(ALL_ON_ONE), seen(after))
+    assert found[0] == "2 pieces of X are nowhere in memory"
+    nowhere = changed(ALL_ON_ONE, "y", holders=None)
+    assert "4 pieces of y are nowhere in memory" in problems(
+        seen(ALL_ON_ONE), seen(nowhere)
+    )
+
+
+def test_data_that_is_no_longer_loaded() -> None:
+    """A collection that was in memory and is not is lost as a whole."""
+    found = problems(seen(ALL_ON_ONE), seen(layout(ROWS, None)))
+    assert found == tuple(f"{x} was in memory and is not now" for x in "Xy")
+
+
+def test_rows_that_changed() -> None:
+    """A piece with other rows than before is found, in whichever member."""
+    shuffled = changed(ALL_ON_ONE, "y", rows=np.array([10, 10, 20, 0]))
+    found = problems(seen(ALL_ON_ONE), seen(shuffled))
+    assert found[0] == "pieces of y have other rows than before"
+
+
+def test_rows_that_changed_on_loading() -> None:
+    """Rows that a lazy collection told are those that it must have."""
+    found = problems(seen(layout([10, 10], None)), seen(layout([10, 9], [0, 1])))
+    assert found == tuple(f"pieces of {x} have other rows than before" for x in "Xy")
+
+
+def test_keys_that_changed() -> None:
+    """Loaded pieces keep their keys: the user's own names must see them."""
+    renamed = changed(ALL_ON_ONE, "X", keys=tuple("abcd"))
+    found = problems(seen(ALL_ON_ONE), seen(renamed))
+    assert found == ("X has other keys than before",)
+
+
+def test_boundaries_that_agreed() -> None:
+    """X and y that were cut at the same rows and are not now are found."""
+    recut = changed(ALL_ON_ONE, "y", rows=np.array([5, 15, 10, 10]))
+    found = problems(seen(ALL_ON_ONE), seen(recut))
+    assert "training data: row boundaries agreed before and do not now" in found
+
+
+def test_pairs_that_were_torn() -> None:
+    """A pair that lay together and does not now is found and counted."""
+    torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, 1, 1, 0]})
+    found = problems(seen(ALL_ON_ONE), seen(torn))
+    assert found == ("training data: 2 pairs are apart, 0 were before",)
+
+
+def test_pairs_that_came_apart_on_loading() -> None:
+    """Loaded data whose pairs are apart when all is done is found."""
+    torn = layout([10, 10], {"X": [0, 0], "y": [0, 1]})
+    found = problems(seen(layout([10, 10], None)), seen(torn))
+    assert found == ("training data: 1 pairs are apart, 0 were before",)
+
+
+def test_a_worker_that_is_filled_too_far() -> None:
+    """A worker that was given more than fits below its lines is found, with figures."""
+    small = {"memory_limit": 4000, "process": 0}
+    before = seen(layout(ROWS, [0, 0, 1, 1]), **small)
+    assert problems(before, seen(layout(ROWS, [0, 0, 0, 1]), **small)) == (
+        "worker 0 holds 2,640 bytes, 2,400 fit",
+    )
+
+
+def test_every_layout_is_verified() -> None:
+    """Harm to an eval set is found as that to the training data."""
+    valid = layout([4], [0], label="eval_set[0]")
+    lost = layout([4], [-1], label="eval_set[0]")
+    found = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, lost))
+    assert found[0] == "1 pieces of X are nowhere in memory"
+    assert any(x.startswith("eval_set[0]: 1 pairs are apart") for x in found)
+
+
+def test_a_memory_manager_that_was_left_off() -> None:
+    """What was held off and not given back is said."""
+    given = [layout([10, 10], [0, 1])]
+    was = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=True)])
+    now = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=False)])
+    was, now = replace(was, layouts=tuple(given)), replace(now, layouts=tuple(given))
+    assert problems(was, was) == ()
+    assert problems(was, now) == ("Dask's memory manager does not run, unlike before",)
+
+
+# --- rows set aside, copies, moves ----------------------------------------------------
+
+
+def test_rows_that_are_set_aside_are_not_lost() -> None:
+    """They count, once."""
+    cut = layout([18, 18], [0, 1], keys=(("n", 0), ("n", 1)), ours=True, aside=4)
+    assert problems(seen(ALL_ON_ONE), seen(cut)) == ()
+    found = problems(seen(cut), seen(replace_all(cut, aside=3)))
+    assert found[0] == "X had 40 rows and has 39"
+
+
+def test_copies_of_an_eval_set_are_its_rows_again() -> None:
+    """As often as it is copied; a copy that is short is found."""
+    valid = layout([4, 3], [0, 0], ("Xv", "yv"), label="eval_set[0]")
+
+    def copied(*rows: int) -> Layout:
+        members = [
+            replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(len(rows))))
+            for m in layout([*rows], [0, 1], ("Xv", "yv"), ours=True).members
+        ]
+        return replace(valid, members=tuple(members))
+
+    assert problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, copied(7, 7))) == ()
+    assert problems(seen(ALL_ON_ONE, copied(7, 7)), seen(ALL_ON_ONE, valid)) == (
+        "Xv has other keys than before",
+        "yv has other keys than before",
+    )
+    short = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, copied(7, 6)))
+    assert short == ("Xv had 14 rows and has 13", "yv had 14 rows and has 13")
+
+
+def test_a_member_that_this_call_has_made_was_not_there() -> None:
+    """The numbers of rows, after they were put in another order."""
+    more = layout(ROWS, [0, 0, 0, 0], ("X", "y", "row_order"))
+    assert problems(seen(ALL_ON_ONE), seen(more)) == ()
+
+
+def test_pieces_that_moved() -> None:
+    """They are counted, and one is named, with the workers by their ids."""
+    assert moves(seen(ALL_ON_ONE), seen(ALL_ON_ONE)) == ()
+    moved = layout(ROWS, [0, 1, 0, 1])
+    (text,) = moves(seen(ALL_ON_ONE), seen(moved))
+    assert text == (
+        "2 pieces of the training data moved, for example number 1 from worker 0 to "
+        "worker 1"
+    )
+
+
+def test_a_surplus_copy_is_no_move() -> None:
+    """A piece stays where it was while its worker holds all of it."""
+    there = seen(layout(ROWS, [1, 1, 1, 1]))
+    assert moves(there, seen(layout(ROWS, [[0, 1]] * 4))) == ()
+    half = layout(ROWS, {"X": [[0, 1]] * 4, "y": [0, 0, 0, 0]})
+    assert len(moves(there, seen(half))) == 1
+
+
+def test_workers_that_lack_a_copied_eval_set() -> None:
+    """Each of them had one; it moved to a worker that has two now."""
+
+    def copied(where: list[int]) -> Layout:
+        made = layout([7, 0, 7, 0], where, ("Xv", "yv"), label="eval_set[0]")
+        members = [
+            replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(4)))
+            for m in made.members
+        ]
+        return replace(made, members=tuple(members))
+
+    data = layout(ROWS, [0, 0, 1, 1])
+    before = seen(data, copied([0, 0, 1, 1]))
+    assert moves(before, before) == ()
+    lost, moved = moves(before, seen(data, copied([1, 0, 1, 1])))
+    assert lost == "worker 0 lost the copy of eval_set[0]"
+    assert moved.startswith("1 piece of the eval_set[0] moved")
+    # a piece without rows is none of it
+    (moved,) = moves(before, seen(data, copied([0, 1, 1, 1])))
+    assert moved.startswith("1 piece of the eval_set[0] moved")
+
+
+def test_moves_of_what_cannot_be_compared() -> None:
+    """Other pieces, or none in memory: other checks speak of these."""
+    for other in (layout([20, 20], [1, 1]), layout(ROWS, None)):
+        assert moves(seen(ALL_ON_ONE), seen(other)) == ()
+
+
+def test_a_collection_that_is_gone() -> None:
+    """Is lost, even if what is left of its layout is as it was."""
+    both, one = layout([5, 5], [0, 1]), layout([5, 5], [0, 1], ("X",))
+    assert losses(view(layouts=[both]), view(layouts=[one])) == (
+        "y was there and is not now",
+    )
