@@ -14,10 +14,10 @@ from dask_ml.model_selection import HyperbandSearchCV
 from dask_ml.naive_bayes import GaussianNB
 from dask_ml.wrappers import Incremental
 from sklearn.linear_model import SGDClassifier
-from tests.workloads import data
 
 import clustertune
 from clustertune.integrations import libraries
+from tests.integrations.libraries import data
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,13 +9,13 @@ import dask.dataframe as dd
 import lightgbm as lgb
 import numpy as np
 import pytest
-from tests.workloads import data
 
 import clustertune
 from clustertune.core.model import Severity
 from clustertune.errors import AlignmentError, ClassCoverageError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import Handed, Rows
+from tests.integrations.libraries import data
 
 pytestmark = [
     pytest.mark.slow,

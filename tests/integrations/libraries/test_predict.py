@@ -21,11 +21,11 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tests.workloads import data
 
 from clustertune.core.sharing import share
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import Handed, Rows
+from tests.integrations.libraries import data
 from tests.integrations.libraries.models import Seen
 from tests.processes import workers_of
 

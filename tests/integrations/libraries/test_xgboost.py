@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import xgboost.dask as dxgb
-from tests.workloads import data
 
 import clustertune
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import Handed, Rows
+from tests.integrations.libraries import data
 
 pytestmark = pytest.mark.slow
 
