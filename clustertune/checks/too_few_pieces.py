@@ -33,7 +33,10 @@ ERROR = AlignmentError
 def find(view: View) -> Iterator[Finding]:
     """Find that the pieces of the training data cannot be shared out evenly."""
     layout = view.layouts[0] if view.layouts else None
-    if layout is None or not layout.aligned or not suitability.too_few(layout, view):
+    if layout is None or not layout.aligned:
+        return
+    best = suitability.fullest_share(layout, view)
+    if not suitability.is_uneven(best, view):
         return
     n_workers = suitability.n_training(view)
     n_pieces, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
@@ -51,7 +54,6 @@ def find(view: View) -> Iterator[Finding]:
         text += f" with rows for {n_workers:,} workers: "
         text += f"{plural(n_workers - n_pieces, 'worker')} cannot take part"
     else:
-        best = suitability.fullest_share(layout, view)
         text += f", the largest {int(layout.rows.max()):,} rows: one of "
         text += f"{plural(n_workers, 'worker')} has {times_text(best)} its share at "
         text += "best, and each round of a fit takes that much longer"

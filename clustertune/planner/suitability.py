@@ -53,15 +53,22 @@ def n_training(view: View) -> int:
 def fullest_share(layout: Layout, view: View) -> float:
     """Rows of the fullest worker over its share at best, of an aligned layout.
 
-    Infinity where fewer pieces have rows than workers are to train.
+    Infinity where fewer pieces have rows than workers are to train; 0 where no worker
+    is to train.
     """
-    if int((layout.rows > 0).sum()) < n_training(view):
+    n_workers = n_training(view)
+    if not n_workers:
+        return 0.0
+    if int((layout.rows > 0).sum()) < n_workers:
         return math.inf
     return attainable(layout, view)
 
 
+def is_uneven(share: float, view: View) -> bool:
+    """Whether the fullest worker's share is above the goal's tolerance."""
+    return share > 1 + view.goal.tolerance + _ROUNDING
+
+
 def too_few(layout: Layout, view: View) -> bool:
     """Whether the pieces of an aligned layout give some worker too small a share."""
-    if not n_training(view):
-        return False
-    return fullest_share(layout, view) > 1 + view.goal.tolerance + _ROUNDING
+    return is_uneven(fullest_share(layout, view), view)
