@@ -451,7 +451,7 @@ class LiveCluster:
         workers = [w.address for w in view.now.workers]
         await self._lease.ask("stay", workers=workers, places=places)
 
-    async def release(self, release: Release, notify: Notify) -> Result:
+    async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
         """Have clients want keys no more; their futures are cancelled."""
         count, nbytes, names = await self._lease.ask(
             "release_keys",
@@ -469,7 +469,7 @@ class LiveCluster:
         """Ask the cluster object for workers and wait until they are there."""
         return await self.staff.scale(n_workers, notify)
 
-    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
         """Have adaptive scaling keep to other bounds; what they were is remembered."""
         return await self.staff.adapt(bounds)
 
@@ -479,7 +479,7 @@ class LiveCluster:
         self.goal = replace(self.goal, restarted=tried)
         return await self.staff.restart(restart, notify)
 
-    async def trim(self, trim: Trim, notify: Notify) -> Result:
+    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
         """Have workers collect garbage and return free memory."""
         trimmed = self.goal.trimmed | set(trim.workers.values())
         self.goal = replace(self.goal, trimmed=trimmed)
