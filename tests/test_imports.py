@@ -26,8 +26,8 @@ ROOMS = (
     "dashboard",
     "cli",
 )
-#: modules beside the rooms, and the rooms to which they count
-BESIDE = {
+#: top-level modules, and the rooms to which they count
+TOP_LEVEL = {
     "__main__": "cli",
     "errors": "core",
     # what tests are written with
@@ -86,7 +86,7 @@ def upward(modules: Mapping[str, str]) -> list[tuple[str, str]]:
         _, _, name = module.partition(".")
         first = name.partition(".")[0]
         if first:
-            rank[module] = ROOMS.index(BESIDE.get(first, first))
+            rank[module] = ROOMS.index(TOP_LEVEL.get(first, first))
     return [
         (module, other)
         for module in rank

@@ -554,7 +554,7 @@ def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
-    """Count once each, also those that the restarted workers never held."""
+    """Count each key once, also keys that the restarted workers never held."""
 
     @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
     async def test(c: Any, s: Any, *nannies: Any) -> None:

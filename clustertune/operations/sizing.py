@@ -1,12 +1,11 @@
 """How large a cluster to start, before there is one: workers, threads, memory limits.
 
-The decision is pure: from what the data takes
-(:mod:`~clustertune.operations.dataset`), what one
-training library needs (its profile) and what a host offers. It keeps the rules by which
-a cluster is judged once it runs: a fit may fill ``memory_fraction`` of a worker's limit
-(``fit_memory``); what Dask counts stays below its target, since it spills from there
-on; a host has as many threads as CPUs (``thread_count``); and where one machine would
-do without Dask, that is said first (``one_machine``).
+The decision is pure: from what the data takes (:mod:`~clustertune.operations.dataset`),
+what one training library needs (its profile) and what a host offers. It keeps the rules
+by which a cluster is judged once it runs: a fit may fill ``memory_fraction`` of a
+worker's limit (``fit_memory``); what Dask counts stays below its target, since it
+spills from there on; a host has as many threads as CPUs (``thread_count``); and where
+one machine would do without Dask, that is said first (``one_machine``).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def whose(holdings: Collection[Holding]) -> str:
     parts = [f"other clients want ({names_text(clients)})"] if clients else []
     parts += [f"are published as {names_text(published)}"] if published else []
     parts += [f"are shared by {names_text(others)}"] if others else []
-    return " and ".join(parts) or "nobody has asked for by name"
+    return " and ".join(parts) or "no client has asked for by name"
 
 
 def at_risk(holdings: tuple[Holding, ...]) -> str:

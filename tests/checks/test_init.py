@@ -15,7 +15,7 @@ from clustertune.testing import layout, snapshot, view, worker
 PACKAGE = Path(clustertune.__file__).parent
 NAMES = sorted(p.stem for p in (PACKAGE / "checks").glob("[!_]*.py"))
 PURE = ("planner",)  # folders of modules that a check may use
-#: the same beside these
+#: single modules that a check may use
 MODULES = ("errors", "core.growth", "core.model", "core.wording")
 STANDARD = {
     "__future__",
