@@ -117,7 +117,7 @@ def stages(case):
     from clustertune.dashboard.page import Page
     from clustertune.dashboard.state import make
     from clustertune.monitor import monitor
-    from clustertune.operations import handover
+    from clustertune.operations import page_facts
     from clustertune.operations.journal import Journal
     from clustertune.planner import (
         fingerprint,
@@ -185,7 +185,7 @@ def stages(case):
             reported, [Outcome(step=s, status="done", seconds=1.0) for s in steps]
         ),
         "summary": lambda: layouts.summarize(case.layout, view),
-        "what the panel is told": lambda: handover.facts(view, found),
+        "what the panel is told": lambda: page_facts.facts(view, found),
         "panel: two updates": panel,
     }
 
@@ -220,7 +220,7 @@ def answers(case):
 def columns(case):
     """Entries of a page state."""
     from clustertune.dashboard import state
-    from clustertune.operations.handover import facts
+    from clustertune.operations.page_facts import facts
     from clustertune.planner.layouts import shares
 
     told = facts(case.view, ())["workers"]

@@ -13,23 +13,19 @@ if TYPE_CHECKING:
     from clustertune.core.report import Report as Report
     from clustertune.dashboard.showing import Panel as Panel
     from clustertune.dashboard.showing import panel as panel
-    from clustertune.operations.diagnosis import check as check
+    from clustertune.operations.check import check as check
     from clustertune.operations.history.histories import History as History
     from clustertune.operations.history.histories import history as history
-    from clustertune.operations.holding import hold as hold
-    from clustertune.operations.operations import release as release
-    from clustertune.operations.operations import resize as resize
-    from clustertune.operations.operations import restart as restart
-    from clustertune.operations.operations import scale as scale
-    from clustertune.operations.operations import trim as trim
+    from clustertune.operations.hold import hold as hold
     from clustertune.operations.planfile import StoredPlan as StoredPlan
     from clustertune.operations.planning import apply as apply
     from clustertune.operations.planning import plan as plan
     from clustertune.operations.playbooks.played import Played as Played
     from clustertune.operations.playbooks.playing import run as run
-    from clustertune.operations.preparation import last_report as last_report
-    from clustertune.operations.preparation import prepare as prepare
+    from clustertune.operations.prepare import last_report as last_report
+    from clustertune.operations.prepare import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
+    from clustertune.operations.release import release as release
     from clustertune.operations.resetting import Recreated as Recreated
     from clustertune.operations.resetting import reset as reset
     from clustertune.operations.saving import load as load
@@ -41,7 +37,11 @@ if TYPE_CHECKING:
     from clustertune.operations.scheduling.scheduling import schedules as schedules
     from clustertune.operations.sizing import Sizing as Sizing
     from clustertune.operations.sizing import size as size
-    from clustertune.operations.watcher import Monitor as Monitor
+    from clustertune.operations.watch import Monitor as Monitor
+    from clustertune.operations.workers import resize as resize
+    from clustertune.operations.workers import restart as restart
+    from clustertune.operations.workers import scale as scale
+    from clustertune.operations.workers import trim as trim
 
 __version__ = "0.1.0"
 
@@ -49,28 +49,28 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "apply": "operations.planning",
     "errors": "errors",
-    "check": "operations.diagnosis",
+    "check": "operations.check",
     "history": "operations.history.histories",
     "History": "operations.history.histories",
-    "hold": "operations.holding",
-    "last_report": "operations.preparation",
+    "hold": "operations.hold",
+    "last_report": "operations.prepare",
     "load": "operations.saving",
-    "Monitor": "operations.watcher",
+    "Monitor": "operations.watch",
     "panel": "dashboard.showing",
     "Panel": "dashboard.showing",
     "plan": "operations.planning",
     "Played": "operations.playbooks.played",
-    "prepare": "operations.preparation",
+    "prepare": "operations.prepare",
     "Prepared": "operations.prepared",
     "Recreated": "operations.resetting",
-    "release": "operations.operations",
+    "release": "operations.release",
     "Report": "core.report",
     "reset": "operations.resetting",
-    "resize": "operations.operations",
-    "restart": "operations.operations",
+    "resize": "operations.workers",
+    "restart": "operations.workers",
     "run": "operations.playbooks.playing",
     "save": "operations.saving",
-    "scale": "operations.operations",
+    "scale": "operations.workers",
     "Schedule": "operations.scheduling.scheduled",
     "schedule_restart": "operations.scheduling.scheduling",
     "schedules": "operations.scheduling.scheduling",
@@ -78,7 +78,7 @@ _PUBLIC = {
     "StoredPlan": "operations.planfile",
     "Sizing": "operations.sizing",
     "training": "training",
-    "trim": "operations.operations",
+    "trim": "operations.workers",
 }
 
 

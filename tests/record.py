@@ -23,7 +23,7 @@ from clustertune.collections import inputs
 from clustertune.core.model import Goal, View
 from clustertune.integrations import libraries
 from clustertune.monitor import recording
-from clustertune.operations import diagnosis
+from clustertune.operations import check as diagnosis
 
 FOLDER = Path(__file__).with_name("recordings")
 

@@ -25,7 +25,7 @@ from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import looking, main, running
 from clustertune.core.model import Severity
-from clustertune.operations.watcher import Monitor
+from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
 from tests.processes import soon, workers_of
 

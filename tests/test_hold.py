@@ -166,7 +166,7 @@ async def test_a_client_with_a_slow_heartbeat(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keeps its hold by the requests of the hold itself."""
-    monkeypatch.setattr("clustertune.operations.holding.REFRESH", 0.1)
+    monkeypatch.setattr("clustertune.operations.hold.REFRESH", 0.1)
     async with clustertune.hold(c) as held:
         held.monitor.interval = 3600.0
         resident = s.plugins["clustertune"]
@@ -230,7 +230,7 @@ async def test_a_hold_that_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is told at once, and the hold is taken again as soon as that is possible."""
-    monkeypatch.setattr("clustertune.operations.holding.REFRESH", 0.1)
+    monkeypatch.setattr("clustertune.operations.hold.REFRESH", 0.1)
     async with clustertune.hold(c) as held:
         resident = s.plugins["clustertune"]
         async with Client(s.address, asynchronous=True) as other:
@@ -280,7 +280,7 @@ async def test_a_plan_that_is_going_on(
     async with Client(s.address, asynchronous=True) as other:
         resident.acquire(other.id, "a long plan", "t")
         with monkeypatch.context() as patch:
-            patch.setattr("clustertune.operations.holding.PATIENCE", 0.3)
+            patch.setattr("clustertune.operations.hold.WAIT_SECONDS", 0.3)
             with pytest.raises(LeaseHeldError, match="a long plan"):
                 async with clustertune.hold(c):
                     raise AssertionError
@@ -307,7 +307,7 @@ async def test_a_watch_that_fails_is_said(
     async with clustertune.hold(c) as held:
         held.monitor.interval = 0.05
         with dask.config.set({"clustertune.checks.paused_workers.most": 1}):
-            await soon(lambda: any("watched no more" in m for m in messages(caplog)))
+            await soon(lambda: any("the hold stopped watching" in m for m in messages(caplog)))
     assert held.measures is not None
 
 

@@ -20,9 +20,9 @@ from clustertune.errors import (
     NoWorkersError,
     ScaleError,
 )
-from clustertune.operations import preparation
+from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
-from clustertune.operations.preparation import tune
+from clustertune.operations.prepare import tune
 from clustertune.planner import layouts, planner
 from clustertune.planner.evenness import attainable
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
@@ -349,12 +349,12 @@ def test_at_most_so_many_rounds() -> None:
     """Whoever undoes everything each time does not keep it busy for ever."""
     cluster = Restless(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
-    assert cluster.calls == ["move 12"] * preparation.ROUNDS
-    assert len(journal.views) == len(journal.plans) == preparation.ROUNDS + 1
+    assert cluster.calls == ["move 12"] * preparation.MAX_ROUNDS
+    assert len(journal.views) == len(journal.plans) == preparation.MAX_ROUNDS + 1
     report = journal.report(journal.status(dry_run=False), 0.0)
     assert report.status == "left"
     assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
-    assert [s.status for s in report.steps] == ["done"] * preparation.ROUNDS
+    assert [s.status for s in report.steps] == ["done"] * preparation.MAX_ROUNDS
 
 
 def test_what_is_refused_is_left() -> None:

@@ -22,9 +22,9 @@ from clustertune.errors import (
     ClassCoverageError,
     GroupOrderError,
 )
-from clustertune.operations import preparation
+from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
-from clustertune.operations.preparation import tune
+from clustertune.operations.prepare import tune
 from clustertune.planner import layouts
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 
@@ -319,7 +319,7 @@ def test_the_longest_chain() -> None:
     phases = [p.phase for p in journal.plans]
     assert phases[:4] == ["scale", "persist", "reorder", "cut"]
     assert phases[-2:] == ["replicate", ""]
-    assert len(phases) <= preparation.ROUNDS - 3
+    assert len(phases) <= preparation.MAX_ROUNDS - 3
     assert not journal.plans[-1].steps
     rows = [row for piece in cluster.contents["X"] for row in piece]
     assert rows == np.argsort(VALUES["qid"], kind="stable").tolist()

@@ -40,7 +40,7 @@ from clustertune.core.report import (
     to_html,
 )
 from clustertune.operations.journal import Journal, memory_of
-from clustertune.operations.preparation import tune
+from clustertune.operations.prepare import tune
 from clustertune.planner.layouts import summarize
 from clustertune.testing import MemoryCluster, layout, view, worker
 

@@ -14,8 +14,8 @@ from distributed import Client
 
 from clustertune import checks
 from clustertune.cli import main
-from clustertune.operations import entrance
-from clustertune.operations.entrance import refuse_wrong_settings
+from clustertune.operations import call as entrance
+from clustertune.operations.call import refuse_wrong_settings
 from clustertune.operations.history import settings as history
 
 

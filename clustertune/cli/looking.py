@@ -32,8 +32,8 @@ from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations import diagnosis
-from clustertune.operations.watcher import Monitor
+from clustertune.operations import check as checking
+from clustertune.operations.watch import Monitor
 
 
 @click.command(
@@ -123,7 +123,7 @@ def check(
     profile = _known_workload(workload)
 
     async def look(client: Client) -> tuple[Report, Sequence[str]]:
-        found: Report = await diagnosis.check(client, workload=profile)  # type: ignore[misc]
+        found: Report = await checking.check(client, workload=profile)  # type: ignore[misc]
         there: Any = await client.list_datasets()
         return found, [name for name in there if isinstance(name, str)]
 

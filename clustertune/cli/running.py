@@ -24,7 +24,7 @@ from clustertune.core.wording import printable
 from clustertune.integrations import managers
 from clustertune.monitor import connection
 from clustertune.monitor.connection import no_connection_logs
-from clustertune.operations.entrance import refuse_wrong_settings
+from clustertune.operations.call import refuse_wrong_settings
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ from clustertune.core.model import Goal
 from clustertune.dashboard import mount
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.integrations import libraries
-from clustertune.operations import diagnosis, entrance
+from clustertune.operations.call import check_client
+from clustertune.operations.check import Question, diagnose
 from clustertune.remote import ship
 
 ALONE = "`clustertune panel --serve` shows it from this machine, without the dashboard"
@@ -96,20 +97,20 @@ def panel(client: Client) -> Any:
     --------
     >>> clustertune.panel(client).show()                        # doctest: +SKIP
     """
-    entrance.check_client(client)
+    check_client(client)
     return client.sync(add_panel, client)
 
 
 async def tell(client: Client) -> None:
     """Look once, and leave what was learned with the scheduler."""
-    question = diagnosis.Question(
+    question = Question(
         client=client,
         given=inputs.NOTHING,
         goal=Goal(workload=libraries.choose(None, None)),
         workers=None,
         timeout=TIMEOUT,
     )
-    await diagnosis.diagnose(question)
+    await diagnose(question)
 
 
 async def add_panel(client: Client) -> Panel:

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Block(ABC):
-    """What begins and ends as coroutines, in the event loop of its client."""
+    """A block that begins and ends as coroutines in the event loop of its client."""
 
-    _error: BaseException | None = None  # that ended the block, if one did
+    _error: BaseException | None = None  # the error that ended the block
 
     @property
     @abstractmethod
     def client(self) -> Client:
-        """Whose event loop it is."""
+        """The client whose event loop runs the block."""
 
     @abstractmethod
     async def _begin(self) -> None: ...
@@ -39,7 +39,7 @@ class Block(ABC):
         trace: TracebackType | None,
     ) -> None:
         self._error = error
-        # also while it reconnects: what was begun has to end
+        # also while the client reconnects: the block has to end
         if self.client.status not in ("closed", "closing"):
             self.client.sync(self._end)
 

@@ -18,15 +18,16 @@ from distributed import Client
 from clustertune.core import arguments
 from clustertune.core.report import Report
 from clustertune.core.wording import names_text, printable
-from clustertune.operations import operations, preparation, publishing
+from clustertune.operations import publishing, release, workers
+from clustertune.operations.prepare import prepare
 
 VERBS: Mapping[str, Any] = {
     "prepare": publishing.prepare_datasets,
-    "release": operations.release,
-    "resize": operations.resize,
-    "restart": operations.restart,
-    "scale": operations.scale,
-    "trim": operations.trim,
+    "release": release.release,
+    "resize": workers.resize,
+    "restart": workers.restart,
+    "scale": workers.scale,
+    "trim": workers.trim,
 }
 #: verbs that take names, and of what
 NAMED = {"prepare": "published data sets", "release": "prefixes of keys"}
@@ -115,7 +116,7 @@ def options_of(verb: str) -> Mapping[str, Any]:
     """Options that a plan of this verb may have, with their defaults."""
     parameters = dict(signature(VERBS[verb]).parameters)
     if verb == "prepare":  # it hands others on
-        parameters = dict(signature(preparation.prepare).parameters) | parameters
+        parameters = dict(signature(prepare).parameters) | parameters
     named = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return {
         name: p.default

@@ -1,8 +1,7 @@
-"""What was done to a cluster, in Dask's own event log: topic ``clustertune``.
+"""Log calls that changed a cluster in Dask's event log: topic ``clustertune``.
 
-Whoever looks after the cluster reads there, with Dask alone, who has changed what, why,
-and what it was before and after: ``client.get_events("clustertune")``. What the
-resident does is noted there, too, as it begins and ends; these are the calls.
+``client.get_events("clustertune")`` shows, with Dask alone, who changed what and why,
+and the state before and after. The scheduler plugin logs its own work there, too.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ from clustertune.operations.journal import Journal
 logger = logging.getLogger("clustertune")
 
 TOPIC = "clustertune"
-PATIENCE = 5.0  # seconds in which the scheduler takes a note
-MOST = 50  # steps, and characters of texts times ten: the log is kept in memory
+LOG_SECONDS = 5.0  # time limit of a request to log
+# the scheduler keeps the log in memory
+MAX_STEPS = 50
+MAX_TEXT = 500  # characters
 
 
 async def log_call(client: Client, action: str, status: str, journal: Journal) -> None:
-    """Note what a call has done, if it has done anything."""
+    """Log a call, if it has begun any step."""
     if not journal.outcomes:
         return
     steps = [
@@ -45,7 +46,7 @@ async def log_call(client: Client, action: str, status: str, journal: Journal) -
             "nbytes": None if o.nbytes is None else int(o.nbytes),
             "reason": _short(o.reason),
         }
-        for o in journal.outcomes[:MOST]
+        for o in journal.outcomes[:MAX_STEPS]
     ]
     await log_done(
         client,
@@ -67,20 +68,20 @@ async def log_done(
     after: Mapping[str, Any],
     **more: Any,
 ) -> None:
-    """Note that something was done; a scheduler that is gone is none the worse for it.
+    """Log an operation; do nothing if the scheduler is gone.
 
     Parameters
     ----------
     client
-        Whose cluster it was done to.
+        A client of the cluster.
     action
-        What was called, like ``"restart"``.
+        The name of the call, such as ``"restart"``.
     status
-        As of a report: ``"done"``, ``"left"``, ``"failed"``.
+        The status of the report: ``"done"``, ``"left"``, ``"failed"``.
     before, after
-        What there was to see then: text, numbers, lists and mappings with text keys.
+        The state then: text, numbers, lists and mappings with text keys.
     **more
-        The same, about what was done.
+        The same, about the operation.
     """
     event = {
         "action": action,
@@ -98,10 +99,10 @@ async def log_done(
         return
     try:
         noted = scheduler.log_event(topic=TOPIC, msg=event)
-        await asyncio.wait_for(noted, PATIENCE)
-    # whatever it is, what was done is done, and its caller is to learn of that
+        await asyncio.wait_for(noted, LOG_SECONDS)
+    # any error: the operation itself has ended, and its result must reach the caller
     except Exception as error:  # noqa: BLE001
-        logger.warning("clustertune could not note in Dask's event log: %r", error)
+        logger.warning("clustertune could not write to Dask's event log: %r", error)
 
 
 def who() -> str:
@@ -118,9 +119,9 @@ _reason: ContextVar[str | None] = ContextVar("reason", default=None)
 
 @contextmanager
 def because(reason: str | None) -> Iterator[None]:
-    """Log this reason for what the task that runs the block does, and no other task.
+    """Log this reason for the calls in the block, in this task only.
 
-    None leaves the reason of Dask's configuration.
+    None: the reason in Dask's configuration.
     """
     token = _reason.set(reason)
     try:
@@ -142,7 +143,7 @@ def why() -> str | None:
 
 
 def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
-    """What there is to see, as short plain data (pure)."""
+    """The state of a view as short plain data (pure)."""
     workers = [w for w in view.now.workers if not w.parking]
     severities = Counter(str(f.severity) for f in found if f.severity > Severity.info)
     return {
@@ -165,11 +166,11 @@ def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
 
 
 def _state_in(journal: Journal, place: int) -> dict[str, Any]:
-    """Of its first look, or its last."""
-    # a last look may have been interrupted before anything was found in it
+    """The state at the first look (0) or the last (-1)."""
+    # the last look may have been interrupted before the checks ran
     seen = zip(journal.views, journal.findings, strict=False)
     return state(*list(seen)[place])
 
 
 def _short(text: str) -> str:
-    return printable(text, longest=10 * MOST)
+    return printable(text, longest=MAX_TEXT)

@@ -1,4 +1,4 @@
-"""What a run has seen and done so far, and the report that is made of it."""
+"""The journal of a call: views, findings, plans, outcomes; and its report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from dataclasses import dataclass, field, replace
 
 from clustertune.core import report
 from clustertune.core.counts import Done
-from clustertune.core.model import Finding, Layout, Outcome, Plan, Trim, View
+from clustertune.core.model import (
+    Finding,
+    Goal,
+    Layout,
+    Outcome,
+    Plan,
+    Reorder,
+    Restart,
+    Trim,
+    View,
+)
 from clustertune.core.report import Report, WorkerMemory
 from clustertune.planner import forecast, layouts
 from clustertune.planner.sizes import held_bytes
@@ -18,20 +28,52 @@ from clustertune.planner.thresholds import ceiling
 
 @dataclass
 class Journal:
-    """Written by the main loop, in order; readable at any moment."""
+    """Written while a call runs, in order; readable at any moment."""
 
     views: list[View] = field(default_factory=list)
     findings: list[tuple[Finding, ...]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def given(self, now: View) -> int | None:
+    def add(self, view: View, found: tuple[Finding, ...]) -> None:
+        """Note what a look has shown."""
+        self.views.append(view)
+        self.findings.append(found)
+
+    def continued(self, now: View) -> View:
+        """The view, with what this run has done before it."""
+        return replace(
+            now,
+            goal=self._goal(now.goal),
+            given=self._given(now),
+            replaced=self._replaced(now),
+        )
+
+    def _goal(self, goal: Goal) -> Goal:
+        """The goal without the parts that this run has finished."""
+        begun = [o.step for o in self.outcomes if o.seconds is not None]
+        args = [step.args for step in begun]
+        first = self.views[0].layouts[:1] if self.views else ()
+        shuffled = any(
+            isinstance(a, Reorder) and not a.by and a.layout == first[0].label
+            for a in args
+        )
+        return replace(
+            goal,
+            order="" if shuffled else goal.order,
+            restarted=goal.restarted | {a.id for a in args if isinstance(a, Restart)},
+            trimmed=goal.trimmed.union(
+                *(a.workers.values() for a in args if isinstance(a, Trim))
+            ),
+        )
+
+    def _given(self, now: View) -> int | None:
         """Partitions of the training data before this run has cut any."""
         first = next(iter((self.views or [now])[0].layouts), None)
         return None if first is None else first.members[0].n_pieces
 
-    def replaced(self, now: View) -> dict[str | int, int]:
-        """Bytes on workers of given pieces of which this call has made others."""
+    def _replaced(self, now: View) -> dict[str | int, int]:
+        """Bytes, by worker, of given partitions that this call has replaced."""
         found: Counter[str | int] = Counter()
         if now.goal.release_inputs:
             return found
@@ -58,23 +100,23 @@ class Journal:
         ]
 
     def status(self, dry_run: bool) -> str:
-        """How a run that did not fail has ended."""
+        """The status of a ``prepare`` that did not fail."""
         last = self.plans[-1]
         if dry_run:
             return "planned"
-        # rows that nobody could count are not known to be even, nor to be paired
+        # rows that could not be counted are not known to be even or paired
         view = self.views[-1]
         unknown = any(not (x.loaded and x.aligned) for x in view.layouts)
-        # unless only a part of the work was asked for
+        # a call that is limited to some steps need not load the data
         unknown = unknown and view.loads and not view.goal.only
         if last.steps or last.refused or unknown:
             return "left"
         return "done" if self.outcomes else "fine"
 
     def report(self, status: str, seconds: float, error: str = "") -> Report:
-        """What was seen, done and left."""
+        """The report of the call so far."""
         views, found = self.views, self.findings
-        # a part of the work has not prepared for any
+        # a call that is limited to some steps does not prepare for a workload
         whole = views and not views[0].goal.only
         return Report(
             status=status,
@@ -93,7 +135,7 @@ class Journal:
         )
 
     def _notes(self, status: str) -> Iterator[str]:
-        """What a plan would interrupt, or has been skipped for."""
+        """Running work that a plan would interrupt, or that made it skip steps."""
         skipped = any(o.status == "skipped" for o in self.outcomes)
         if status == "planned" or skipped:
             yield from dict.fromkeys(n for plan in self.plans for n in plan.notes)
@@ -113,7 +155,7 @@ def _summaries(view: View) -> tuple[report.LayoutSummary, ...]:
 def memory_of(
     views: Sequence[View], outcomes: Sequence[Outcome]
 ) -> tuple[WorkerMemory, ...]:
-    """A row for each worker that a step has measured, in the order of the steps."""
+    """Memory of each worker that a step has measured, in the order of the steps."""
     lines = {w.id: ceiling(w) or None for view in views for w in view.now.workers}
     rows: dict[str | int, WorkerMemory] = {}
     for outcome in outcomes:
@@ -138,7 +180,7 @@ def memory_of(
 
 
 def error_text(error: BaseException) -> str:
-    """What is said in a report of an error that ended something."""
+    """The text of an error in a report."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
         return "interrupted"
     return str(error) or type(error).__name__

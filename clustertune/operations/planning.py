@@ -19,7 +19,8 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.monitor import monitor
-from clustertune.operations import approval, calls, entrance, events
+from clustertune.operations import calls, events, execution
+from clustertune.operations.call import check_client
 from clustertune.operations.planfile import LONGEST, StoredPlan
 from clustertune.planner import fingerprint, guards
 
@@ -86,7 +87,7 @@ def plan(
     seconds = arguments.duration("expires", expires)
     if seconds > LONGEST:
         raise ValueError(f"expires={expires!r} must be at most a year")
-    entrance.check_client(client)
+    check_client(client)
     made: StoredPlan = client.sync(_plan, client, call, seconds, progress)
     return made
 
@@ -139,7 +140,7 @@ def apply(
     """
     stored = plan if isinstance(plan, StoredPlan) else StoredPlan.load(plan)
     dry = arguments.flag("dry_run", dry_run)
-    entrance.check_client(client)
+    check_client(client)
     done: Report = client.sync(_apply, client, stored, dry, progress)
     return done
 
@@ -169,7 +170,7 @@ async def _plan(
 ) -> StoredPlan:
     identity = await monitor.identify(client)
     recorder = _Recorder()
-    with approval.asking(recorder):
+    with execution.asking(recorder):
         found = await call.make(client, dry_run=True, progress=progress)
     assert recorder.view is not None
     made = recorder.view.now.time
@@ -202,7 +203,7 @@ async def _apply(
         monitor.known(client).overhead = (seen.overhead, workers)
     because = events.why() or stored.reason or None
     with (
-        approval.asking(Comparison(stored)),
+        execution.asking(Comparison(stored)),
         events.because(because),
     ):
         try:

@@ -1,4 +1,4 @@
-"""What ``prepare`` hands over."""
+"""``Prepared``: the result of ``prepare``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from clustertune.integrations import libraries
 from clustertune.integrations.libraries import Handed
 from clustertune.operations.blocks import Block
 from clustertune.operations.history import noting
-from clustertune.operations.holding import Hold
+from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
-    """What can be done again for the same data, as coroutines."""
+class PrepareContext:
+    """What ``Prepared`` needs to verify, apply or hold; not the old collections."""
 
     client: Client
     prepare: Callable[[], Awaitable[Prepared]]
@@ -32,59 +32,61 @@ class Again:
     put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
     workload: Profile
     estimator: object = None
-    aside: Mapping[str, Any] = field(default_factory=dict)  # rows left over, by label
-    #: sizes of groups, by label of what names the groups
+    #: remaining rows by label, where workers have exactly the same number of rows
+    remainder: Mapping[str, Any] = field(default_factory=dict)
+    #: group sizes, by label of the collection of group ids
     group_sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Prepared(Block):
-    """The prepared collections and the report; unpacks into what was given, in order.
+    """The prepared collections and the report; unpacks in the order of the arguments.
 
-    Eval sets are not among what it unpacks into: they are in ``eval_set``, and in
-    ``fit_kwargs`` as the library takes them.
+    Eval sets are not unpacked. They are in ``eval_set``, and in ``fit_kwargs`` in the
+    form that the library takes.
 
     Attributes
     ----------
     X, y, others, sample_weight, qid, base_margin, init_score
-        The collections; None (``others``: empty) where none was given.
+        The collections; None (``others``: empty) if not given.
     group
-        The sizes of groups in new partitions, where ``group=`` was given; else None.
+        Group sizes in new partitions if ``group=`` was given, else None.
     eval_set : list of tuples
-        As given, prepared. For LightGBM each has its rows once for every worker.
+        The prepared eval sets. For LightGBM each worker has all their rows.
     remainder : list or None
-        Where every worker needs as many rows, those that are left over, fewer than
-        there are workers: collections in the order in which this unpacks. They are not
-        in X and y; whether to leave them out is the caller's choice. None: there are
-        none.
+        Rows that do not divide evenly, if every worker needs the same number of rows:
+        collections in the order of unpacking, with fewer rows than workers. They are
+        not in X and y. None: there are none.
     row_order : dask.array.Array or None
-        After ``sort=`` or ``shuffle=``, for every row of X the number that it had:
-        ``prediction[np.argsort(row_order)]`` is in the order that was given. (rows,)
-        of int64. None: rows are in the order in which they came.
+        After ``sort=`` or ``shuffle=``, the original number of every row of X: (rows,)
+        of int64. ``prediction[np.argsort(row_order)]`` is in the original order. None:
+        the order has not changed.
     fit_kwargs, estimator_params : dict
-        For the library that trains: ``model.set_params(**prepared.estimator_params)``
-        and ``model.fit(X, y, **prepared.fit_kwargs)``. Empty where it needs nothing.
+        Arguments of the library: ``model.set_params(**prepared.estimator_params)``
+        and ``model.fit(X, y, **prepared.fit_kwargs)``. Empty if it needs none.
     before, after : Layout
-        Where the training data lay and where it lies.
+        Layout of the training data before and after the call.
     plan : tuple of Plan
-        What was planned, a phase each; after a dry run what would be done first.
+        The plans, one for each phase; after a dry run the first phase only.
     report : Report
-        Printable; ``to_json()``; shows itself in a notebook.
+        It prints, has ``to_json()``, and displays as HTML in a notebook.
     hold : Hold
-        Of ``with prepare(...) as (X, y):``; its ``measures`` say what the run took.
+        The hold of ``with prepare(...) as (X, y):``; ``measures`` has time and memory.
 
     Examples
     --------
     >>> X, y, w = clustertune.prepare(client, X, y, sample_weight=w)  # doctest: +SKIP
     """
 
-    def __init__(self, given: Inputs, journal: Journal, report: Report, again: Again):
+    def __init__(
+        self, given: Inputs, journal: Journal, report: Report, context: PrepareContext
+    ):
         self._inputs = given
-        self._sizes = {x: _sizes(given, x, again.group_sizes) for x in given.sizes}
+        self._sizes = {x: _sizes(given, x, context.group_sizes) for x in given.sizes}
         self._given = [
             self._sizes.get(label, given.collection(label)) for label in given.training
         ]
         self._journal = journal
-        self._again = again
+        self._context = context
         self.X: Any = given.collection("X")
         self.y: Any = given.collection("y")
         self.others = tuple(
@@ -97,26 +99,26 @@ class Prepared(Block):
             _as_given(given, labels, self._sizes) for labels in given.eval_sets
         ]
         self.row_order = given.collection(ORDER)
-        aside = again.aside
-        self.remainder = [aside[given.same[x]] for x in given.training if aside] or None
+        rest = context.remainder
+        self.remainder = [rest[given.same[x]] for x in given.training if rest] or None
         self.report = report
 
     @property
     def _handed(self) -> Handed:
-        given, sizes = self._inputs, self._again.group_sizes
+        given, sizes = self._inputs, self._context.group_sizes
         return Handed(
             training=_rows(given, given.training, sizes),
             eval_sets=tuple(_rows(given, x, sizes) for x in given.eval_sets),
-            estimator=self._again.estimator,
+            estimator=self._context.estimator,
         )
 
     @cached_property
     def fit_kwargs(self) -> dict[str, Any]:
-        return libraries.fit_kwargs(self._again.workload, self._handed)
+        return libraries.fit_kwargs(self._context.workload, self._handed)
 
-    @cached_property  # a model that is shared is shared once
+    @cached_property  # a shared model is sent to the workers once
     def estimator_params(self) -> dict[str, Any]:
-        return libraries.estimator_params(self._again.workload, self._handed)
+        return libraries.estimator_params(self._context.workload, self._handed)
 
     @property
     def before(self) -> Layout:
@@ -131,42 +133,41 @@ class Prepared(Block):
         return tuple(p for p in self._journal.plans if p.steps or p.refused)
 
     def verify(self) -> Any:
-        """Look again whether every piece is where it was put, with rows and pair.
+        """Check that every partition has its rows, its companions and its worker.
 
-        One look takes a fraction of a second, so call this before each fit. If a
-        computation has copied pieces to other workers, this waits up to 5 s until
-        Dask's memory manager has dropped the copies.
+        This takes a fraction of a second, so call it before each fit. If a computation
+        has replicated partitions, it waits up to 5 s until Dask's memory manager has
+        dropped the replicas.
 
         Returns
         -------
         Report
-            Of the cluster and the data as they are now (to be awaited with an
-            asynchronous client).
+            Current state of cluster and data (awaitable with an asynchronous client).
 
         Raises
         ------
         LayoutChanged
-            Something is lost, has other rows, is apart from its pair or on another
-            worker, or a worker lacks its copy of an eval set; the text names it.
+            A partition is lost, has other rows, is apart from its companions or on
+            another worker, or a worker lacks its replica of an eval set.
         """
-        return self._again.client.sync(self._again.verify, self._journal)
+        return self._context.client.sync(self._context.verify, self._journal)
 
     def apply(self) -> Any:
-        """Do what a dry run has planned: looks again, plans again, and acts.
+        """Carry out a dry run: look again, plan again, and act.
 
         Returns
         -------
         Prepared
-            As if ``prepare`` had been called without ``dry_run`` (to be awaited with
-            an asynchronous client).
+            As of ``prepare`` without ``dry_run`` (awaitable with an asynchronous
+            client).
         """
-        return self._again.client.sync(self._again.prepare)
+        return self._context.client.sync(self._context.prepare)
 
     # --- hold -------------------------------------------------------------------------
 
     @property
     def client(self) -> Client:
-        return self._again.client
+        return self._context.client
 
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
@@ -177,7 +178,7 @@ class Prepared(Block):
 
     async def _end(self) -> None:
         await self.hold.__aexit__(None, self._error, None)
-        await self._again.put_bounds_back()
+        await self._context.put_bounds_back()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._given)
@@ -200,14 +201,14 @@ class Prepared(Block):
 
 
 def _sizes(given: Inputs, label: str, made: Mapping[str, Any]) -> Any:
-    """Sizes of groups in the partitions that there are; after a dry run as given."""
+    """Group sizes in the current partitions; after a dry run as given."""
     return made.get(given.same[label], given.sizes[label])
 
 
 def _as_given(
     given: Inputs, labels: tuple[str, ...], sizes: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """An eval set in the form in which it was given."""
+    """An eval set in the form of the argument."""
     X, y, *companions = labels
     named = {
         "group" if x in sizes else x.rpartition(".")[2]: sizes.get(
@@ -231,6 +232,6 @@ def _rows(
 
 
 _UNPACK = (
-    "this is what clustertune.prepare returned, not an array or a frame; unpack it: "
+    "this is the result of clustertune.prepare, not an array or a frame; unpack it: "
     "X, y = clustertune.prepare(client, X, y), or take its .X and .y"
 )

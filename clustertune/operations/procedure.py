@@ -1,27 +1,23 @@
-"""How every operation on workers goes: look, plan, refuse, act, look again, report.
+"""Calls that act on workers by name, or release data: restart, resize, scale, trim.
 
-What cannot be done safely is refused before anything is touched; what was begun and
-could not be done is in the report.
+Each looks, plans, refuses what cannot be done safely before anything changes, acts step
+by step, looks again, and reports what was done and left.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from time import monotonic
 from typing import Any
 
-from distributed import Client
-
 from clustertune import checks
-from clustertune.actions.cluster.live import RESTARTABLE, Asked, LiveCluster, ids_of
-from clustertune.collections import inputs
-from clustertune.core import counts
+from clustertune.actions.cluster.live import RESTARTABLE, ids_of
 from clustertune.core.model import (
+    Cluster,
     Finding,
-    Goal,
     Notify,
     Outcome,
     Plan,
@@ -29,15 +25,11 @@ from clustertune.core.model import (
     Step,
     View,
 )
-from clustertune.core.progress import Progress
-from clustertune.core.report import Report, headlines
-from clustertune.core.wording import seconds_text
-from clustertune.errors import ClustertuneError, RefusedError, TimedOutError
-from clustertune.integrations import libraries
-from clustertune.monitor import connection
-from clustertune.operations import approval, entrance, events, executor, handover
-from clustertune.operations.history import noting
-from clustertune.operations.journal import Journal, error_text
+from clustertune.core.report import Report
+from clustertune.errors import RefusedError
+from clustertune.operations import execution, page_facts
+from clustertune.operations.call import Call, Run, check_client
+from clustertune.operations.journal import Journal
 from clustertune.planner import guards, interruptions, planner
 
 Ids = Collection[str | int]
@@ -46,93 +38,42 @@ Then = Callable[[View, Ids, tuple[Finding, ...]], Iterator[Step]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Procedure:
-    """A call, its arguments checked.
+class Procedure(Call):
+    """A call of which the caller proposes the steps.
 
     Attributes
     ----------
     steps
-        From what is seen, and the ids of the workers that were named, what to do.
+        Returns the steps, from the view and the ids of the named workers.
     then
-        What to do when ``steps`` are done, from another look and its findings.
-    asked
-        What looks are to tell besides.
-    needs
-        Statuses, in one of which some worker has to be; none: no worker has to be
-        there.
+        Returns the steps that follow, from another look and its findings.
     """
 
-    client: Client
-    name: str
     steps: Steps
     then: Then | None = None
-    timeout: float
-    dry_run: bool
-    progress: bool | Notify | None
-    given: inputs.Inputs = inputs.NOTHING
-    workers: tuple[str | int, ...] | None = None
-    asked: Asked = field(default_factory=Asked)
     needs: tuple[str, ...] = RESTARTABLE
 
 
 async def carry_out(procedure: Procedure) -> Report:
-    """Do it, and report; errors have the report as far as it came."""
-    progress, journal, start = Progress(procedure.progress), Journal(), monotonic()
-    entrance.check_client(procedure.client, procedure.given)
-
-    def remaining() -> float:
-        return start + procedure.timeout - monotonic()
-
-    cluster = LiveCluster(
-        procedure.client,
-        procedure.given,
-        Goal(workload=libraries.choose(None)),
-        remaining,
-        asked=procedure.asked,
+    """Carry out a procedure, and report; errors carry the report so far."""
+    check_client(procedure.client, procedure.given)
+    run = Run(procedure)
+    return await run.finish(
+        _work(procedure, run),
+        lambda: _status(procedure, run.journal),
+        # findings that the page shows of data stay
+        lambda view, _: page_facts.of_workers(view),
     )
-    try:
-        work = _work(procedure, cluster, journal, progress.notify)
-        await asyncio.wait_for(work, procedure.timeout)
-    except BaseException as error:
-        await asyncio.shield(cluster.staff.put_bounds_back())
-        ours = _explained(error, procedure)
-        text = error_text(ours)
-        journal.stop()
-        report = journal.report("failed", monotonic() - start, text)
-        report = await noting.note_call(procedure.name, journal, report)
-        attach(ours, report)
-        progress.finish(headlines(report))
-        if journal.outcomes:  # one that was refused has not done anything
-            await asyncio.shield(cluster.keep(report.to_json()))
-        await _note(procedure, "failed", journal)
-        if ours is error:
-            raise
-        raise ours from error
-    report = journal.report(_status(procedure, journal), monotonic() - start)
-    report = await noting.note_call(procedure.name, journal, report)
-    progress.finish(headlines(report))
-    if not procedure.dry_run:
-        # other workers may run now, of which the panel knows nothing
-        told = handover.of_workers(journal.views[-1])
-        await cluster.keep(report.to_json(), told)
-    await _note(procedure, report.status, journal)
-    return report
 
 
-async def _note(procedure: Procedure, status: str, journal: Journal) -> None:
-    """Even where this call is being cancelled: others are to learn what was done."""
-    noted = events.log_call(procedure.client, procedure.name, status, journal)
-    await asyncio.shield(noted)
-
-
-async def _work(
-    procedure: Procedure, cluster: LiveCluster, journal: Journal, notify: Notify
-) -> None:
-    settings = checks.configured()
+async def _work(procedure: Procedure, run: Run) -> None:
+    cluster, journal, notify = run.cluster, run.journal, run.notify
     await cluster.open(None, needs=procedure.needs)
 
     async def plan(propose: Then, then: Then | None = None) -> Plan:
-        made = await _plan(procedure, cluster, journal, notify, propose, then)
+        view = journal.continued(await cluster.look(notify))
+        journal.add(view, checks.run(view, run.settings))
+        made = _plan(procedure, journal, propose, then)
         for note in () if procedure.dry_run else made.notes:
             notify(note, None)
         return made
@@ -144,32 +85,26 @@ async def _work(
         await plan(first, procedure.then)
         return
     async with cluster.lease(procedure.name, notify):
-        made = await plan(first)
-        if made.refused:
-            raise RefusedError(_reasons(made, "nothing was touched"))
-        await _act(made, cluster, journal, notify)
-        if procedure.then is not None:
-            made = await plan(procedure.then)
+        unchanged = "nothing was changed"
+        for propose in (first, procedure.then):
+            if propose is None:
+                continue
+            made = await plan(propose)
             if made.refused:
-                raise RefusedError(_reasons(made, "nothing else was touched"))
+                raise RefusedError(_reasons(made, unchanged))
             await _act(made, cluster, journal, notify)
-        view = await cluster.look(notify)
-        journal.views.append(view)
-        journal.findings.append(checks.run(view, settings))
+            unchanged = "nothing else was changed"
+        view = journal.continued(await cluster.look(notify))
+        journal.add(view, checks.run(view, run.settings))
         journal.plans.append(Plan(phase=procedure.name))
 
 
-async def _plan(
-    procedure: Procedure,
-    cluster: LiveCluster,
-    journal: Journal,
-    notify: Notify,
-    propose: Then,
-    then: Then | None = None,
+def _plan(
+    procedure: Procedure, journal: Journal, propose: Then, then: Then | None = None
 ) -> Plan:
-    view = await cluster.look(notify)
+    """Plan from the last view; ``then`` follows it, as far as that is known."""
+    view, found = journal.views[-1], journal.findings[-1]
     ids = ids_of(procedure.workers, view)
-    found = checks.run(view, checks.configured())
     proposed = list(guards.sort_out(propose(view, ids, found), view))
     later = [] if then is None else list(then(view, ids, found))
     steps = tuple(step for step, no in proposed if no is None)
@@ -180,32 +115,28 @@ async def _plan(
         needs=() if then is None else (planner.known_after_trim(later),),
         notes=interruptions.notes((*steps, *later), view),
     )
-    journal.views.append(view)
-    journal.findings.append(found)
     journal.plans.append(plan)
-    approval.of_plan(view, found, plan)
+    execution.approve_plan(view, found, plan)
     return plan
 
 
-async def _act(
-    plan: Plan, cluster: LiveCluster, journal: Journal, notify: Notify
-) -> None:
-    """Steps that belong together at once; others one after the other.
+async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -> None:
+    """Carry out batches of steps one after the other.
 
     A step that changed nothing, such as the restart of a busy worker, does not stop the
-    others. After one that failed or was done in part, no other begins.
+    others. After a step that failed or was done in part, no other begins.
     """
     before = len(journal.outcomes)
-    for number, steps in enumerate(_together(plan)):
+    for number, steps in enumerate(_batches(plan)):
         if any(o.status in ("partly", "failed") for o in journal.outcomes[before:]):
-            reason = "not begun, as a step before was not done"
+            reason = "not begun, because an earlier step was not completed"
             journal.outcomes += [
                 Outcome(step=s, status="skipped", reason=reason) for s in steps
             ]
             continue
         view = await cluster.look(notify) if number else journal.views[-1]
         await _all_of(
-            executor.execute(
+            execution.execute(
                 Plan(phase=plan.phase, steps=(step,)),
                 view,
                 cluster,
@@ -217,8 +148,8 @@ async def _act(
         )
 
 
-def _together(plan: Plan) -> Iterator[tuple[Step, ...]]:
-    """Steps of workers that may be away at the same time; each other one alone."""
+def _batches(plan: Plan) -> Iterator[tuple[Step, ...]]:
+    """Batches: workers that may be away at the same time; each other step alone."""
     for _, steps in groupby(plan.steps, _batch):
         yield tuple(steps)
 
@@ -231,7 +162,7 @@ def _batch(step: Step) -> object:
 
 
 async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All at once, to their end; then what went wrong with the first of them."""
+    """Run all at once, to their end; then raise the error of the first that failed."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks)
@@ -252,30 +183,7 @@ def _status(procedure: Procedure, journal: Journal) -> str:
     return "done" if left == {"done"} else "left"
 
 
-def _reasons(plan: Plan, untouched: str) -> str:
+def _reasons(plan: Plan, unchanged: str) -> str:
     texts = [f"{r.step.summary}: {r.reason}" for r in plan.refused]
     more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
-    return f"refused, and {untouched}: {'; '.join(texts[:3])}{more}"
-
-
-def attach(error: BaseException, report: Report) -> None:
-    """Have the caller learn what was finished, undone and left, whatever ended it."""
-    account = counts.line(report.steps, report.error)
-    if isinstance(error, ClustertuneError):
-        error.report = report
-        error.args = (f"{error}; {account}",) if account else error.args
-    elif isinstance(error, asyncio.CancelledError) and account:
-        error.args = (account,)  # the command line prints it after ^C
-
-
-def _explained(error: BaseException, procedure: Procedure) -> BaseException:
-    if found := connection.lost(procedure.client, error):
-        return found
-    if isinstance(error, asyncio.TimeoutError) and not isinstance(
-        error, ClustertuneError
-    ):
-        return TimedOutError(
-            f"{procedure.name} was not done within {seconds_text(procedure.timeout)}; "
-            "give a longer timeout"
-        )
-    return error
+    return f"refused, and {unchanged}: {'; '.join(texts[:3])}{more}"

@@ -38,7 +38,8 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations import entrance, preparation
+from clustertune.operations.call import check_client
+from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 from clustertune.remote import keys
 
@@ -122,7 +123,7 @@ def prepare_datasets(
         progress=progress,
         options=options,
     )
-    entrance.check_client(client)
+    check_client(client)
     # of an asynchronous client it is to be awaited
     report: Report = client.sync(_prepare, request)
     return report
@@ -301,8 +302,8 @@ async def _prepare(request: _Request) -> Report:
         _refuse_other(name, data)
     await _refuse_taken(request, beside)
     given, named = roles.given(old)
-    prepare: Any = preparation.prepare  # in its client's event loop it is to be awaited
-    prepared: Prepared = await prepare(
+    preparing: Any = prepare  # in its client's event loop it is to be awaited
+    prepared: Prepared = await preparing(
         client,
         *given,
         **named,

@@ -50,7 +50,8 @@ from clustertune.errors import (
 from clustertune.integrations import libraries, managers
 from clustertune.integrations.managers import Offer, Wanted
 from clustertune.monitor import monitor
-from clustertune.operations import entrance, events, manifests, publishing, saving
+from clustertune.operations import events, manifests, publishing, saving
+from clustertune.operations.call import check_client
 from clustertune.operations.history import noting
 from clustertune.operations.journal import Journal
 from clustertune.operations.losses import Loss, losses, objection
@@ -205,7 +206,7 @@ def reset(
         timeout=arguments.duration("timeout", timeout),
         progress=progress,
     )
-    entrance.check_client(client)
+    check_client(client)
     if operation.asynchronous:
         return _awaited(operation)  # type: ignore[return-value] # to be awaited
     found: Recreated = client.sync(_carry_out, operation)
@@ -334,7 +335,7 @@ async def _work(
         *await publishing.fetch(client, operation.datasets),
     )
     given = inputs.of_rows(collections)
-    entrance.check_client(client, given)
+    check_client(client, given)
     goal = Goal(workload=libraries.choose(None))
     cluster = LiveCluster(client, given, goal, remaining)
     await cluster.open(None, needs=())

@@ -47,7 +47,8 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import connection, monitor
-from clustertune.operations import entrance, manifests
+from clustertune.operations import manifests
+from clustertune.operations.call import check_client
 from clustertune.operations.manifests import MANIFEST, SCHEMA_VERSION, Target
 from clustertune.remote import pieces, ship
 
@@ -112,7 +113,7 @@ def save(
     seconds = arguments.duration("timeout", timeout)
 
     async def work(notify: Notify, remaining: Remaining) -> None:
-        entrance.check_client(client, given)
+        check_client(client, given)
         goal = Goal(workload=libraries.choose(None))
         cluster = LiveCluster(client, given, goal, remaining)
         await cluster.open(None)
@@ -164,7 +165,7 @@ def load(
     seconds = arguments.duration("timeout", timeout)
 
     async def work(notify: Notify, remaining: Remaining) -> tuple[Any, ...]:
-        entrance.check_client(client)
+        check_client(client)
         return await read(client, place, notify, remaining)
 
     found: tuple[Any, ...] = client.sync(_within, work, "load", seconds, progress)

@@ -23,9 +23,9 @@ from clustertune.core.model import Key
 from clustertune.core.wording import printable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.monitor import monitor
-from clustertune.operations import entrance
-from clustertune.operations.holding import hold
-from clustertune.operations.preparation import prepare
+from clustertune.operations.call import check_client
+from clustertune.operations.hold import hold
+from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 from clustertune.remote import roles as remote
 from clustertune.remote import ship
@@ -125,7 +125,7 @@ def run_roles(
     ...             roles.stop()
     ...     models = roles.result()["worker"]                   # doctest: +SKIP
     """
-    entrance.check_client(client)
+    check_client(client)
     _refuse_roles(roles)
     chosen = frameworks.choose(framework, roles)
     request = _Request(
@@ -226,7 +226,7 @@ def _collections(client: Client, data: Any) -> tuple[Any, ...]:
     found = tuple(data) if prepared else (data,)
     if not found:
         raise ValueError("data is empty; leave it out, or give data=(X, y)")
-    entrance.check_client(client, inputs.of_rows(found))
+    check_client(client, inputs.of_rows(found))
     return found
 
 

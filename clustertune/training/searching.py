@@ -28,7 +28,7 @@ from clustertune.core import arguments
 from clustertune.core.wording import printable
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.monitor import monitor
-from clustertune.operations import entrance
+from clustertune.operations.call import check_client
 from clustertune.remote import copies, fits, pools, probe, ship
 from clustertune.training import room, worth
 from clustertune.training.room import Seat
@@ -171,7 +171,7 @@ def joblib_backend(
         ) from error
     from clustertune.training.fitting import Fitting
 
-    entrance.check_client(client)
+    check_client(client)
     _refuse_arrays(client, arrays)
     fraction = arguments.fraction("memory_fraction", memory_fraction)
     inner = arguments.count("inner_threads", inner_threads)

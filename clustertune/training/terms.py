@@ -22,7 +22,7 @@ from distributed import Client, Future
 from clustertune.collections import inputs
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import AlignmentError
-from clustertune.operations import entrance
+from clustertune.operations.call import check_client
 
 LARGE = 10_000_000  # bytes of items that had better lie on the cluster, as Dask says
 
@@ -71,7 +71,7 @@ def check(client: Any, func: Any, items: Any, broadcast: Any, reduce: Any) -> Te
     AlignmentError
         Collections are not row-aligned, or cut in columns.
     """
-    entrance.check_client(client)
+    check_client(client)
     for name, value in {"func": func, "reduce": reduce}.items():
         if not callable(value) and not (name == "reduce" and value is None):
             raise TypeError(f"{name} must be a function; it was {_type(value)}")
@@ -208,7 +208,7 @@ def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
 
 def _with_collections(terms: Terms, items: tuple[Any, ...]) -> Terms:
     given = inputs.of_rows(items)
-    entrance.check_client(terms.client, given)
+    check_client(terms.client, given)
     collections = {label: given.collection(label) for label in given.training}
     rows = {label: _rows(label, x) for label, x in collections.items()}
     first, *rest = rows

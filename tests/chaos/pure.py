@@ -9,13 +9,14 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
+from clustertune import checks
 from clustertune.actions import adapt as adapting
 from clustertune.actions import release, restart, retire, scale, trim
 from clustertune.core.model import Severity, Size, View
 from clustertune.errors import ClustertuneError
 from clustertune.operations import procedure
 from clustertune.operations.journal import Journal
-from clustertune.operations.preparation import tune
+from clustertune.operations.prepare import tune
 from clustertune.operations.procedure import Procedure
 from clustertune.planner import layouts, verification
 from clustertune.planner.evenness import attainable
@@ -92,13 +93,9 @@ async def _operate(case: Case, cluster: Struck, journal: Journal) -> str:
         progress=None,
     )
     port: Any = cluster
-    plan = await procedure._plan(
-        order,
-        port,
-        journal,
-        lambda *_: None,
-        lambda view, ids, _: order.steps(view, ids),
-    )
+    view = journal.continued(await port.look(lambda *_: None))
+    journal.add(view, checks.run(view, checks.configured()))
+    plan = procedure._plan(order, journal, lambda view, ids, _: order.steps(view, ids))
     if case.dry_run:
         return "planned"
     if plan.refused:

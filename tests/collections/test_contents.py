@@ -14,7 +14,7 @@ from distributed import wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.utils_test import gen_cluster
 
-from clustertune.actions.cluster.live import Asked, LiveCluster
+from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
 from clustertune.collections.inputs import Given
 from clustertune.core.model import Contents, Goal
@@ -135,7 +135,9 @@ async def test_one_task_for_each_thread(c, s, a, b):
     s.add_plugin(begun := Begun(s))
     given = inputs.gather(y.reshape(-1, 1), y, (), {}, None)
     wanted = Goal(workload=replace(generic.PROFILE, needs_all_classes=True))
-    cluster = LiveCluster(c, given, wanted, lambda: 30.0, asked=Asked(values=True))
+    cluster = LiveCluster(
+        c, given, wanted, lambda: 30.0, options=LookOptions(values=True)
+    )
     await cluster.open(None)
     seen = await cluster.look(lambda *_: None)
     (found,) = (m.contents for m in seen.layouts[0].members if m.label == "y")

@@ -22,7 +22,7 @@ from clustertune.collections import inputs, loading
 from clustertune.collections.inputs import Given, Inputs
 from clustertune.core.model import Goal
 from clustertune.integrations.libraries import generic
-from clustertune.operations import entrance
+from clustertune.operations import call as entrance
 
 X = da.ones((100, 4), chunks=(10, 4))
 Y = da.zeros(100, chunks=10)

@@ -9,7 +9,7 @@ from clustertune import checks
 from clustertune.dashboard import state as states
 from clustertune.dashboard import words
 from clustertune.dashboard.state import verdict
-from clustertune.operations import handover
+from clustertune.operations import page_facts
 from tests.dashboard.states import finding, of
 
 
@@ -117,8 +117,8 @@ def test_what_is_unusual_about_a_worker_is_a_word() -> None:
 
 
 def test_without_a_limit_there_are_no_thresholds() -> None:
-    assert handover.thresholds(0, (0.6, 0.7, None, 0.95)) == [None] * 4
-    assert handover.thresholds(100, (0.6, 0.7, None, 0.95)) == [60, 70, None, 95]
+    assert page_facts.thresholds(0, (0.6, 0.7, None, 0.95)) == [None] * 4
+    assert page_facts.thresholds(100, (0.6, 0.7, None, 0.95)) == [60, 70, None, 95]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -28,12 +28,12 @@ from clustertune.core.model import (
 )
 from clustertune.core.report import Report, planned
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
-from clustertune.operations import approval, events
+from clustertune.operations import events, execution
 from clustertune.operations.calls import Call
 from clustertune.operations.journal import Journal
 from clustertune.operations.planfile import StoredPlan
 from clustertune.operations.planning import Comparison, refuse_other
-from clustertune.operations.preparation import tune
+from clustertune.operations.prepare import tune
 from clustertune.planner import fingerprint
 from clustertune.testing import MemoryCluster, layout, view, worker
 
@@ -80,7 +80,7 @@ def test_what_is_as_planned_is_done() -> None:
     """And what follows from it, too."""
     comparison = kept(crowded())
     cluster = crowded()
-    with approval.asking(comparison):
+    with execution.asking(comparison):
         assert tuned(cluster).status(dry_run=False) == "done"
     assert cluster.calls == ["move 8"]
 
@@ -91,7 +91,7 @@ def test_what_has_changed_stops_it() -> None:
     cluster = crowded()
     cluster.workers.popitem()
     with (
-        approval.asking(comparison),
+        execution.asking(comparison),
         pytest.raises(ChangedError, match=r"nothing was done: worker 2 is gone; "),
     ):
         tuned(cluster)
@@ -108,7 +108,7 @@ def test_a_worker_that_goes_meanwhile_stops_it() -> None:
     comparison = kept(crowded())
     cluster = crowded(fault=leave)
     with (
-        approval.asking(comparison),
+        execution.asking(comparison),
         pytest.raises(ChangedError, match="stopped before the next step: worker 2: go"),
     ):
         tuned(cluster)

@@ -83,16 +83,16 @@ RESTARTABLE = ("running", "paused", "closing_gracefully")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What looks are to tell besides; the time that it takes grows with all keys."""
+class LookOptions:
+    """What a look reads in addition; the time for some grows with all keys."""
 
-    burdens: bool = False  # what each worker alone holds, and past runs
-    limit: int | None = None  # bytes of memory that workers are going to have
-    least: bool = False  # the least memory that each worker's process has had
-    holdings: bool = False  # which keys are in memory, and who wants them
-    kept: tuple[Key, ...] = ()  # that are no holdings
-    values: bool = False  # what the workload must know of the values of the data
-    by_task: bool = True  # rows of spilled partitions: a task reads each into memory
+    held_data: bool = False  # unreplicated keys of each worker, and past runs
+    limit: int | None = None  # bytes: the future memory limit of the workers
+    least_memory: bool = False  # the least memory that each process has had
+    holdings: bool = False  # keys in memory, and the clients that hold them
+    kept: tuple[Key, ...] = ()  # keys that are not listed in holdings
+    values: bool = False  # the values of the data that the workload depends on
+    read_spilled: bool = True  # count rows of spilled partitions with tasks
 
 
 class LiveCluster:
@@ -108,8 +108,8 @@ class LiveCluster:
         What the user asked for.
     remaining
         Seconds that are left for everything.
-    asked
-        What looks are to tell besides.
+    options
+        What each look reads in addition.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class LiveCluster:
         goal: Goal,
         remaining: Callable[[], float],
         *,
-        asked: Asked = Asked(),
+        options: LookOptions = LookOptions(),
     ):
         self.client = client
         self.given = given
         self.goal = goal
         self.remaining = remaining
-        self.asked = asked
+        self.options = options
         self._lease = Lease(client, remaining)
         self.staff = Staff(self._lease)
         self._computing = Computing(self._lease)
@@ -170,9 +170,22 @@ class LiveCluster:
         wanted = None if workers is None else _named(workers, known)
         if isinstance(self.goal.n_workers, int):
             self.staff.refuse_scale(self.goal.n_workers, identity["workers"])
-        self.goal = replace(self.goal, workers=wanted)
         await monitor.open_door(self.client, identity)
         self._lease.opened = True
+        kept = await self._last_partitions()
+        self.goal = replace(self.goal, workers=wanted, kept=kept)
+
+    async def _last_partitions(self) -> tuple[int, int] | None:
+        """Rows and partitions of the previous fit, if the workload keeps them."""
+        if not self.goal.workload.keeps_pieces:
+            return None
+        report = await monitor.last_report(self.client)
+        if report is None or report.workload != self.goal.workload.name:
+            return None
+        before = next(iter(report.after), None)
+        if before is None or before.rows is None:
+            return None
+        return before.rows, before.pieces
 
     def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
         """Hold the cluster's lease; waits while another plan holds it."""
@@ -195,7 +208,7 @@ class LiveCluster:
             await monitor.hear(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(
-            self.client, members, by_task=self.asked.by_task
+            self.client, members, by_task=self.options.read_spilled
         )
         self._computes = _can_compute(w.status for w in snapshot.workers)
         while self._computes and any(_is_missing_pieces(m) for m in seen):
@@ -205,10 +218,10 @@ class LiveCluster:
             await asyncio.sleep(POLL)
             await self._computing.settle(futures, notify, "loading")
             snapshot, seen = await monitor.look(
-                self.client, members, by_task=self.asked.by_task
+                self.client, members, by_task=self.options.read_spilled
             )
         layouts = self._layouts(seen)
-        if self.asked.values and self._computes:
+        if self.options.values and self._computes:
             layouts = await self._values.look(
                 self.client,
                 self.given,
@@ -217,16 +230,16 @@ class LiveCluster:
                 approved=monitor.known(self.client).addresses,
             )
         runs = None
-        if self.asked.burdens:
+        if self.options.held_data:
             snapshot = await monitor.with_burdens(
-                self.client, snapshot, self.asked.limit
+                self.client, snapshot, self.options.limit
             )
             snapshot = await inquiry.with_work(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
-        if self.asked.least:
+        if self.options.least_memory:
             snapshot = await monitor.with_least_memory(self.client, snapshot)
-        if self.asked.holdings:
-            holdings = await monitor.holdings(self.client, self.asked.kept)
+        if self.options.holdings:
+            holdings = await monitor.holdings(self.client, self.options.kept)
             snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
@@ -389,11 +402,9 @@ class LiveCluster:
         make = partial(reordering.collections, reorder, given, old, graph, futures)
         made = await asyncio.to_thread(make)
         numbers = made.pop(ORDER, None)
-        if reorder.layout == self.given.groups[0].label:
-            if numbers is not None and ORDER not in given:
-                self.given = self.given.with_companion(ORDER, numbers)
-            if not reorder.by:
-                self.goal = replace(self.goal, order="")
+        first = reorder.layout == self.given.groups[0].label
+        if first and numbers is not None and ORDER not in given:
+            self.given = self.given.with_companion(ORDER, numbers)
         # whole pieces in another order are the futures that the caller holds
         whole = reorder.whole is not None
         callers = {x for x in made.keys() & old if whole and x not in self._ours}
@@ -475,14 +486,10 @@ class LiveCluster:
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
         """Have the resident restart a worker; cancelled, it undoes what it began."""
-        tried = self.goal.restarted | {restart.id}
-        self.goal = replace(self.goal, restarted=tried)
         return await self.staff.restart(restart, notify)
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
         """Have workers collect garbage and return free memory."""
-        trimmed = self.goal.trimmed | set(trim.workers.values())
-        self.goal = replace(self.goal, trimmed=trimmed)
         return await self.staff.trim(trim)
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:
@@ -490,17 +497,6 @@ class LiveCluster:
         return await self.staff.drop(drop, notify)
 
     # --- what prepare hands over ------------------------------------------------------
-
-    async def recall_pieces(self) -> None:
-        """Learn of how many pieces the fit before was made, where that counts."""
-        if not self.goal.workload.keeps_pieces:
-            return
-        report = await monitor.last_report(self.client)
-        if report is None or report.workload != self.goal.workload.name:
-            return
-        before = next(iter(report.after), None)
-        if before is not None and before.rows is not None:
-            self.goal = replace(self.goal, kept=(before.rows, before.pieces))
 
     async def size_groups(self, view: View) -> None:
         """Make the sizes of groups, pieced like what names them and beside it."""

@@ -27,7 +27,7 @@ from clustertune.planner import machines
 from clustertune.planner.machines import Workers
 
 if TYPE_CHECKING:
-    from clustertune.operations.watcher import Monitor
+    from clustertune.operations.watch import Monitor
 
 N = TypeVar("N", int, float)
 

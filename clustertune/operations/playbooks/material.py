@@ -14,7 +14,8 @@ from clustertune.collections.inputs import COMPANIONS
 from clustertune.core.counts import Done
 from clustertune.core.report import Report
 from clustertune.core.wording import names_text
-from clustertune.operations import operations, preparation, publishing
+from clustertune.operations import publishing, release
+from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 
 
@@ -67,8 +68,8 @@ class Collections:
 
     async def prepare(self, **options: Any) -> Report:
         # of a client in its own event loop it is to be awaited
-        prepare: Any = preparation.prepare
-        done: Prepared = await prepare(
+        preparing: Any = prepare
+        done: Prepared = await preparing(
             self.client,
             self.X,
             self.y,
@@ -84,7 +85,7 @@ class Collections:
 
     async def let_go(self, *, dry_run: bool, **options: Any) -> Report:
         every = [x.collection for x in self.gather()]
-        let_go: Any = operations.let_go
+        let_go: Any = release.release_collections
         report: Report = await let_go(self.client, *every, dry_run=dry_run, **options)
         return report
 
@@ -103,8 +104,8 @@ class DataSets:
         return inputs.gather(X, y, others, {}, None)
 
     async def prepare(self, **options: Any) -> Report:
-        prepare: Any = publishing.prepare_datasets
-        report: Report = await prepare(self.client, *self.names, **options)
+        preparing: Any = publishing.prepare_datasets
+        report: Report = await preparing(self.client, *self.names, **options)
         return report
 
     async def let_go(self, *, dry_run: bool, **options: Any) -> Report:

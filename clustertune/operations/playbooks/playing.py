@@ -29,7 +29,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune import actions, checks
-from clustertune.actions.cluster.live import Asked, ids_of
+from clustertune.actions.cluster.live import LookOptions, ids_of
 from clustertune.collections import inputs
 from clustertune.collections.inputs import COMPANIONS
 from clustertune.core import arguments, model
@@ -54,8 +54,9 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations import entrance, operations
-from clustertune.operations.diagnosis import Question, diagnose
+from clustertune.operations import release, workers
+from clustertune.operations.call import check_client
+from clustertune.operations.check import Question, diagnose
 from clustertune.operations.playbooks import shelf
 from clustertune.operations.playbooks.material import Collections, DataSets, Material
 from clustertune.operations.playbooks.playbook import (
@@ -69,7 +70,7 @@ from clustertune.operations.playbooks.playbook import (
 )
 from clustertune.operations.playbooks.played import BAD, Played, PlayedStep
 from clustertune.operations.procedure import Procedure, carry_out
-from clustertune.operations.watcher import Monitor
+from clustertune.operations.watch import Monitor
 
 logger = logging.getLogger("clustertune")
 
@@ -155,7 +156,7 @@ def run(
         material = Collections(
             client=client, X=X, y=y, companions=companions, eval_set=eval_set
         )
-        entrance.check_client(client, material.gather())
+        check_client(client, material.gather())
     elif any(x is not None for x in (y, eval_set, *companions.values())):
         raise TypeError("X is None but other data is given; give X too")
     values = {key: str(value) for key, value in (settings or {}).items()}
@@ -194,7 +195,7 @@ def playing_of(
     progress: bool | Notify | None,
 ) -> Playing:
     """A call of ``run``, its arguments checked."""
-    entrance.check_client(client)
+    check_client(client)
     profile = libraries.choose(workload, estimator)
     refuse_without_data(playbook, material)
     checks.configured()  # refuses settings that are wrong
@@ -537,7 +538,7 @@ class Playing:
             return self.material.prepare(only=(do,), **given, **options)
         if do == "release":
             return self._release(options)
-        function: Callable[..., Any] = getattr(operations, do)
+        function: Callable[..., Any] = getattr(workers, do)
         called: Awaitable[Report] = function(self.client, **options)
         return called
 
@@ -570,7 +571,7 @@ class Playing:
             timeout=timeout,
             dry_run=dry_run,
             progress=progress,
-            asked=Asked(burdens=True),
+            look=LookOptions(held_data=True),
         )
         try:
             return await carry_out(procedure)
@@ -592,8 +593,8 @@ class Playing:
             assert self.material is not None
             given = await self.material.inputs()
             options["keep"] = [x.collection for x in given]
-        release: Any = operations.release
-        done: Report = await release(self.client, *prefixes, **options)
+        releasing: Any = release.release
+        done: Report = await releasing(self.client, *prefixes, **options)
         return done
 
     async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:

@@ -17,7 +17,12 @@ from typing import Any
 from distributed import Client
 
 from clustertune.actions import restart as restarting
-from clustertune.actions.cluster.live import RESTARTABLE, Asked, LiveCluster, ids_of
+from clustertune.actions.cluster.live import (
+    RESTARTABLE,
+    LiveCluster,
+    LookOptions,
+    ids_of,
+)
 from clustertune.collections import inputs
 from clustertune.core import arguments
 from clustertune.core.model import Goal, Refusal, View
@@ -25,7 +30,9 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations import diagnosis, entrance, events
+from clustertune.operations import events
+from clustertune.operations.call import check_client
+from clustertune.operations.check import Question, diagnose
 from clustertune.operations.scheduling import conditions, instants, scheduled
 from clustertune.operations.scheduling.conditions import Condition
 from clustertune.operations.scheduling.scheduled import DATA, KEPT, Schedule
@@ -118,7 +125,7 @@ def schedule_restart(
     if lasting > LONGEST:
         raise ValueError(f"expires={expires!r} must be at most a year")
     given = inputs.of_rows(collections)
-    entrance.check_client(client, given)
+    check_client(client, given)
     order = _Order(
         client=client,
         given=given,
@@ -159,7 +166,7 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
     --------
     >>> print(*clustertune.schedules(client))                 # doctest: +SKIP
     """
-    entrance.check_client(client)
+    check_client(client)
     found: tuple[Schedule, ...] = client.sync(scheduled.listed, client)
     return found
 
@@ -242,7 +249,7 @@ async def _sent(order: _Order) -> Schedule:
         order.given,
         Goal(workload=libraries.choose(None)),
         lambda: end - monotonic(),
-        asked=Asked(burdens=True, least=True, by_task=False),
+        options=LookOptions(held_data=True, least_memory=True, read_spilled=False),
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
@@ -326,14 +333,14 @@ def _lasts(refusal: Refusal, view: View) -> bool:
 
 async def _looked_for(order: _Order) -> str:
     """Look now, so that there are findings; what the last ones say of the check."""
-    question = diagnosis.Question(
+    question = Question(
         client=order.client,
         given=order.given,
         goal=Goal(workload=libraries.choose(None)),
         workers=None,
         timeout=order.timeout,
     )
-    report = await diagnosis.diagnose(question)
+    report = await diagnose(question)
     condition = order.condition
     assert condition is not None
     found = [

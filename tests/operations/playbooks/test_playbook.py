@@ -19,7 +19,6 @@ import clustertune
 from clustertune import checks
 from clustertune.core.model import Severity
 from clustertune.errors import PlaybookError
-from clustertune.operations import operations
 from clustertune.operations.playbooks import playbook, shelf
 from clustertune.operations.playbooks.plainyaml import LARGEST, Node, parse
 from clustertune.operations.playbooks.playbook import ACTIONS, KEYS, ON_DATA
@@ -134,7 +133,9 @@ def test_what_is_shipped(name: str) -> None:
 def test_arguments_are_those_of_the_functions() -> None:
     """A playbook takes no key that its function does not, nor one that loses data."""
     for name, keys in ACTIONS.items():
-        function = clustertune.prepare if name in ON_DATA else getattr(operations, name)
+        function = (
+            clustertune.prepare if name in ON_DATA else getattr(clustertune, name)
+        )
         assert set(keys) <= set(inspect.signature(function).parameters), name
         assert set(keys) <= set(KEYS)
         assert not {"drop_data", "allow_any_env"} & set(keys)

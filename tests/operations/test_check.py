@@ -126,7 +126,7 @@ async def test_the_time_is_over(c, s, a, b, monkeypatch):
 
     await clustertune.check(c)
     monkeypatch.setitem(s.handlers, "clustertune", wait_long)
-    with pytest.raises(TimedOutError, match=r"could not be looked at within 0\.5 s"):
+    with pytest.raises(TimedOutError, match=r"the check did not finish within 0\.5 s"):
         await clustertune.check(c, timeout="500 ms")
 
 

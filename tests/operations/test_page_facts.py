@@ -6,7 +6,7 @@ import pytest
 
 from clustertune import checks
 from clustertune.core.model import Finding, Severity, Unknown
-from clustertune.operations import handover
+from clustertune.operations import page_facts
 from clustertune.remote.keys import unpack
 from clustertune.testing import layout, view, worker
 
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def test_thresholds_are_bytes_of_each_worker() -> None:
-    told = handover.facts(view([worker(0), worker(1, pause=None)]), [])
+    told = page_facts.facts(view([worker(0), worker(1, pause=None)]), [])
     first, second = told["workers"].values()
     assert first == [int(f * 4 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
     assert second[2] is None
@@ -24,18 +24,20 @@ def test_thresholds_are_bytes_of_each_worker() -> None:
     "blind", [worker(0, facts=Unknown("silent")), worker(0, memory_limit=0)]
 )
 def test_what_is_not_known_is_none(blind) -> None:
-    told = handover.facts(view([blind]), [])
+    told = page_facts.facts(view([blind]), [])
     assert list(told["workers"].values()) == [[None] * 4]
 
 
 def test_cpus_of_hosts_that_are_known() -> None:
     workers = [worker(0, host="a"), worker(1, host="b", facts=Unknown("silent"))]
-    assert handover.facts(view(workers), [])["hosts"] == {"a": 1.0}
+    assert page_facts.facts(view(workers), [])["hosts"] == {"a": 1.0}
 
 
 def test_collections_of_an_earlier_call_stay_where_this_one_has_none() -> None:
-    assert "collections" not in handover.facts(view(), [])
-    (told,) = handover.facts(view(layouts=[layout([5, 7], [0, 1])]), [])["collections"]
+    assert "collections" not in page_facts.facts(view(), [])
+    (told,) = page_facts.facts(view(layouts=[layout([5, 7], [0, 1])]), [])[
+        "collections"
+    ]
     assert told["rows"] == [5, 7]
     assert [list(unpack(m)) for m in told["members"]] == [
         [("X", 0), ("X", 1)],
@@ -44,8 +46,8 @@ def test_collections_of_an_earlier_call_stay_where_this_one_has_none() -> None:
 
 
 def test_too_many_keys_are_not_sent(monkeypatch) -> None:
-    monkeypatch.setattr(handover, "MOST_KEYS", 3)
-    many = handover.facts(view(layouts=[layout([5, 7], [0, 1])]), [])
+    monkeypatch.setattr(page_facts, "MOST_KEYS", 3)
+    many = page_facts.facts(view(layouts=[layout([5, 7], [0, 1])]), [])
     assert many["collections"] == []
 
 
@@ -55,7 +57,7 @@ def test_evidence_has_units() -> None:
         message="m",
         evidence={"process": GIB, "spare_bytes": 512, "rows": 12000, "ratio": 1.23456},
     )
-    (told,) = handover.findings([found])
+    (told,) = page_facts.findings([found])
     text = "process 1.0 GiB, spare bytes 512 B, rows 12,000, ratio 1.235"
     assert told["evidence"] == text
     assert told["severity"] == "warning"
@@ -72,9 +74,9 @@ def test_findings_of_processes_say_of_which() -> None:
             ("blocked_loops", ("scheduler",)),
         )
     }
-    told = handover.facts(view(workers), every.values())["findings"]["found"]
+    told = page_facts.facts(view(workers), every.values())["findings"]["found"]
     assert [f["processes"] for f in told] == [[workers[1].address], [], []]
 
 
 def test_the_checks_of_processes_exist() -> None:
-    assert set(checks.available()) >= handover.OF_PROCESSES
+    assert set(checks.available()) >= page_facts.OF_PROCESSES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clustertune import checks
 from clustertune.core.model import Finding, Severity
-from clustertune.operations.watching import Watch, worse
+from clustertune.operations.watch import Watch, worse
 from clustertune.testing import view, worker
 
 GIB = 2**30
@@ -18,7 +18,7 @@ def told(*looks, hold=3.0):
     """Events as (kind, time), from (time, found, nearly found)."""
     watch, events = Watch(hold=hold), []
     for now, found, nearly in looks:
-        events += watch.tell(now, found, nearly)
+        events += watch.events(now, found, nearly)
     return [(e.kind, e.time) for e in events], watch
 
 

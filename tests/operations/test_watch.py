@@ -13,7 +13,7 @@ from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
 from clustertune.errors import ConnectionLostError
-from clustertune.operations import watcher
+from clustertune.operations import watch as watcher
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -90,7 +90,7 @@ async def test_workers_come_and_go(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_scheduler_that_does_not_answer(c, s, a, b, monkeypatch):
     """It is asked again, less often, until it is back."""
-    monkeypatch.setattr(watcher, "SLOWEST", 0.2)
+    monkeypatch.setattr(watcher, "MAX_INTERVAL", 0.2)
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         handler = s.handlers.pop("clustertune")
         await soon(lambda: monitor.unknown_since)
@@ -190,8 +190,8 @@ async def test_what_ends_the_watch_is_told(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_scheduler_that_hangs(c, s, a, b, monkeypatch):
     """Is not waited for without an end: since when nothing is known is said."""
-    monkeypatch.setattr(watcher, "PATIENCE", 0.2)
-    monkeypatch.setattr(watcher, "SLOWEST", 0.2)
+    monkeypatch.setattr(watcher, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(watcher, "MAX_INTERVAL", 0.2)
     asked = asyncio.Event()
 
     async def hang(**_):
@@ -218,5 +218,5 @@ async def test_past_runs_are_asked_now_and_then(c, s, a, b):
         n = len(monitor.snapshots)
         await soon(lambda: len(monitor.snapshots) >= n + 5)
         assert asked == []
-        monitor._runs_asked = -math.inf
+        monitor._runs_read = -math.inf
         await soon(lambda: asked)

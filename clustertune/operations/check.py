@@ -1,7 +1,7 @@
-"""``check``: everything that stands between a cluster and a fast, safe training run.
+"""``check``: find problems that slow down or break training, and change nothing.
 
-Looks once, asks workers and scheduler for what a look does not show, and runs all
-checks. Nothing is loaded, moved or changed but that the resident is installed.
+It looks once, asks workers and scheduler for more details, and runs all checks. Its
+only change is the installation of the scheduler plugin.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
-from clustertune.operations import entrance, handover
+from clustertune.operations import page_facts
+from clustertune.operations.call import check_client
 from clustertune.planner import layouts, trainers
 from clustertune.remote.survey import MOST
 
 CUT = (
     f"the scheduler has more than {MOST:,} clients, published names or kinds of tasks; "
-    f"only {MOST:,} of each were looked at"
+    f"only {MOST:,} of each were checked"
 )
 
 
@@ -53,44 +54,43 @@ def check(
     deep: bool = False,
     timeout: str | float = "1 minute",
 ) -> Report:
-    """Say what is wrong with a cluster, and with data on it, before a fit.
+    """Check a cluster and data for problems that slow down or break training.
 
     Parameters
     ----------
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
     X, y, *others, sample_weight, qid, group, base_margin, init_score, eval_set
-        The data of the fit, as for :func:`clustertune.prepare`; without it the cluster
-        alone is looked at. Data that is not loaded stays so.
+        The data of the fit, as for :func:`clustertune.prepare`; without it only the
+        cluster is checked. Lazy data is not loaded.
     estimator, workload
-        What will train; it decides what is wrong.
+        The model; it determines the needs of the data.
     workers
-        Names or addresses: those that are to train.
+        Names or addresses of the workers that will train.
     tolerance, memory_fraction
         As for :func:`clustertune.prepare`.
     deep
-        Read all of the data too, in one computation, for what only its values tell:
-        labels that are lacking, classes that a worker lacks, groups that are cut,
-        categories that differ between pieces.
+        Also read the values of all data, in one computation: missing labels, classes
+        that a worker lacks, split groups, categories that differ between partitions.
     timeout
         Seconds, or a duration such as ``"30s"``.
 
     Returns
     -------
     Report
-        Its ``found`` are the findings, worst first, each with evidence and remedy.
-        Printable; ``to_json()``; shows itself in a notebook.
+        ``found`` has the findings, worst first, each with evidence and remedy. It
+        prints, has ``to_json()``, and displays as HTML in a notebook.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be.
+        An argument is wrong.
     ConnectionLostError, VersionMismatchError
-        The cluster cannot be looked at; the text says why.
+        The cluster cannot be reached; the text gives the reason.
     NoWorkersError, IncompleteError
         With ``deep=True``: the data cannot be read.
     TimedOutError
-        The time was over.
+        The time limit was reached.
 
     Examples
     --------
@@ -105,13 +105,13 @@ def check(
     }
     rest = (y, *others, *companions.values(), eval_set)
     if X is None and any(data is not None for data in rest):
-        raise TypeError("X is None but other data is given; give X too")
+        raise TypeError("X is None but other data is given; give X, too")
     given = (
         inputs.NOTHING
         if X is None
         else inputs.gather(X, y, others, companions, eval_set)
     )
-    entrance.check_client(client, given)
+    check_client(client, given)
     question = Question(
         client=client,
         given=given,
@@ -142,26 +142,25 @@ class Question:
 
 
 async def diagnose(question: Question) -> Report:
-    """Look, ask, and run all checks."""
+    """Look, read details, and run all checks."""
     settings, start = checks.configured(), monotonic()
     try:
         view = await asyncio.wait_for(see(question), question.timeout)
     except asyncio.TimeoutError:
         raise TimedOutError(
-            "the cluster could not be looked at within "
-            f"{seconds_text(question.timeout)}; give a longer timeout, or "
-            "see what keeps its scheduler"
+            f"the check did not finish within {seconds_text(question.timeout)}; give a "
+            "longer timeout, or look for what blocks the scheduler"
         ) from None
     view = trainers.chosen(view)
     found = checks.run(view, settings)
-    # for the panel, and for restarts that are scheduled and depend on them
-    told = handover.facts(view, found)
-    await monitor.ask(question.client, "keep_facts", facts=told, diagnosis=True)
+    # for the dashboard page, and for conditions of scheduled restarts
+    facts = page_facts.facts(view, found)
+    await monitor.ask(question.client, "keep_facts", facts=facts, diagnosis=True)
     return _report(view, found, monotonic() - start)
 
 
 async def see(question: Question) -> View:
-    """The view of a diagnosis: one look, details of all sides, past runs."""
+    """The view of a check: one look, details of all processes, past runs."""
     start = monotonic()
 
     def remaining() -> float:
@@ -177,7 +176,7 @@ async def see(question: Question) -> View:
 
 
 async def _read(question: Question, cluster: LiveCluster, view: View) -> View:
-    """The view with what the values of the data are like."""
+    """The view with a summary of the values of the data."""
     futures = await cluster.futures()
     looks = contents.of_everything(question.given)
     found = await contents.read(

@@ -1,7 +1,7 @@
-"""What a client tells the scheduler for the panel: plain data, made of a view (pure).
+"""Facts that a client sends to the scheduler plugin for the dashboard page (pure).
 
-The scheduler knows memory, threads and holders itself. Thresholds, CPUs, rows of pieces
-and findings only a client has learned; the resident keeps them with their age.
+The scheduler itself has memory, threads and holders. Only a client reads thresholds,
+CPUs, rows of partitions and findings; the plugin keeps them with their age.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from clustertune.remote import keys
 from clustertune.remote.page import THRESHOLDS
 from clustertune.remote.shares import MOST_KEYS
 
-#: checks of what workers' processes have become: one that is new is not as the old was
+#: checks of worker processes; a restart makes their findings obsolete
 OF_PROCESSES = frozenset(
     ("blocked_loops", "child_processes", "memory_growth", "unmanaged_memory")
 )
 
 
 def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
-    """Entries of what :class:`clustertune.remote.page.Showing` keeps.
+    """Return all facts of a view and its findings.
 
-    Collections are left out where the view has none: those of an earlier call stay.
+    Without collections in the view, those of an earlier call stay on the page.
     """
     now = view.now
-    told = of_workers(view)
-    told["findings"] = {
+    result = of_workers(view)
+    result["findings"] = {
         "time": now.time,
         "command": f"clustertune check {now.scheduler}",
         "found": findings(found, {w.id: w.address for w in now.workers}),
@@ -39,12 +39,12 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
     if sum(len(m.keys) for x in known for m in x.members) > MOST_KEYS:
         known = []
     if view.layouts:
-        told["collections"] = [_layout(x, view) for x in known]
-    return told
+        result["collections"] = [_layout(x, view) for x in known]
+    return result
 
 
 def of_workers(view: View) -> dict[str, Any]:
-    """The entries of workers alone: what somebody has found before stays."""
+    """Return the facts of workers only; findings of an earlier call stay."""
     return {
         "workers": {w.address: _thresholds(w) for w in view.now.workers},
         "hosts": dict(_cpus(view)),
@@ -54,7 +54,7 @@ def of_workers(view: View) -> dict[str, Any]:
 def findings(
     found: Iterable[Finding], addresses: Mapping[Any, str] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """Findings as the page state has them; addresses of workers by their ids."""
+    """Findings as in the state of the page; ``addresses`` of workers by id."""
     return [
         {
             "severity": str(f.severity),
@@ -73,7 +73,7 @@ def findings(
 
 
 def evidence(values: Mapping[str, Any]) -> str:
-    """Evidence in words; what ``bytes`` are in the name has a unit of bytes."""
+    """Evidence as text; names that contain ``bytes`` have a unit of bytes."""
     return ", ".join(
         f"{k.replace('_', ' ')} {_figure(k, v)}" for k, v in values.items()
     )
@@ -92,7 +92,7 @@ _SIZES = ("process", "managed", "unmanaged", "spilled", "limit", "memory_limit")
 
 
 def thresholds(limit: int, fractions: Iterable[float | None]) -> list[int | None]:
-    """Thresholds in bytes, from fractions in the order of :data:`THRESHOLDS`."""
+    """Thresholds in bytes, from fractions in the order of ``THRESHOLDS``."""
     return [None if f is None or not limit else int(f * limit) for f in fractions]
 
 
@@ -106,7 +106,7 @@ def _thresholds(worker: WorkerSnapshot) -> list[int | None]:
 
 
 def _cpus(view: View) -> Iterable[tuple[str, float]]:
-    """Usable CPUs of those hosts of which they are known."""
+    """Usable CPUs of each host, where known."""
     workers = [w for w in view.now.workers if not w.parking]
     for host, group in machines.by_host(workers).items():
         found = machines.host_cpus(group)

@@ -1,10 +1,9 @@
-"""``hold``: a block in which a fit has the cluster to itself, as far as that can be.
+"""``hold``: protect workers during a fit, report what happens to them, and measure.
 
-Adaptive scaling takes no workers away, and no plan of clustertune's by another client
-begins. What nobody can veto (an explicit ``retire_workers``, ``scale`` or ``restart``,
-a lifetime, a crash) is noticed and said at once, as are workers that pause or fall
-silent: a library that waits for them says nothing itself. What the run took is
-measured.
+Adaptive scaling removes no workers, and plans of other clients wait. Some events cannot
+be prevented: an explicit ``retire_workers``, ``scale`` or ``restart``, a lifetime, a
+crash. The hold reports them at once. It also reports workers that pause or stop
+responding, because a training library that waits for them reports nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +28,17 @@ from clustertune.monitor import monitor
 from clustertune.operations.blocks import Block
 from clustertune.operations.history import noting
 from clustertune.operations.history.record import Measures, Record
-from clustertune.operations.watcher import Monitor
+from clustertune.operations.watch import Monitor
 
 logger = logging.getLogger("clustertune")
 
-SAID = ("paused_workers", "silent_workers", "memory_pressure", "abandoned_tasks")
-PATIENCE = 60.0  # seconds for which another client's plan is waited for
+REPORTED_CHECKS = (
+    "paused_workers",
+    "silent_workers",
+    "memory_pressure",
+    "abandoned_tasks",
+)
+WAIT_SECONDS = 60.0  # for the end of another client's plan
 UNNAMED = "a hold"
 
 
@@ -44,9 +48,9 @@ class Hold(Block):
     Attributes
     ----------
     measures : Measures or None
-        Of the run, once the block has ended.
+        Measures of the run, after the block.
     monitor : Monitor
-        What watches meanwhile: its snapshots, findings and events.
+        The monitor of the block: its snapshots, findings and events.
     """
 
     def __init__(
@@ -64,12 +68,12 @@ class Hold(Block):
         self._label = label
         self._profile = profile
         self._predicted = predicted
-        self._about = about  # makes a record of the data and the cluster
+        self._about = about  # returns a record of the data and the cluster
         self._name = uuid4().hex
         self._held = False
-        self._confirmed = 0.0  # monotonic: when the scheduler had the hold last
+        self._confirmed = 0.0  # monotonic: when the scheduler last confirmed the hold
         self._unheld = 0.0  # seconds
-        self._noted = _Noted()
+        self._observed = _Observed()
         self._around = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -93,22 +97,22 @@ class Hold(Block):
             self._around.push_async_callback(_cancelled, task)
             task = asyncio.ensure_future(self._keep())
             self._around.push_async_callback(_cancelled, task)
-            self._noted.start = monotonic()  # from here on it is the run's
+            self._observed.start = monotonic()  # the run begins here
         except BaseException:
             await self._around.aclose()
             raise
 
     async def _end(self) -> None:
-        seconds = monotonic() - self._noted.start
+        seconds = monotonic() - self._observed.start
         began = time() - seconds
         for snapshot in self.monitor.snapshots[-1:]:
-            for text in self._noted.take(snapshot):
-                _tell(text)
+            for text in self._observed.take(snapshot):
+                _report(text)
         await self._around.aclose()
         self.measures = measures = replace(
-            self._noted.measures(seconds, self._predicted), unheld=self._unheld
+            self._observed.measures(seconds, self._predicted), unheld=self._unheld
         )
-        _tell(str(measures))
+        _report(str(measures))
         label = "" if self._label == UNNAMED else self._label
         hindered = await noting.note(
             lambda: noting.of_hold(
@@ -121,21 +125,21 @@ class Hold(Block):
             )
         )
         if hindered:
-            _tell(hindered)
+            _report(hindered)
 
     async def _take(self) -> None:
-        """Waits while a plan of another client's is being carried out."""
-        end = monotonic() + PATIENCE
-        while (holder := await self._ask_for_it()) is not None:
+        """Take the hold; wait while another client's plan runs."""
+        end = monotonic() + WAIT_SECONDS
+        while (holder := await self._request()) is not None:
             if monotonic() > end:
                 raise LeaseHeldError(
-                    f"another plan is being carried out on this cluster: {holder}; try "
-                    "again when it has ended"
+                    f"another plan runs on this cluster: {holder}; try again when it "
+                    "has ended"
                 )
             await asyncio.sleep(0.2)
 
-    async def _ask_for_it(self) -> str | None:
-        """Take the hold; the label of another client's plan that is in the way."""
+    async def _request(self) -> str | None:
+        """Request the hold; return the label of another client's plan, if one runs."""
         mine = {"owner": self.client.id, "label": self._label, "name": self._name}
         answer = await monitor.ask(self.client, "begin_hold", **mine)
         if answer:
@@ -144,18 +148,19 @@ class Hold(Block):
         return None
 
     async def _keep(self) -> None:
-        """Give the scheduler signs of life, and take a lost hold again."""
+        """Confirm the hold regularly, and take a lost hold again."""
         try:
             while True:
                 await asyncio.sleep(REFRESH)
-                # the monitor reports it, and the hold is looked for when it is over
+                # the monitor reports the lost connection
                 with suppress(ConnectionLostError):
                     await self._refresh()
-        except Exception as error:  # noqa: BLE001, it must be told while the fit runs
-            _tell(
-                "the hold is no longer kept up, so adaptive scaling and other clients "
-                f"may change workers: {printable(repr(error), longest=200)}. Stop the "
-                "fit if a worker goes"
+        except Exception as error:  # noqa: BLE001, must be reported during the fit
+            _report(
+                "the hold can no longer be confirmed, so adaptive scaling and other "
+                "clients may change workers: "
+                f"{printable(repr(error), longest=200)}. Stop the fit if a worker "
+                "leaves"
             )
 
     async def _refresh(self) -> None:
@@ -165,55 +170,55 @@ class Hold(Block):
         lost = self._confirmed
         if self._held:
             self._held = False
-            _tell(
-                "the scheduler ended this hold: it was started again, or had no sign "
+            _report(
+                "the scheduler ended this hold: it was restarted, or it got no request "
                 "of this client for a while. Adaptive scaling and plans of other "
                 f"clients may have changed workers in the last {_since(lost)}. If a "
-                "worker is gone, stop the fit, and prepare and fit again"
+                "worker is gone, stop the fit, then prepare and fit again"
             )
-        if await self._ask_for_it() is None:
+        if await self._request() is None:
             self._unheld += self._confirmed - lost
-            _tell(f"the hold was taken again after {_since(lost)}")
+            _report(f"the hold was taken again after {_since(lost)}")
 
     async def _give_back(self) -> None:
-        # also where the answer to the request for it did not come
+        # also if the answer to the request never arrived
         try:
             there = await give_back(self.client, "end_hold", name=self._name)
         except (ClustertuneError, asyncio.TimeoutError) as error:
-            _tell(f"the hold could not be given back: {printable(repr(error))}")
+            _report(f"the hold could not be given back: {printable(repr(error))}")
         else:
             if self._confirmed and not there:
                 self._unheld += monotonic() - self._confirmed
             if self._held and not there:
-                _tell(
-                    "the hold had ended before: the scheduler was started again, or "
-                    "had no sign of this client for a while"
+                _report(
+                    "the hold had ended before: the scheduler was restarted, or it got "
+                    "no request of this client for a while"
                 )
 
     async def _listen(self) -> None:
         try:
-            await self._say_what_happens()
-        except Exception as error:  # noqa: BLE001, whoever trains must hear of it
+            await self._report_events()
+        except Exception as error:  # noqa: BLE001, must be reported during the fit
             text = printable(repr(error), longest=200)
-            _tell(f"the cluster is watched no more: {text}")
+            _report(f"the hold stopped watching the cluster: {text}")
 
-    async def _say_what_happens(self) -> None:
-        """Say at once what a library that waits will not say."""
-        said: set[tuple[str, tuple[str | int, ...]]] = set()
+    async def _report_events(self) -> None:
+        """Report at once what a waiting library does not report."""
+        reported: set[tuple[str, tuple[str | int, ...]]] = set()
         async for snapshot in self.monitor:
-            for text in self._noted.take(snapshot):
-                _tell(text)
+            for text in self._observed.take(snapshot):
+                _report(text)
             for event in self.monitor.take_events():
                 found: Finding = event.finding
                 subject = (event.kind + found.check, found.subject)
-                if found.check in SAID and subject not in said:
-                    said.add(subject)
+                if found.check in REPORTED_CHECKS and subject not in reported:
+                    reported.add(subject)
                     advice = f". {found.remedy}" if event.kind == "began" else ""
-                    _tell(f"{event}{advice}")
+                    _report(f"{event}{advice}")
 
 
-class _Noted:
-    """What was seen of a run so far."""
+class _Observed:
+    """Observations of a run so far."""
 
     def __init__(self) -> None:
         self.start = 0.0
@@ -227,7 +232,7 @@ class _Noted:
         self.gone: list[str | int] = []
 
     def take(self, snapshot: Snapshot) -> list[str]:
-        """Take notice of a look; what there is to say of it."""
+        """Add a snapshot; return the messages about it."""
         if snapshot is self.last:
             return []
         now = {w.id for w in snapshot.workers}
@@ -235,7 +240,7 @@ class _Noted:
             self.peaks[w.id] = max(w.process, self.peaks.get(w.id, 0))
             self.limits[w.id] = w.memory_limit
             self.idle.setdefault(w.id, w.unmanaged)
-            if self.last is not None:  # the first look is of what was before
+            if self.last is not None:  # the first snapshot shows CPU use before the run
                 self.cpu.setdefault(w.id, []).append(w.cpu)
         self.last = snapshot
         self.spilled = max(self.spilled, sum(w.spilled for w in snapshot.workers))
@@ -243,8 +248,8 @@ class _Noted:
         self.gone += [id for id in went if id not in self.gone]
         self.there = now
         return [
-            f"worker {names_text([id])} is gone: a fit that runs on it fails or hangs; "
-            "stop it, and prepare and fit again"
+            f"worker {names_text([id])} is gone, so a fit on it fails or hangs; stop "
+            "it, then prepare and fit again"
             for id in went
         ]
 
@@ -262,7 +267,7 @@ class _Noted:
 
 
 def _since(moment: float) -> str:
-    """The time since a monotonic moment, in words."""
+    """The time since a monotonic time, as text."""
     return seconds_text(monotonic() - moment)
 
 
@@ -271,8 +276,8 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _tell(text: str) -> None:
-    """To whoever watches, and to the log."""
+def _report(text: str) -> None:
+    """Write to the log, and to a terminal."""
     logger.warning("%s", printable(text))
     if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"clustertune: {printable(text)}\n")
@@ -285,30 +290,31 @@ def hold(
     label: str = UNNAMED,
     profile: str | None = None,
 ) -> Hold:
-    """Hold adaptive scaling and other plans off the cluster, for a block.
+    """Keep workers during a block: no adaptive scaling down, no other plans.
 
     Parameters
     ----------
     client
         A connected client, synchronous (``with``) or asynchronous (``async with``).
     label
-        What others are told of it, and the job under which the history notes the run:
-        ``"training of the week"``.
+        Name that other clients see, and the job of the run in the history:
+        ``"weekly training"``.
     profile
-        A file, for Dask's performance report of the block.
+        A file for Dask's performance report of the block.
 
     Returns
     -------
     Hold
-        A context manager. What happens to workers meanwhile is said at once, to the
-        log ``clustertune`` and in a terminal; ``measures`` says what the run took.
+        A context manager. It reports events of workers at once, to the log
+        ``clustertune`` and a terminal. ``measures`` has time, memory and CPU use of the
+        run.
 
     Raises
     ------
     ConnectionLostError, VersionMismatchError
-        The cluster cannot be watched.
+        The cluster cannot be monitored.
     LeaseHeldError
-        A plan of another client's has not ended within a minute.
+        Another client's plan has not ended within a minute.
 
     Examples
     --------

@@ -1,0 +1,258 @@
+"""One shell for every public call: validate, limit the time, report, note.
+
+A public function validates its arguments and makes a :class:`Call`. :class:`Run`
+carries it out: it limits the time, cleans up after errors, makes the report, and notes
+the call in the history and in Dask's event log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from distributed import Client
+
+from clustertune import checks
+from clustertune.actions.cluster.live import LiveCluster, LookOptions
+from clustertune.collections import inputs
+from clustertune.collections.inputs import Given, Inputs
+from clustertune.core import counts, settings
+from clustertune.core.model import Finding, Goal, Notify, View
+from clustertune.core.progress import Progress
+from clustertune.core.report import Report, headlines
+from clustertune.core.wording import seconds_text
+from clustertune.errors import AlignmentError, ClustertuneError, TimedOutError
+from clustertune.integrations import libraries
+from clustertune.monitor import connection
+from clustertune.operations import events
+from clustertune.operations.history import noting
+from clustertune.operations.history import settings as history
+from clustertune.operations.journal import Journal, error_text
+
+logger = logging.getLogger("clustertune")
+
+#: makes what the dashboard page shows after a call
+Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
+
+
+# --- validation -----------------------------------------------------------------------
+
+
+def refuse_wrong_settings() -> None:
+    """Check all settings, and the environment variables that set some.
+
+    Raises
+    ------
+    ValueError
+        A setting does not exist or has a wrong value, or a variable is misspelt.
+    """
+    settings.refuse_unknown(checks.all_settings())
+    try:
+        checks.configured()
+        history.configured()
+    except ValueError as error:
+        for name in os.environ:
+            # as Dask makes a setting of the variable
+            path = name[5:].lower().replace("__", ".")
+            if settings.is_ours(name) and path in str(error):
+                raise ValueError(f"{error}; {name} sets it") from error
+        raise
+
+
+def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
+    """Refuse wrong settings, a closed client, and data of another cluster.
+
+    Raises
+    ------
+    TypeError, ConnectionLostError, ValueError, AlignmentError
+        As the case may be.
+    """
+    refuse_wrong_settings()
+    if not isinstance(client, Client):
+        raise TypeError(
+            f"client must be a dask.distributed.Client; it was {type(client).__name__}"
+        )
+    connection.refuse_closed(client)
+    scheduler: Any = client.scheduler
+    ours = scheduler.address
+    for x in given:
+        _refuse_joined(x)
+        _, futures = inputs.pieces(x.collection)
+        owner = futures[0].client if futures else client
+        theirs = getattr(owner.scheduler, "address", None)
+        if theirs is None:
+            raise ValueError(
+                f"{x.label} was persisted by a client that is closed, and is gone "
+                "with it; load it again"
+            )
+        if futures and futures[0].key not in owner.futures:
+            raise ValueError(
+                f"{x.label} is released: its partitions are gone, as after "
+                "release_inputs=True; give what prepare returned then, or load it again"
+            )
+        # the same scheduler may be known by two addresses
+        if theirs != ours and _scheduler_id(owner) != _scheduler_id(client):
+            raise ValueError(
+                f"{x.label} is persisted on the cluster {theirs}, but client is "
+                f"connected to {ours}; give the client of that cluster"
+            )
+
+
+def _scheduler_id(client: Client) -> object:
+    """The scheduler's id; for a disconnected client an object that equals no other."""
+    if client.status != "running":
+        return object()
+    return client.scheduler_info().get("id")
+
+
+def _refuse_joined(given: Given) -> None:
+    lost = inputs.missing(given.collection)
+    if lost:
+        promised = given.collection.npartitions
+        raise AlignmentError(
+            f"{given.label} has {promised} partitions by its metadata, but only "
+            f"{promised - lost} were persisted: Dask joins small partitions of Parquet "
+            f"data when it loads them. Nothing can use {given.label} in this state. "
+            f"Give prepare the lazy {given.label}, from before it was persisted"
+        )
+
+
+# --- the shell ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One public call with validated arguments.
+
+    Attributes
+    ----------
+    name
+        The public function: ``"prepare"``, ``"restart"``.
+    look
+        What each look at the cluster reads in addition.
+    needs
+        Some worker must have one of these statuses; empty: no worker is needed.
+    """
+
+    client: Client
+    name: str
+    goal: Goal = field(default_factory=lambda: Goal(workload=libraries.choose(None)))
+    timeout: float
+    dry_run: bool
+    progress: bool | Notify | None
+    given: Inputs = inputs.NOTHING
+    workers: tuple[str | int, ...] | None = None
+    look: LookOptions = field(default_factory=LookOptions)
+    needs: tuple[str, ...] = ("running",)
+
+
+class Run:
+    """One call while it runs.
+
+    Attributes
+    ----------
+    cluster
+        The live cluster.
+    journal
+        The views, findings, plans and outcomes so far.
+    notify
+        Shows progress.
+    settings
+        The configured settings of checks.
+    """
+
+    def __init__(self, call: Call):
+        self.call = call
+        self.journal = Journal()
+        self.settings = checks.configured()
+        self._progress = Progress(call.progress)
+        self.notify: Notify = self._progress.notify
+        self._start = start = monotonic()
+        timeout = call.timeout
+        # Prepared keeps the cluster, so the cluster must not keep the old collections
+        self.cluster = LiveCluster(
+            call.client,
+            call.given,
+            call.goal,
+            lambda: start + timeout - monotonic(),
+            options=call.look,
+        )
+
+    async def finish(
+        self,
+        work: Coroutine[Any, Any, None],
+        status: Callable[[], str],
+        facts: Facts,
+    ) -> Report:
+        """Do the work within the time limit, report, and note the call.
+
+        Raises
+        ------
+        BaseException
+            The error that ended the work. Errors of clustertune carry the report.
+        """
+        try:
+            await asyncio.wait_for(work, self.call.timeout)
+        except BaseException as error:
+            ours = self._explained(error)
+            text = error_text(ours)
+            await asyncio.shield(self.cluster.staff.put_bounds_back())
+            if place := await asyncio.shield(self.cluster.rescue()):
+                text += place
+                _add_place(ours, place)
+            self.journal.stop()
+            report = await self._conclude("failed", facts, text)
+            _attach(ours, report)
+            if ours is error:
+                raise
+            raise ours from error
+        return await self._conclude(status(), facts)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """The time limit and a lost connection as errors of clustertune."""
+        if isinstance(error, asyncio.TimeoutError) and self.cluster.remaining() <= 0:
+            return TimedOutError(
+                f"{self.call.name} did not finish within "
+                f"{seconds_text(self.call.timeout)}. Data that was in memory before, "
+                "and was not released, is complete; the report lists what was done. "
+                "Give a longer timeout"
+            )
+        return connection.lost(self.call.client, error) or error
+
+    async def _conclude(self, status: str, facts: Facts, error: str = "") -> Report:
+        call, journal = self.call, self.journal
+        report = journal.report(status, monotonic() - self._start, error)
+        report = await noting.note_call(call.name, journal, report)
+        self._progress.finish(headlines(report))
+        # a call that was refused has not changed what the page shows
+        if not call.dry_run and (journal.outcomes or not error):
+            shown = [facts(view, report.left) for view in journal.views[-1:]]
+            await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
+        # even if this call is being cancelled: others must learn what was done
+        noted = events.log_call(call.client, call.name, status, journal)
+        await asyncio.shield(noted)
+        return report
+
+
+def _add_place(error: BaseException, place: str) -> None:
+    """Add to an error where the data is."""
+    if isinstance(error, ClustertuneError):
+        error.args = (f"{error}{place}",)
+    elif hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(place.removeprefix("; "))
+    logger.warning("clustertune was stopped%s", place)
+
+
+def _attach(error: BaseException, report: Report) -> None:
+    """Add the report to an error, and a line of what was finished and undone."""
+    account = counts.line(report.steps, report.error)
+    if isinstance(error, ClustertuneError):
+        error.report = report
+        error.args = (f"{error}; {account}",) if account else error.args
+    elif isinstance(error, asyncio.CancelledError) and account:
+        error.args = (account,)  # the command line prints it after ^C

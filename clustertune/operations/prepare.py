@@ -1,0 +1,486 @@
+"""``prepare``: look, check, plan the first phase that has findings, act; look again.
+
+:func:`tune` is that loop. It uses only the port ``core.model.Cluster``, so it also runs
+on the cluster in memory. :func:`prepare` validates the arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from distributed import Client
+
+from clustertune import actions, checks
+from clustertune.actions.cluster.live import RESTARTABLE, LiveCluster, LookOptions
+from clustertune.collections import conversion, inputs
+from clustertune.core import arguments
+from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
+from clustertune.core.report import Report
+from clustertune.errors import LayoutChanged, VerificationError
+from clustertune.integrations import libraries
+from clustertune.monitor import monitor
+from clustertune.operations import call as calling
+from clustertune.operations import execution, page_facts
+from clustertune.operations.call import Call, Run
+from clustertune.operations.journal import Journal
+from clustertune.operations.prepared import PrepareContext, Prepared
+from clustertune.planner import layouts, planner, pricing, trainers, verification
+
+MAX_ROUNDS = 12  # each phase once, one of them twice, and some for failures
+MAX_STALLED_ROUNDS = 2  # rounds in a row without any effect
+#: libraries that need more than any other, and whose fits do not name themselves
+PACKAGES = {"lightgbm"}
+DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
+LOOK_INTERVAL = 0.25  # seconds between two looks for surplus replicas
+
+
+# --- the loop -------------------------------------------------------------------------
+
+
+async def tune(
+    cluster: Cluster,
+    journal: Journal,
+    *,
+    notify: Notify,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    clock: Callable[[], float] = monotonic,
+    dry_run: bool = False,
+) -> None:
+    """Repeat look, check, plan, act until no step is left.
+
+    Raises
+    ------
+    AlignmentError, CapacityError, NoWorkersError
+        A critical finding that no action can fix. Nothing was moved before.
+    """
+    stalled = 0
+    for number in range(MAX_ROUNDS + 1):
+        view = journal.continued(await cluster.look(notify))
+        view = trainers.chosen(view)
+        journal.add(view, checks.run(view, settings))
+        plan = await _plan(cluster, journal, settings)
+        if dry_run or not plan.steps:
+            return
+        if stalled == MAX_STALLED_ROUNDS or number == MAX_ROUNDS:
+            break
+        begun = len(journal.outcomes)
+        await execution.execute(
+            plan,
+            journal.views[-1],
+            cluster,
+            notify=notify,
+            clock=clock,
+            record=journal.outcomes.append,
+        )
+        stalled = stalled + 1 if _made_no_progress(journal.outcomes[begun:]) else 0
+    # rows that would train with wrong labels must not be returned
+    _refuse_unfixed(journal.findings[-1], journal.views[-1])
+
+
+def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
+    return all(
+        o.status in ("partly", "skipped", "not needed") and not o.nbytes
+        for o in outcomes
+    )
+
+
+async def _plan(
+    cluster: Cluster,
+    journal: Journal,
+    settings: Mapping[str, Mapping[str, Any]] | None,
+) -> Plan:
+    """Plan the next phase from the last view, and refuse what no phase can fix."""
+    view, found = journal.views[-1], journal.findings[-1]
+    unfixable = [f for f in found if not f.fixed_by]
+    # rows and values of spilled data are unknown until a restart lets workers run again
+    restarts = bool(view.goal.restart) and not any(w.running for w in view.now.workers)
+    if not restarts:
+        _refuse(unfixable)
+    plan = planner.make_plan(found, view, actions.available())
+    if restarts and not (plan.steps and plan.phase in ("trim", "restart")):
+        _refuse(unfixable)
+    if plan.steps and plan.phase == "cut":
+        # the best number of partitions depends on the overhead of a task
+        overhead = await cluster.overhead(view)
+        now = replace(view.now, overhead=overhead)
+        view = replace(view, snapshots=(*view.snapshots[:-1], now))
+        found = checks.run(view, settings)
+        journal.views[-1], journal.findings[-1] = view, found
+        plan = planner.make_plan(found, view, actions.available())
+    if flows := pricing.worth_timing(plan):
+        plan = pricing.again(plan, await cluster.speeds(view, flows))
+    journal.plans.append(plan)
+    if not plan.steps:
+        _refuse_unfixed(found, view)
+    execution.approve_plan(view, found, plan)
+    return plan
+
+
+def _refuse_unfixed(findings: Iterable[Finding], view: View) -> None:
+    """Raise for critical findings that this call could have fixed, and did not.
+
+    A call that is limited to early phases leaves findings to later phases of a later
+    call: data is loaded before it is rechunked.
+    """
+    order = [name for _, name in planner.PHASES]
+    last = max((order.index(name) for name in view.goal.only), default=len(order))
+    _refuse(f for f in findings if f.fixed_by not in order[last + 1 :])
+
+
+def _refuse(findings: Iterable[Finding]) -> None:
+    """Raise the error of the first finding that stops ``prepare``."""
+    for finding in findings:
+        error = checks.error_of(finding)
+        if error is not None:
+            raise error(f"{finding.message}. Remedy: {finding.remedy}")
+
+
+# --- the call -------------------------------------------------------------------------
+
+
+async def _prepare(call: Call, estimator: object) -> Prepared:
+    run = Run(call)
+    report = await run.finish(
+        _work(run), lambda: run.journal.status(call.dry_run), page_facts.facts
+    )
+    cluster = run.cluster
+    now = replace(call, given=cluster.given)
+    # the goal with the ids of workers that the call found, and without finished parts
+    checked = replace(now, goal=run.journal.views[-1].goal, look=LookOptions())
+    context = PrepareContext(
+        client=call.client,
+        prepare=partial(_prepare, replace(now, dry_run=False), estimator),
+        verify=partial(_verify, checked),
+        put_bounds_back=cluster.staff.put_bounds_back,
+        workload=call.goal.workload,
+        estimator=estimator,
+        remainder=cluster.aside,
+        group_sizes=cluster.group_sizes,
+    )
+    return Prepared(cluster.given, run.journal, report, context)
+
+
+async def _work(run: Run) -> None:
+    call, cluster, journal = run.call, run.cluster, run.journal
+    await cluster.open(call.workers, needs=call.needs)
+    if call.dry_run:
+        await tune(
+            cluster, journal, notify=run.notify, settings=run.settings, dry_run=True
+        )
+        return
+    async with cluster.lease("prepare", run.notify):
+        await tune(cluster, journal, notify=run.notify, settings=run.settings)
+        await cluster.stay(journal.views[-1])
+        if call.goal.workload.group_sizes:
+            await cluster.size_groups(journal.views[-1])
+    cluster.tell_rows(journal.views[-1])
+    loaded = [v for v in journal.views if all(x.loaded for x in v.layouts)]
+    wrong = verification.losses(loaded[0], loaded[-1]) if loaded else ()
+    if wrong:
+        raise VerificationError(f"looking again found: {'; '.join(wrong)}")
+
+
+async def _verify(call: Call, journal: Journal) -> Report:
+    run, start = Run(call), monotonic()
+    await run.cluster.open(call.workers)
+    now = trainers.chosen(await _settled(run.cluster))
+    run.journal.add(now, checks.run(now, run.settings))
+    # memory is not compared: other work may have taken some since
+    was = verification.without_aside(journal.views[-1])
+    wrong = (
+        *verification.losses(was, now),
+        *verification.separations(was, now),
+        *verification.moves(was, now),
+    )
+    status = "failed" if wrong else "fine"
+    report = run.journal.report(status, monotonic() - start, "; ".join(wrong))
+    if wrong:
+        error = LayoutChanged(f"looking again found: {'; '.join(wrong)}")
+        error.report = report
+        raise error
+    return report
+
+
+async def _settled(cluster: LiveCluster) -> View:
+    """Look until Dask's memory manager has dropped surplus replicas, or for 5 s."""
+    end = monotonic() + DROP_SECONDS
+    view = await cluster.look(lambda *_: None)
+    while _drops_replicas(view) and monotonic() < end:
+        await asyncio.sleep(LOOK_INTERVAL)
+        view = await cluster.look(lambda *_: None)
+    return view
+
+
+def _drops_replicas(view: View) -> bool:
+    """Whether Dask's memory manager is about to drop replicas of the data."""
+    known = [x for x in view.layouts if x.loaded and x.aligned]
+    return bool(view.now.memory_manager) and any(layouts.copied(x).any() for x in known)
+
+
+# --- the public functions -------------------------------------------------------------
+
+
+def prepare(
+    client: Client,
+    X: Any,
+    y: Any = None,
+    *others: Any,
+    sample_weight: Any = None,
+    qid: Any = None,
+    group: Any = None,
+    base_margin: Any = None,
+    init_score: Any = None,
+    eval_set: Any = None,
+    estimator: object = None,
+    workload: str | None = None,
+    n_workers: int | str | None = None,
+    workers: Sequence[str | int] | None = None,
+    restart: bool | str = False,
+    rechunk: bool | int = True,
+    to: str | None = None,
+    dtype: Any = None,
+    release_inputs: bool = False,
+    persist: bool | None = None,
+    shuffle: bool | str = False,
+    sort: bool = False,
+    random_state: int = 0,
+    tolerance: float = 0.05,
+    memory_fraction: float = 0.7,
+    strict: bool = False,
+    only: Collection[str] | None = None,
+    dry_run: bool = False,
+    progress: bool | Callable[[str, float | None], None] | None = None,
+    timeout: str | float = "10 minutes",
+) -> Prepared:
+    """Prepare a cluster and data for a fit: all workers, even rows, paired partitions.
+
+    Lazy data is loaded in one computation. Partitions are cut and joined where their
+    rows do not match each other or the workers; rows keep their order. Whole partitions
+    are then moved until every worker holds rows in proportion to its threads, and each
+    partition of X is on the same worker as its y and companions. As few bytes as
+    possible are moved. Keys that are only moved keep their names, so your own
+    collections use the new places too. If everything is fine, nothing moves.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    X, y, *others
+        Dask Arrays, DataFrames or Series, lazy or persisted, with the same number of
+        rows. Row i of one belongs to row i of the others. The first dimension of an
+        Array is that of its rows.
+    sample_weight, qid, base_margin, init_score
+        Companions of X, by the names that training libraries use.
+    group
+        Instead of ``qid`` for LightGBM's ranker: group sizes in the order of rows, a
+        Dask Array or Series. The result has the sizes in new partitions.
+    eval_set
+        A list of pairs ``(X_valid, y_valid)``, or with companions by name,
+        ``(X_valid, y_valid, {"qid": qid_valid})``. Each pair is placed separately. The
+        pair of the training data, ``(X, y)``, stays the training data.
+    estimator, workload
+        The model: an estimator of a known library, instance or class, or the name of a
+        workload (``"xgboost"``, ``"lightgbm_rank"``, ``"generic"``). It determines the
+        needs of the data, the memory of the fit, ``.fit_kwargs`` and
+        ``.estimator_params``.
+    n_workers
+        Scale to this many workers first, if the client's cluster object can. ``"fit"``:
+        to the fewest workers whose memory suffices for the fit, as far as that can be
+        predicted; none are removed. An adaptive cluster keeps that many; it gets its
+        bounds back at the end of a ``with`` block or of a failed call.
+    workers
+        Names or addresses: place the data on these workers only.
+    restart
+        False: only advise. ``"auto"``: only if nothing runs, trim the workers that
+        findings about memory name, then restart those that are still above a threshold,
+        or will be after the next run, one at a time and keeping their data. True: all.
+        See :func:`clustertune.restart`.
+    rechunk
+        True: cut and join partitions where their rows do not match each other or the
+        workers; y and companions are cut where X is. False: never, which is an error
+        where partitions do not match each other. A number: that many partitions of the
+        training data. With fewer partitions, rows or groups than workers, as many
+        workers train.
+    to
+        ``"array"``: DataFrames and Series become Arrays of known chunks while they are
+        loaded or cut. Missing values become NaN. This is the default for libraries that
+        take Arrays only, such as linear models.
+    dtype
+        The number type of the features (X, and X of eval sets), such as ``"float32"``.
+        Other columns of a DataFrame keep their types.
+    release_inputs
+        Release the old partitions of collections that are cut as soon as the new ones
+        exist, for data that would not fit in memory twice. Those collections, and lazy
+        collections made of them, must not be used afterwards: Dask computes them again
+        if it can, or raises ``lost dependencies``. Refused if another client needs
+        them. Where rows are sorted or shuffled, every new partition needs all old ones,
+        so both have to fit in memory.
+    persist
+        Load what is not in memory. None: unless the workload reads its data only once.
+    shuffle
+        ``"rows"``: put all rows in a random order; all of them are transferred.
+        ``"pieces"``: only the partitions; nothing is transferred. ``.row_order`` of the
+        result has the previous row numbers.
+    sort
+        Sort rows by query group (``qid``) where they are not sorted. Rows of a group
+        keep their order; ``.row_order`` has the previous row numbers. Without it,
+        unsorted groups are an error for a workload that needs them sorted. XGBoost's
+        ranker sorts rows itself, so ``prepare`` sorts them unless ``rechunk=False``.
+    random_state
+        Seed of the shuffle. The same seed gives the same order for the same partitions.
+    tolerance
+        By which fraction the fullest worker may exceed its share of rows.
+    memory_fraction
+        Which fraction of a worker's memory limit the fit may fill.
+    strict
+        Raise if the fit will lack memory, instead of reporting it.
+    only
+        Limit the call to these steps, by their names in a report: ``"trim"``,
+        ``"restart"``, ``"adapt"``, ``"scale"``, ``"persist"``, ``"reorder"``,
+        ``"rechunk"``, ``"rebalance"``, ``"replicate"``. They run in this order. A fit
+        needs another call without ``only``.
+    dry_run
+        Change nothing; the report has the plan and its cost.
+    progress
+        None: to stderr in a terminal or notebook, otherwise to the log ``clustertune``.
+        True or False: always or never to stderr. Or a function ``(text, fraction)``.
+    timeout
+        Seconds, or a duration such as ``"10 minutes"``, for the whole call.
+
+    Returns
+    -------
+    Prepared
+        It unpacks into the given collections, in order, except eval sets. These are in
+        its ``eval_set``, and together with weights and other arguments of the library's
+        ``fit`` in its ``fit_kwargs``. As a context manager it holds workers and
+        adaptive scaling until the end of the block, like :func:`clustertune.hold`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong; nothing was changed.
+    AlignmentError
+        X, y and companions have different numbers of rows, or partitions that must not
+        be cut do not match each other.
+    GroupOrderError, GroupSplitError
+        Query groups are not as the workload needs them, or one is too large.
+    ClassCoverageError
+        Each worker needs all classes, and a class has fewer rows than workers.
+    CapacityError
+        The data, or new partitions together with the old ones, do not fit below the
+        thresholds at which workers spill.
+    SharedDataError
+        ``release_inputs`` would release keys that another client or collection needs;
+        nothing was changed.
+    ConnectionLostError, NoWorkersError, VersionMismatchError, ScaleError, \
+LeaseHeldError
+        The cluster cannot carry out the request; the text gives the reason and a fix.
+    IncompleteError
+        Data was lost with a worker and cannot be computed again, or failed to load.
+    VerificationError
+        The final look found missing rows, or rows apart from their labels.
+    TimedOutError
+        The time limit was reached. The data is complete; ``error.report`` lists what
+        was done.
+
+    Examples
+    --------
+    >>> X, y = clustertune.prepare(client, X, y, estimator=model)   # doctest: +SKIP
+    >>> model.fit(X, y)                                             # doctest: +SKIP
+
+    Keep the workers during the fit:
+
+    >>> with clustertune.prepare(client, X, y) as (X, y):           # doctest: +SKIP
+    ...     model.fit(X, y)
+    """
+    companions = {
+        "sample_weight": sample_weight,
+        "qid": qid,
+        "group": group,
+        "base_margin": base_margin,
+        "init_score": init_score,
+    }
+    given = inputs.gather(X, y, others, companions, eval_set)
+    calling.check_client(client, given)
+    profile = libraries.choose(workload, estimator)
+    inputs.refuse_sizes(given, profile)
+    libraries.refuse(profile, inputs.companions(given))
+    spread = arguments.fraction("tolerance", tolerance, zero=True)
+    goal = Goal(
+        workload=profile,
+        chosen=workload is not None or estimator is not None,
+        imported=frozenset(PACKAGES & sys.modules.keys()),
+        n_workers=arguments.workers_wanted("n_workers", n_workers),
+        restart=arguments.restarting("restart", restart),
+        rechunk=arguments.cutting("rechunk", rechunk),
+        release_inputs=arguments.flag("release_inputs", release_inputs),
+        to=arguments.kind("to", to),
+        dtype=arguments.number_type("dtype", dtype),
+        persist=arguments.maybe("persist", persist),
+        order=arguments.order(shuffle, sort),
+        seed=arguments.seed("random_state", random_state),
+        evaluated=inputs.evaluated(given),
+        # to the row means that no tolerance is left
+        tolerance=0.0 if profile.exact_rows else spread,
+        memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
+        strict=arguments.flag("strict", strict),
+        only=arguments.some_of("only", only, [name for _, name in planner.PHASES]),
+    )
+    if inputs.wants_arrays(given, profile) and persist is not False:
+        goal = replace(goal, to="array")
+    inputs.refuse_unfit(given, goal)
+    for x in given:
+        conversion.asked(x.label, x.collection, goal)  # refuses what cannot be
+    prepared: Prepared = client.sync(
+        _prepare,
+        Call(
+            client=client,
+            name="prepare",
+            given=given,
+            goal=goal,
+            workers=arguments.names("workers", workers),
+            timeout=arguments.duration("timeout", timeout),
+            dry_run=arguments.flag("dry_run", dry_run),
+            progress=progress,
+            look=LookOptions(
+                held_data=bool(goal.restart),
+                least_memory=bool(goal.restart),
+                values=True,
+            ),
+            # a restart lets paused workers run again
+            needs=RESTARTABLE if goal.restart else ("running",),
+        ),
+        estimator,
+    )
+    return prepared
+
+
+def last_report(client: Client) -> Any:
+    """Return the report of the last call on this client's cluster, by any client.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+
+    Returns
+    -------
+    Report or None
+        None if nothing was done since the scheduler started.
+
+    Raises
+    ------
+    ConnectionLostError, VersionMismatchError
+        The cluster cannot be reached; the text gives the reason and a fix.
+
+    Examples
+    --------
+    >>> clustertune.last_report(client).save("report.html")         # doctest: +SKIP
+    """
+    return client.sync(monitor.last_report, client)

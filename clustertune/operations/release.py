@@ -1,0 +1,152 @@
+"""Public call ``release``: release keys in memory that are not needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from distributed import Client, futures_of
+
+from clustertune.actions import release as releasing
+from clustertune.actions.cluster.live import LookOptions
+from clustertune.core import arguments
+from clustertune.core.model import Key, Notify, Step, View
+from clustertune.core.report import Report
+from clustertune.core.wording import names_text
+from clustertune.operations.procedure import Procedure, Steps, carry_out
+
+
+def release(
+    client: Client,
+    *prefixes: str,
+    keep: Any = (),
+    include_other_clients: bool = False,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "1 minute",
+) -> Report:
+    """Release data in memory that is not needed.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    *prefixes
+        Prefixes of keys, as a dry run lists them: ``"random_sample"``. None: all keys
+        that only this client holds, except those in ``keep``.
+    keep
+        Collections or futures, or a list of them, whose keys stay.
+    include_other_clients
+        Release published keys and keys that other clients hold, too. Their futures are
+        cancelled, and their published names removed.
+    dry_run
+        Change nothing; the report lists the keys by prefix.
+    progress
+        As for :func:`clustertune.prepare`.
+    timeout
+        Seconds, or a duration, for the whole call.
+
+    Returns
+    -------
+    Report
+        Its steps have for each prefix the number of released keys and bytes. Futures
+        and collections of these keys are cancelled; later use raises an error.
+
+    Raises
+    ------
+    TypeError
+        Neither prefixes nor ``keep`` are given: all data would be released.
+    ValueError
+        No keys have such a prefix; the text lists the prefixes in memory.
+    RefusedError
+        Only other clients hold keys with the prefix; nothing was changed.
+    ConnectionLostError, LeaseHeldError, VersionMismatchError, TimedOutError
+        As for :func:`clustertune.restart`.
+
+    Examples
+    --------
+    >>> print(clustertune.release(client, dry_run=True))        # doctest: +SKIP
+    >>> clustertune.release(client, keep=[X, y])                # doctest: +SKIP
+    """
+    wanted = arguments.texts("prefixes", prefixes)
+    kept = tuple(f.key for f in futures_of(keep))
+    others = arguments.flag("include_other_clients", include_other_clients)
+    dry = arguments.flag("dry_run", dry_run)
+    if not wanted and not kept and not dry:
+        raise TypeError(
+            "release() would release all data of this client. Give prefixes (a dry run "
+            "lists them), or the data to keep: keep=[X, y]"
+        )
+    if not wanted and others:
+        raise TypeError(
+            "include_other_clients=True needs prefixes; a dry run lists them"
+        )
+
+    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+        holdings = view.now.holdings or ()
+        there = sorted({h.prefix for h in holdings if h.keys and h.prefix})
+        unknown = [p for p in wanted if p not in there]
+        if unknown:
+            raise ValueError(_unknown_prefixes(unknown, there))
+        yield from releasing.steps(view, wanted, kept, include_other_clients=others)
+
+    procedure = _release(
+        client, steps, kept, arguments.duration("timeout", timeout), dry, progress
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
+
+
+def _unknown_prefixes(unknown: Sequence[str], there: Sequence[str]) -> str:
+    which = f"no data in memory has the prefix {names_text(unknown)}"
+    if not there:
+        return f"prefixes: {which}, since no data is in memory. Nothing was released"
+    return (
+        f"prefixes: {which}, so nothing was released. Prefixes in memory: "
+        f"{names_text(there, most=20)}"
+    )
+
+
+def release_collections(
+    client: Client,
+    *collections: Any,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "1 minute",
+) -> Report:
+    """Release collections, except keys that another client or future holds.
+
+    Parameters, return value and errors are as for :func:`release`.
+    """
+    own = Counter(f.key for f in {id(f): f for f in futures_of(collections)}.values())
+    counts = dict(client.refcount)
+    kept = tuple(key for key in client.futures if counts.get(key, 0) != own[key])
+
+    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+        yield from releasing.steps(view, (), kept)
+
+    seconds = arguments.duration("timeout", timeout)
+    procedure = _release(client, steps, kept, seconds, dry_run, progress)
+    report: Report = client.sync(carry_out, procedure)
+    return report
+
+
+def _release(
+    client: Client,
+    steps: Steps,
+    kept: tuple[Key, ...],
+    seconds: float,
+    dry_run: bool,
+    progress: bool | Notify | None,
+) -> Procedure:
+    return Procedure(
+        client=client,
+        name="release",
+        steps=steps,
+        timeout=seconds,
+        dry_run=dry_run,
+        progress=progress,
+        look=LookOptions(holdings=True, kept=kept),
+        needs=(),
+    )

@@ -1,0 +1,363 @@
+"""``Monitor``: watch a cluster, and turn findings into events that begin and end.
+
+Each look reads the scheduler's identity and asks the scheduler plugin once; only new
+workers are asked themselves. Looks are as frequent as heartbeats. If the scheduler is
+gone, the monitor tries again, at growing intervals, until it is back or the monitor is
+closed.
+
+A condition begins when it has held for a while, and ends when it has been gone for a
+while, so a value that crosses a threshold for a second makes no event. The end is
+checked in a view that is slightly worse than the real one, so a value close to a
+threshold does not begin and end repeatedly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field, replace
+from time import monotonic, time
+
+from distributed import Client
+
+from clustertune import checks
+from clustertune.core import arguments
+from clustertune.core.model import Finding, Goal, Run, Severity, Snapshot, View
+from clustertune.core.report import findings_html
+from clustertune.core.wording import plural, printable, seconds_text
+from clustertune.errors import ClustertuneError
+from clustertune.integrations import libraries
+from clustertune.monitor import inquiry, monitor
+from clustertune.operations.blocks import Block
+
+logger = logging.getLogger("clustertune")
+
+MAX_SNAPSHOTS = 3600
+MAX_EVENTS = 1000
+LOOK_SECONDS = 60.0  # time limit of a look
+MAX_INTERVAL = 60.0  # seconds between two tries to reach a scheduler that is gone
+RUNS_INTERVAL = 30.0  # seconds between two reads of past runs
+HOLD_SECONDS = 3.0  # for which a condition must hold, or be gone
+MARGIN = 0.05  # of the memory limit: how much worse the view is that shows an end
+
+Subject = tuple[str, tuple[str | int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A finding that has begun or ended."""
+
+    time: float  # epoch seconds at which it was first, or last, seen
+    kind: str  # "began" or "ended"
+    finding: Finding
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.finding.severity} {self.finding.message}"
+
+
+@dataclass
+class _Seen:
+    finding: Finding
+    first: float
+    last: float
+    begun: bool = False
+
+
+@dataclass
+class Watch:
+    """Turns the findings of each look into events."""
+
+    hold: float = HOLD_SECONDS
+    _seen: dict[Subject, _Seen] = field(default_factory=dict)
+
+    def events(
+        self, now: float, found: Iterable[Finding], nearly: Iterable[Finding]
+    ) -> list[Event]:
+        """Return the events of one look.
+
+        Parameters
+        ----------
+        now
+            Epoch seconds.
+        found
+            Findings in the view.
+        nearly
+            Findings in the slightly worse view. They keep conditions that have begun.
+        """
+        there = _by_subject(found)
+        nearly_there = _by_subject(nearly)
+        still = there | {k: f for k, f in nearly_there.items() if k in self._seen}
+        events: list[Event] = []
+        for subject, finding in still.items():
+            seen = self._seen.get(subject)
+            if seen is None:
+                self._seen[subject] = _Seen(finding, now, now)
+            elif subject in there or seen.begun:
+                seen.last = now
+                if subject in there:
+                    seen.finding = finding
+        for subject, seen in list(self._seen.items()):
+            if not seen.begun and seen.last < now:
+                del self._seen[subject]  # it did not hold
+            elif not seen.begun and now - seen.first >= self.hold:
+                seen.begun = True
+                events.append(
+                    Event(time=seen.first, kind="began", finding=seen.finding)
+                )
+            elif seen.begun and now - seen.last >= self.hold:
+                events.append(Event(time=seen.last, kind="ended", finding=seen.finding))
+                del self._seen[subject]
+        return events
+
+    @property
+    def current(self) -> tuple[Finding, ...]:
+        """Findings that have begun and not ended, worst first."""
+        held = [s.finding for s in self._seen.values() if s.begun]
+        return tuple(sorted(held, key=lambda f: -f.severity))
+
+
+def _by_subject(found: Iterable[Finding]) -> dict[Subject, Finding]:
+    """Warnings and critical findings by check and subject."""
+    return {
+        (f.check, f.subject): f
+        for f in found
+        if f.severity in (Severity.warning, Severity.critical)
+    }
+
+
+def worse(view: View) -> View:
+    """The view with slightly more memory in use on every worker."""
+    now = replace(
+        view.now,
+        workers=tuple(
+            replace(
+                w,
+                process=w.process + int(MARGIN * w.memory_limit),
+                managed=w.managed + int(MARGIN * w.memory_limit),
+                counted=w.counted + int(MARGIN * w.memory_limit),
+            )
+            for w in view.now.workers
+        ),
+    )
+    return replace(view, snapshots=(*view.snapshots[:-1], now))
+
+
+class Monitor(Block):
+    """Watch a cluster in the background during a block.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous.
+    interval
+        Seconds between two looks, or a duration; by default the interval of heartbeats,
+        and at least one second.
+    window
+        Seconds, or a duration: for how long snapshots are kept.
+    estimator, workload
+        The model that trains on the cluster.
+
+    Attributes
+    ----------
+    snapshots : tuple of Snapshot
+        Snapshots within the window, oldest first.
+    findings : tuple of Finding
+        Current findings, worst first.
+    events : tuple of Event
+        Findings that have begun or ended, oldest first.
+    unknown_since : float or None
+        Epoch seconds since which the cluster could not be reached.
+    failure : Exception or None
+        The error that ended the monitor before it was closed, such as a wrong setting.
+
+    Examples
+    --------
+    >>> with clustertune.Monitor(client) as monitor:            # doctest: +SKIP
+    ...     model.fit(X, y)
+    >>> monitor.events                                          # doctest: +SKIP
+
+    >>> async with clustertune.Monitor(client) as monitor:      # doctest: +SKIP
+    ...     async for snapshot in monitor:
+    ...         print(monitor.findings)
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        interval: str | float | None = None,
+        window: str | float = "5 minutes",
+        estimator: object = None,
+        workload: str | None = None,
+    ):
+        if not isinstance(client, Client):
+            kind = type(client).__name__
+            raise TypeError(f"client must be a dask.distributed.Client; it was {kind}")
+        self._client = client
+        self.interval = (
+            None if interval is None else arguments.duration("interval", interval)
+        )
+        self.window = arguments.duration("window", window)
+        self.goal = Goal(workload=libraries.choose(workload, estimator))
+        self.unknown_since: float | None = None
+        self.failure: Exception | None = None
+        self._snapshots: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._new_events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._watch = Watch()
+        self._runs: tuple[Run, ...] = ()
+        self._runs_read = -math.inf  # when, monotonic
+        self._task: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()  # set and replaced at each look
+        self._closed = False
+
+    def __repr__(self) -> str:
+        if self.failure is not None:
+            state = f"failed ({printable(repr(self.failure), longest=200)})"
+        elif self._closed:
+            state = "closed"
+        elif self.unknown_since is not None:
+            state = f"unknown for {seconds_text(time() - self.unknown_since)}"
+        else:
+            state = "watching" if self._task else "not started"
+        return (
+            f"<Monitor: {state}, {plural(len(self._snapshots), 'snapshot')}, "
+            f"{plural(len(self.findings), 'finding')}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return findings_html(repr(self), self.findings)
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        return tuple(self._snapshots)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(self._events)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Return the events since the last call of this method."""
+        taken = tuple(self._new_events)
+        self._new_events.clear()
+        return taken
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
+    def view(self) -> View:
+        """The view of checks: the window of snapshots, and past runs."""
+        return View(snapshots=self.snapshots, goal=self.goal, runs=self._runs)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self._watch.current
+
+    # --- begin and end ----------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Look once; an error of this first look is raised to the caller."""
+        checks.configured()
+        identity = await monitor.identify(self.client)
+        await monitor.open_door(self.client, identity)
+        await self._look()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _end(self) -> None:
+        self._closed = True  # before Python 3.12 ``wait_for`` may swallow the other
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- look -------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Watch until cancelled, or until the client is closed."""
+        try:
+            await self._look_repeatedly()
+        except Exception as error:
+            self.failure = error  # raised to the iterating code
+            logger.exception("the monitor stopped")
+        finally:
+            self._closed = True
+            self._wake()
+
+    async def _look_repeatedly(self) -> None:
+        pause = 0.0
+        while not self._closed and self.client.status not in ("closed", "closing"):
+            await asyncio.sleep(max(pause, self._interval()))
+            start = time()
+            try:
+                await asyncio.wait_for(self._look(), LOOK_SECONDS)
+            except (ClustertuneError, asyncio.TimeoutError) as error:
+                if self.unknown_since is None:
+                    self.unknown_since = start
+                    text = (
+                        str(error) or f"no answer within {seconds_text(LOOK_SECONDS)}"
+                    )
+                    logger.warning("the monitor cannot reach the cluster: %s", text)
+                pause = min(MAX_INTERVAL, 2 * max(pause, self._interval()))
+                self._wake()
+            else:
+                pause = 0.0
+
+    def _interval(self) -> float:
+        """The interval of heartbeats by distributed's rule (``heartbeat_interval``)."""
+        if self.interval is not None:
+            return self.interval
+        n_workers = len(self._snapshots[-1].workers) if self._snapshots else 0
+        return max(
+            1.0, 2.0 * (n_workers >= 50), n_workers / 200 + 1 if n_workers >= 200 else 0
+        )
+
+    async def _look(self) -> None:
+        if self.unknown_since is not None:  # the scheduler may be another one
+            self._runs_read = -math.inf
+            await monitor.open_door(self.client, await monitor.identify(self.client))
+        snapshot, _ = await monitor.look(self.client, [])
+        self.unknown_since = None
+        self._snapshots.append(snapshot)
+        while snapshot.time - self._snapshots[0].time > self.window:
+            self._snapshots.popleft()
+        await self._read_runs()
+        view, settings = self.view, checks.configured()
+        found = checks.run(view, settings)
+        nearly = checks.run(worse(view), settings)
+        events = self._watch.events(snapshot.time, found, nearly)
+        self._events += events
+        self._new_events += events
+        self._wake()
+
+    async def _read_runs(self) -> None:
+        """Read past runs, seldom: they are many numbers on a large cluster."""
+        if monotonic() - self._runs_read >= RUNS_INTERVAL:
+            self._runs = await inquiry.past_runs(self.client)
+            self._runs_read = monotonic()
+
+    def _wake(self) -> None:
+        """Wake the iterating code."""
+        self._looked.set()
+        self._looked = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+        """Yield snapshots, from the latest on, until the monitor closes.
+
+        Raises
+        ------
+        Exception
+            The error that ended the monitor before it was closed.
+        """
+        last: Snapshot | None = None
+        while not self._closed:
+            if self._snapshots and self._snapshots[-1] is not last:
+                last = self._snapshots[-1]
+                yield last
+            else:
+                await self._looked.wait()
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,368 @@
+"""Public calls that act on workers: ``restart``, ``resize``, ``scale``, ``trim``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from distributed import Client
+
+from clustertune.actions import adapt as adapting
+from clustertune.actions import drop as dropping
+from clustertune.actions import restart as restarting
+from clustertune.actions import retire as retiring
+from clustertune.actions import scale as scaling
+from clustertune.actions import trim as trimming
+from clustertune.actions.cluster.live import LookOptions
+from clustertune.collections import inputs
+from clustertune.core import arguments
+from clustertune.core.model import Notify, Size, Step, View
+from clustertune.core.report import Report
+from clustertune.errors import ScaleError
+from clustertune.integrations import managers
+from clustertune.operations.procedure import Procedure, carry_out
+
+
+def restart(
+    client: Client,
+    *collections: Any,
+    workers: Sequence[str | int] | None = None,
+    max_unavailable: float | str = 1,
+    if_needed: bool = False,
+    drop_data: bool = False,
+    include_other_clients: bool = False,
+    wait: str | float = "1 minute",
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "30 minutes",
+) -> Report:
+    """Restart workers one at a time without losing their data.
+
+    Each worker in turn gets no new tasks, finishes its running tasks, and moves its
+    keys to the other workers. Its nanny restarts it, and the keys return. The scheduler
+    carries this out. If this process ends, the scheduler still finishes the current
+    worker.
+
+    With ``drop_data`` all workers restart at once and all data in memory is lost, as
+    with ``client.restart()``. The report lists the lost data first.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    *collections
+        Row-aligned collections whose partitions stay together meanwhile. The keys of
+        all clients are kept, also those of other collections.
+    workers
+        Names or addresses; all by default.
+    max_unavailable
+        How many workers may be away at the same time: a number, or a fraction of all,
+        such as ``0.25`` or ``"25%"`` (rounded down, at least one). Their keys have to
+        fit into the memory of the others.
+    if_needed
+        First trim the workers, then restart only workers that are still above a
+        threshold at which they spill or pause, or will be after the next run.
+    drop_data
+        Restart all workers at once, and lose their data. Not with collections,
+        ``workers`` or ``if_needed``.
+    include_other_clients
+        Allow ``drop_data`` to destroy published data and keys that other clients hold.
+        Otherwise the error lists both.
+    wait
+        Seconds, or a duration: how long to wait for the running tasks of each worker.
+    dry_run
+        Change nothing; the report has the plan and its cost.
+    progress
+        As for :func:`clustertune.prepare`.
+    timeout
+        Seconds, or a duration, for the whole call.
+
+    Returns
+    -------
+    Report
+        ``steps`` has for each worker the number of keys that were moved away and back,
+        and the number of lost keys by the scheduler's count. Moved keys have one
+        replica. If the worker that holds it dies meanwhile, the key is lost unless it
+        can be computed again. Status ``left``: not all steps were done, or keys were
+        lost. ``memory`` has a row for each worker: process memory before, after a trim
+        and after the restart, keys and seconds.
+
+    Raises
+    ------
+    RefusedError
+        A worker cannot be restarted without loss (no nanny, actors, too little memory
+        on the others), or other clients would lose data; nothing was changed.
+    ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError
+        The cluster cannot carry out the request; the text gives the reason and a fix.
+    TimedOutError
+        The time limit was reached; no data is lost.
+
+    Examples
+    --------
+    >>> print(clustertune.restart(client, workers=[3]))         # doctest: +SKIP
+    """
+    seconds = arguments.duration("wait", wait)
+    most = arguments.part("max_unavailable", max_unavailable)
+    others = arguments.flag("include_other_clients", include_other_clients)
+    dropped = arguments.flag("drop_data", drop_data)
+    by_need = arguments.flag("if_needed", if_needed)
+    if dropped and (collections or workers is not None or by_need):
+        raise TypeError(
+            "drop_data=True restarts all workers and keeps no data; it does not "
+            "combine with collections, workers or if_needed"
+        )
+    if others and not dropped:
+        raise TypeError(
+            "include_other_clients=True is only for drop_data=True; without it no "
+            "client loses data"
+        )
+
+    def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
+        if dropped:
+            yield from dropping.steps(view, wait=seconds, include_other_clients=others)
+        elif by_need:
+            yield from trimming.steps(view, ids)
+        else:
+            yield from restarting.steps(view, ids, wait=seconds, most=most)
+
+    procedure = Procedure(
+        client=client,
+        name="restart",
+        given=inputs.of_rows(collections),
+        workers=arguments.names("workers", workers),
+        steps=steps,
+        then=partial(restarting.steps_by_need, wait=seconds, most=most)
+        if by_need
+        else None,
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=arguments.flag("dry_run", dry_run),
+        progress=progress,
+        look=LookOptions(
+            held_data=True, least_memory=True, holdings=dropped, read_spilled=False
+        ),
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
+
+
+def resize(
+    client: Client,
+    *collections: Any,
+    nthreads: int | None = None,
+    memory_limit: str | int | None = None,
+    env: Mapping[str, str] | None = None,
+    allow_any_env: bool = False,
+    workers: Sequence[str | int] | None = None,
+    max_unavailable: float | str = 1,
+    wait: str | float = "1 minute",
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "30 minutes",
+) -> Report:
+    """Change threads, memory limit or variables of workers without losing data.
+
+    Workers restart one at a time, as with :func:`clustertune.restart`. Each nanny gets
+    the new size when its worker is empty, and keeps it for later starts. A worker that
+    does not start with the new size gets its old size again. Workers that already have
+    the size do not restart.
+
+    Parameters
+    ----------
+    client, *collections, workers, max_unavailable, wait, dry_run, progress, timeout
+        As for :func:`clustertune.restart`. With ``env`` workers restart one at a time,
+        because nannies in the same process share their variables.
+    nthreads
+        Threads of each worker.
+    memory_limit
+        Bytes, or text such as ``"4 GiB"``, for each worker.
+    env
+        Environment variables of the worker's process:
+        ``{"OMP_NUM_THREADS": "2"}``. Variables of thread pools and allocators are
+        allowed (``clustertune.environment.TUNING``).
+    allow_any_env
+        Allow any variable in ``env``. Some variables make a worker run commands or
+        load code, so set this only for variables that you wrote yourself. Reports show
+        the names of such variables, not their values.
+
+    Returns
+    -------
+    Report
+        As of :func:`clustertune.restart`.
+
+    Raises
+    ------
+    TypeError
+        No change is given.
+    RefusedError
+        As for :func:`clustertune.restart`; or a worker's process and data do not fit
+        a lower limit. Nothing was changed.
+    ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
+TimedOutError
+        As for :func:`clustertune.restart`.
+
+    Examples
+    --------
+    >>> clustertune.resize(client, X, y, nthreads=4)            # doctest: +SKIP
+    """
+    size = Size(
+        nthreads=arguments.count("nthreads", nthreads),
+        memory_limit=arguments.nbytes("memory_limit", memory_limit),
+        env=arguments.variables(
+            "env", env, any_name=arguments.flag("allow_any_env", allow_any_env)
+        ),
+    )
+    if size == Size():
+        raise TypeError("no change is given: give nthreads, memory_limit or env")
+    seconds = arguments.duration("wait", wait)
+    most = arguments.part("max_unavailable", max_unavailable)
+    if size.env:
+        most = 1
+    procedure = Procedure(
+        client=client,
+        name="resize",
+        given=inputs.of_rows(collections),
+        workers=arguments.names("workers", workers),
+        steps=lambda view, ids: restarting.steps(
+            view, ids, wait=seconds, size=size, most=most
+        ),
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=arguments.flag("dry_run", dry_run),
+        progress=progress,
+        look=LookOptions(
+            held_data=True,
+            least_memory=True,
+            limit=size.memory_limit,
+            read_spilled=False,
+        ),
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
+
+
+def scale(
+    client: Client,
+    n_workers: int,
+    *collections: Any,
+    wait: str | float = "1 minute",
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "10 minutes",
+) -> Report:
+    """Scale a cluster to a number of workers without losing data.
+
+    The client's cluster object starts more workers, and the call waits for them. To
+    remove workers, the call retires those with the fewest bytes of unreplicated keys,
+    one at a time: each finishes its running tasks and moves its keys to the remaining
+    workers. The bounds of an adaptive cluster are set to the number; the report has the
+    line that restores them.
+
+    Parameters
+    ----------
+    client, *collections, wait, dry_run, progress, timeout
+        As for :func:`clustertune.restart`.
+    n_workers
+        The number of workers, at least one.
+
+    Returns
+    -------
+    Report
+        As of :func:`clustertune.restart`. New workers hold no data, and moved keys are
+        where memory was free. :func:`clustertune.prepare` distributes them evenly.
+
+    Raises
+    ------
+    ScaleError
+        The cluster cannot have more workers, or they did not start in time.
+    RefusedError
+        A worker holds actors, or its keys do not fit the remaining workers; nothing was
+        changed.
+    ConnectionLostError, LeaseHeldError, VersionMismatchError, TimedOutError
+        As for :func:`clustertune.restart`.
+
+    Examples
+    --------
+    >>> clustertune.scale(client, 8)                            # doctest: +SKIP
+    >>> X, y = clustertune.prepare(client, X, y)                # doctest: +SKIP
+    """
+    wanted = arguments.number("n_workers", n_workers)
+    seconds = arguments.duration("wait", wait)
+
+    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+        yield from adapting.exactly(view, wanted)
+        there = sum(w.stays for w in view.now.workers)
+        if there < wanted:
+            reason = managers.obstacle(client.cluster, wanted)
+            if reason is not None:
+                raise ScaleError(f"n_workers={wanted}: {reason}")
+            yield scaling.step(there, wanted)
+        else:
+            yield from retiring.steps(view, wanted, wait=seconds)
+
+    procedure = Procedure(
+        client=client,
+        name="scale",
+        given=inputs.of_rows(collections),
+        steps=steps,
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=arguments.flag("dry_run", dry_run),
+        progress=progress,
+        look=LookOptions(held_data=True),
+        needs=(),
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
+
+
+def trim(
+    client: Client,
+    *,
+    workers: Sequence[str | int] | None = None,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "1 minute",
+) -> Report:
+    """Return free memory of worker processes to their hosts.
+
+    All workers collect Python's garbage and return the C library's free memory. No data
+    is at risk.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    workers
+        Names or addresses; all by default.
+    dry_run
+        Change nothing.
+    progress
+        As for :func:`clustertune.prepare`.
+    timeout
+        Seconds, or a duration, for the whole call.
+
+    Returns
+    -------
+    Report
+        Its step has the process memory of each worker before and after.
+
+    Raises
+    ------
+    ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
+TimedOutError
+        As for :func:`clustertune.restart`.
+
+    Examples
+    --------
+    >>> print(clustertune.trim(client))                         # doctest: +SKIP
+    """
+    procedure = Procedure(
+        client=client,
+        name="trim",
+        workers=arguments.names("workers", workers),
+        steps=trimming.steps,
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=arguments.flag("dry_run", dry_run),
+        progress=progress,
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
