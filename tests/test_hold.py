@@ -307,7 +307,9 @@ async def test_a_watch_that_fails_is_said(
     async with clustertune.hold(c) as held:
         held.monitor.interval = 0.05
         with dask.config.set({"clustertune.checks.paused_workers.most": 1}):
-            await soon(lambda: any("the hold stopped watching" in m for m in messages(caplog)))
+            await soon(
+                lambda: any("the hold stopped watching" in m for m in messages(caplog))
+            )
     assert held.measures is not None
 
 

@@ -218,7 +218,7 @@ def test_limits_hold_for_its_steps(steps: Any, limits: Any, allowed: bool) -> No
     if allowed:
         refuse_beyond(Limits(**limits), now, steps)
     else:
-        with pytest.raises(RefusedError, match="nothing was changed"):
+        with pytest.raises(RefusedError, match="nothing was touched"):
             refuse_beyond(Limits(**limits), now, steps)
 
 

@@ -432,7 +432,7 @@ async def test_pieces_that_the_same_call_needs_are_not_released(c, s, a, b):
     frame = pd.DataFrame(numbers(), columns=list("abcde"))
     (X,) = await persisted(c, dd.from_pandas(frame, npartitions=4))
     some = X.partitions[:2]
-    with pytest.raises(SharedDataError, match="needs too"):
+    with pytest.raises(SharedDataError, match="needs, too"):
         await clustertune.prepare(
             c, X, eval_set=[(some, some["a"])], rechunk=7, release_inputs=True
         )

@@ -243,7 +243,7 @@ async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
     with pytest.raises(RefusedError, match="train will be unpublished"):
         await clustertune.restart(c, drop_data=True)
     assert float(await c.compute(X.sum())) == 400
-    with pytest.raises(TypeError, match="neither"):
+    with pytest.raises(TypeError, match="does not combine with collections"):
         await clustertune.restart(c, X, drop_data=True)
     await clustertune.restart(c, drop_data=True, include_other_clients=True)
     assert not s.tasks

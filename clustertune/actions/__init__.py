@@ -1,11 +1,12 @@
-"""Actions: one remedy a file. Each proposes steps (pure) and enacts one of them.
+"""Actions: one file each, named after the action.
 
-``propose(findings, view) -> steps`` and ``enact(step, cluster, notify) -> Result``;
-effects go through the port ``cluster`` alone. The file's name is the action's name.
+``propose(findings, view) -> steps`` is pure. ``enact(step, cluster, notify) -> Result``
+carries out one step, and acts only through the port ``cluster``.
 
-Other packages add actions through the entry point group ``clustertune.actions``: the
-entry's name is the action's, its value the module. Steps of playbooks can do them
-(``do: NAME``); ``prepare`` takes only those that are here.
+Other packages add actions through the entry point group ``clustertune.actions``. The
+name of the entry point is the name of the action, and its value is the module. Steps of
+playbooks can use them (``do: NAME``). ``prepare`` uses only the actions in this
+package.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def available() -> Mapping[str, Action]:
 
 @cache
 def others() -> Mapping[str, Action]:
-    """Those of other packages by name; none takes the name of one that is here."""
+    """Actions of other packages by name; they cannot replace an action of ours."""
     found = plugins.of("actions")
     return {name: found[name] for name in found.keys() - _own().keys()}
 
@@ -36,5 +37,5 @@ def _own() -> Mapping[str, Action]:
     return {
         info.name: importlib.import_module(f"{__name__}.{info.name}")
         for info in pkgutil.iter_modules(__path__)
-        if not info.ispkg  # the cluster that actions change
+        if not info.ispkg  # the live cluster
     }

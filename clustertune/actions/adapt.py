@@ -1,8 +1,7 @@
-"""Have a cluster that scales by itself keep the number of workers that was asked for.
+"""Raise the bounds of adaptive scaling to the requested number of workers.
 
-Adaptive scaling counts tasks and would close workers that a fit is to use before it has
-begun. So its least number of workers is raised first; the bounds that it had are
-remembered, and put back at the end of a ``with`` block. Nothing is at risk.
+Adaptive scaling counts tasks, and would close idle workers before the fit begins. The
+previous bounds are restored at the end of a ``with`` block. No data is at risk.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from clustertune.planner.forecast import wanted_workers
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step, if workers were asked for and might be taken away again."""
+    """One step, if a number of workers is requested and the bounds allow fewer."""
     wanted = wanted_workers(view)
     was = view.now.adaptive
     if wanted is not None and isinstance(was, tuple) and was[0] < wanted:
@@ -31,20 +30,20 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def exactly(view: View, n_workers: int) -> Iterator[Step]:
-    """One step, if scaling might leave so many workers, whether up or down."""
+    """One step, if the bounds allow another number of workers."""
     was = view.now.adaptive
     if isinstance(was, tuple) and was != (n_workers, n_workers):
         yield step(was, n_workers, n_workers)
 
 
 def step(was: tuple[int, float], least: int, most: float) -> Step:
-    """From some bounds to others."""
+    """A step that changes the bounds."""
     return Step(
         action="adapt",
-        summary=f"have the cluster, which scales by itself, keep {_text(least, most)} "
-        f"workers instead of {_text(*was)}",
+        summary=f"set the bounds of adaptive scaling to {_text(least, most)} workers "
+        f"instead of {_text(*was)}",
         price=Price(nbytes=0, seconds=None),
-        gain="none of them is closed before the fit",
+        gain="no worker is closed before the fit",
         args=Bounds(least=least, most=most),
     )
 

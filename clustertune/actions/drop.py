@@ -1,8 +1,8 @@
-"""Restart all workers at once and lose what they hold; only where that is asked for.
+"""Restart all workers at once and lose their data, on request only.
 
-The quick way to clean processes when the data is not needed, or can be loaded again.
-All clients lose what they have on the cluster, and published names are removed with
-their data. Both are listed first. Data of other clients needs the caller's consent.
+This is the fastest way to clean processes when the data is not needed. All clients lose
+their data on the cluster, and published names are removed. The step lists both first.
+Data of other clients needs the caller's consent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clustertune.planner.holdings import at_risk
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """None: nothing that is found is worth all data."""
+    """Propose nothing: no finding justifies the loss of all data."""
     yield from ()
 
 
@@ -46,7 +46,7 @@ def steps(
         price=Price(
             nbytes=0, seconds=start_seconds(view.now), at_risk=at_risk(holdings)
         ),
-        gain="processes that are new",
+        gain="all processes are new",
         args=Drop(
             workers=workers,
             wait=wait,
@@ -56,6 +56,6 @@ def steps(
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Restart them, as the resident carries it out."""
+    """Restart all workers."""
     assert isinstance(step.args, Drop)
     return await cluster.drop(step.args, notify)

@@ -1,10 +1,9 @@
-"""Load everything that is not in memory yet, in one graph, where it belongs.
+"""Load lazy collections in one graph, each partition on the worker that will use it.
 
-Where the rows of pieces are known beforehand (arrays of known chunks, Parquet files by
-their footers), each piece is computed on the worker that will train on it; companions
-go where X is. Other data is loaded where Dask puts it, and moves after; so is data that
-is made of what is in memory, since it is made where that lies. All is loaded in the
-pieces that the collections say. Nothing is at risk: what is loaded can be loaded again.
+This needs known rows of partitions: arrays of known chunks, or Parquet files by their
+footers. Companions are placed with X. Dask places other data, and data that is made of
+data in memory; ``rebalance`` moves it afterwards. The partitions are those of the
+collections. No data is at risk: it can be loaded again.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from clustertune.planner.sizes import held_bytes, layout_bytes, member_bytes, su
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for all collections that are not loaded.
+    """One step for all lazy collections.
 
     Raises
     ------
     CapacityError
-        The data says that it is larger than the workers have room for.
+        By its metadata, the data is larger than the free memory of the workers.
     """
     lazy = [m for layout in view.layouts for m in layout.members if not m.loaded]
     if not lazy or not view.loads:
@@ -64,8 +63,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         action="persist",
         summary=f"load {', '.join(labels)} ({amount}) in one call",
         price=Price(nbytes=None, seconds=None, peak=_peak(lazy, targets, view)),
-        gain="pieces and row counts of all collections agree and are known"
-        + (f"; {names_text(placed)} where training needs it" if placed else ""),
+        gain="partitions and row counts of all collections are known and match"
+        + (f"; {names_text(placed)} on the workers that train" if placed else ""),
         args=Load(
             workers=tuple(w.address for w in view.now.workers),
             targets=targets,
@@ -77,7 +76,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 def _amount(
     lazy: list[Member], labels: list[str], view: View
 ) -> tuple[str, Float64s | None]:
-    """How much is loaded, in words; and the room, where only loading will tell."""
+    """The size of the data as text; and the free memory, if the size is unknown."""
     size, free = sum_bytes(lazy), _free(view)
     if not isinstance(size, Unknown):
         capacity.refuse_too_much(labels, size, free)
@@ -88,7 +87,7 @@ def _amount(
 
 
 def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | None:
-    """Bytes that the fullest worker receives; if that is open, all of them."""
+    """Bytes that the fullest worker receives; all bytes if Dask places the data."""
     size = sum_bytes(lazy)
     if isinstance(size, Unknown):
         return None
@@ -101,7 +100,7 @@ def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | N
 
 
 def _key_bytes(member: Member) -> Int64s:
-    """Bytes of every key, by its rows."""
+    """Bytes of every key, in proportion to its rows."""
     total = member_bytes(member)
     assert member.rows is not None
     assert isinstance(total, int)
@@ -111,21 +110,21 @@ def _key_bytes(member: Member) -> Int64s:
 
 
 def _free(view: View) -> Float64s:
-    """Bytes of room on each worker that may have some of the data."""
+    """Free bytes on each worker that may hold some of the data."""
     free, may = np.maximum(0.0, _room(view)), layouts.weights(view) > 0
-    return free[may] if may.any() else free  # paused ones may run again
+    return free[may] if may.any() else free  # paused workers may run again
 
 
 def _room(view: View) -> Float64s:
-    """Bytes that every worker has room for beside what is loaded already."""
+    """Free bytes on every worker, minus loaded data that may still move there."""
     return room(view) - held_bytes(view.layouts, len(view.now.workers))
 
 
-# --- where each piece belongs ---------------------------------------------------------
+# --- placement -------------------------------------------------------------------
 
 
 def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
-    """By label the worker of every key, where that can be told."""
+    """By label, the worker of every key, where rows are known."""
     open_ = [m for m in layout.members if _can_be_bound(m)]
     if not open_ or not view.eligible_workers:
         return {}
@@ -146,7 +145,7 @@ def _can_be_bound(member: Member) -> bool:
 def _anchor(
     layout: Layout, first: Member, view: View, free: Float64s
 ) -> tuple[Int64s, Int64s]:
-    """Rows of pieces and their workers: of what is loaded, else as it should be."""
+    """Rows and workers of partitions: of loaded data, otherwise as placed here."""
     n_workers = len(view.now.workers)
     for member in layout.members:
         if member.loaded and member.rows is not None and member.column_blocks == 1:
@@ -154,7 +153,7 @@ def _anchor(
             home = layouts.homes(only, n_workers)
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
-                if not may[home].all():  # these will have to leave
+                if not may[home].all():  # these partitions will be moved
                     placed = _placed(layout, member.rows, view, free)
                     home = np.where(may[home], home, placed)
                 return member.rows, home
@@ -178,25 +177,25 @@ def _placed(layout: Layout, rows: Int64s, view: View, free: Float64s) -> Int64s:
                 tolerance=AIM * view.goal.tolerance,
             )
         except CapacityError:
-            continue  # pieces that are too large fit after they are cut
+            continue  # partitions that are too large fit after they are cut
         return found.target.astype(np.int64)
     raise AssertionError("without budgets everything has a place")
 
 
 def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
-    """For pieces of ``own`` rows the worker that has most of the rows beside them."""
+    """For partitions of ``own`` rows, the worker with most of the matching rows."""
     parts = chunking.parts(rows, own)
     n_workers = int(home.max()) + 1
     code, part = np.unique(parts.new * n_workers + home[parts.old], return_inverse=True)
-    # a piece without rows goes where the one beside it is
+    # a partition without rows goes to the worker of its neighbour
     shared = np.bincount(part.reshape(-1), np.maximum(1, parts.stop - parts.start))
-    order = np.lexsort((-code, shared))  # the last of a piece has most
+    order = np.lexsort((-code, shared))  # the last entry of a partition has most
     result = np.zeros(len(own), dtype=np.int64)
     result[code[order] // n_workers] = code[order] % n_workers
     return result
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Load and wait."""
+    """Load the collections and wait."""
     assert isinstance(step.args, Load)
     return await cluster.persist(step.args, notify)

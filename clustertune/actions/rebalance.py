@@ -1,11 +1,11 @@
-"""Put every piece where training can use it: rows even by threads, pairs together.
+"""Move whole partitions: rows in proportion to threads, companions together.
 
-Whole pieces move, fewest bytes first; keys keep their names, so the collections that
-the user holds see the same data in its new place. Each key is copied to its target,
-the copy is confirmed, and only then dropped elsewhere: nothing is at risk.
+As few bytes as possible move. Keys keep their names, so the user's collections use the
+new places. Each key is copied to its target, the replica is confirmed, and only then
+the old replica is dropped. No data is at risk.
 
-Dask's own ``rebalance`` balances bytes of process memory: it moves nothing while
-workers are less than 30 % full, and it separates X from y.
+Dask's ``rebalance`` balances bytes of process memory. It moves nothing while workers
+are less than 30 % full, and it separates X from y.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from clustertune.planner.placement import AIM, Placement, place, placed
 
 REMEDIES = frozenset(
     ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
-)  # checks; and whatever names this action
+)  # checks, in addition to findings with fixed_by="rebalance"
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each layout whose pieces do not lie as they should.
+    """One step for each layout that is not placed as it should be.
 
     Raises
     ------
     CapacityError
-        The pieces do not fit below the lines at which workers spill.
+        The partitions do not fit below the thresholds at which workers spill.
     NoWorkersError
-        No worker runs that may hold them.
+        No running worker may hold them.
     """
     if not any(f.check in REMEDIES or f.fixed_by == "rebalance" for f in findings):
         return
     if not view.eligible_workers:
         raise NoWorkersError(
             f"none of {plural(len(view.now.workers), 'worker')} may hold the data: "
-            "they are paused, closing or not named in workers=; free memory there, "
-            "start others, or name others"
+            "they are paused, closing or not named in workers=. Free memory there, "
+            "start other workers, or name others"
         )
     budget = room(view)
     placed: set[Key] = set()
     for layout in view.layouts:
         if layout is not view.layouts[0] and view.goal.workload.eval_copies:
-            continue  # lies beside the training data, by another action
+            continue  # replicate places it with the training data
         keys = {key for m in layout.members for key in m.keys}
-        # an eval set that is a part of the training data goes where that goes
+        # an eval set that is part of the training data is placed with it
         if not (layout.loaded and layout.aligned) or keys <= placed:
             continue
         placed |= keys
@@ -79,7 +79,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     there = layouts.held(layout, len(view.now.workers))
     tolerance = view.goal.tolerance
-    # all of it on workers that may not train is an imbalance of 0, and not even
+    # 0 means that all rows are on workers that may not train
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
     held = there.piece, there.worker, there.nbytes
     nbytes, weights = layouts.piece_bytes(layout), layouts.weights(view)
@@ -117,18 +117,20 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
 
 
 def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
-    """What does not fit, and how many workers of this size would do."""
+    """Text: what does not fit, and how many workers would suffice."""
     rooms = budget[layouts.weights(view) > 0]
     text = (
-        f"the {layout.label} ({bytes_text(layout.nbytes)} in pieces of up to "
+        f"the {layout.label} ({bytes_text(layout.nbytes)} in partitions of up to "
         f"{bytes_text(int(layouts.piece_bytes(layout).max()))}) does not fit below the "
-        f"lines at which workers spill: {plural(len(rooms), 'worker')} have "
-        f"{bytes_text(rooms.sum())} of room"
+        f"thresholds at which workers spill: {plural(len(rooms), 'worker')} have "
+        f"{bytes_text(rooms.sum())} free"
     )
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
     enough = max(len(rooms) + 1, math.ceil(layout.nbytes / rooms.mean()))
-    return f"{text}; about {enough} workers of this size would do: n_workers={enough}"
+    return (
+        f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
+    )
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
@@ -144,7 +146,7 @@ def _step(layout: Layout, view: View, placement: Placement) -> Step:
 
 
 def _gain(layout: Layout, view: View, placement: Placement) -> str:
-    """What the move is good for, in words."""
+    """The benefit of the move as text."""
     before = layouts.shares(layout, view)
     idle = sum(
         s.rows
@@ -154,11 +156,11 @@ def _gain(layout: Layout, view: View, placement: Placement) -> str:
     fullest = max(s.share for s in before)
     text = f"the fullest worker holds {placement.imbalance:.2f} times its share of rows"
     text += f" instead of {fullest:.2f}" if fullest else ""
-    text += f"; {idle:,} rows leave workers that may not train" if idle else ""
+    text += f"; {idle:,} rows leave workers that do not train" if idle else ""
     torn = int(layouts.apart(layout, len(view.now.workers)).sum())
     text += f"; {torn:,} separated pairs together" if torn else ""
     copied = int(layouts.copied(layout).sum())
-    return text + (f"; one copy of {plural(copied, 'piece')}" if copied else "")
+    return text + (f"; one replica of {plural(copied, 'partition')}" if copied else "")
 
 
 def _price(layout: Layout, view: View, placement: Placement) -> Price:
@@ -166,13 +168,13 @@ def _price(layout: Layout, view: View, placement: Placement) -> Price:
     return Price(
         nbytes=placement.moved,
         seconds=pricing.seconds(flow, view),
-        # what a worker receives may arrive before what it sends has left
+        # received bytes may arrive before sent bytes have left
         peak=int(flow.into.max(initial=0)),
         flow=flow,
     )
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Move, as the resident carries it out."""
+    """Move the keys."""
     assert isinstance(step.args, Moves)
     return await cluster.move(step.args, notify)

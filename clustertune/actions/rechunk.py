@@ -1,13 +1,12 @@
-"""Cut and join pieces, so that X_i and y_i have the same rows and all workers a share.
+"""Cut and join partitions, so that X and y match and every worker has a share.
 
-The pieces of X stay where they suit the workers; y and companions are cut to them. Else
-all are cut at one shared list of rows, near the boundaries that there are. Parts are
-taken where their bytes lie and joined where the new piece will train, so what travels
-is what has to. Rows keep their order. Query groups (``qid``) are not cut: such data is
-only joined.
+If the partitions of X suit the workers, y and companions are cut like X. Otherwise all
+are cut at one shared list of rows, near existing boundaries. Parts are taken on their
+workers and joined on the worker of the new partition, so few bytes are transferred.
+Rows keep their order. Query groups (``qid``) are not cut, so such data is only joined.
 
-Nothing is at risk: the new pieces are computed from the old ones, which stay in memory
-as long as somebody holds them, and workers must have room for both.
+No data is at risk: new partitions are computed from old ones. These stay in memory
+while anything holds them, so workers need memory for both.
 """
 
 from __future__ import annotations
@@ -53,23 +52,23 @@ from clustertune.planner.memory import room
 from clustertune.planner.placement import AIM, Placement, place
 from clustertune.planner.sizes import held_bytes, part_bytes
 
-ASKED_FOR = frozenset(("other_number", "other_type"))  # checks
+REQUESTED = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
-    "; or free the old pieces while they are cut, which makes the collections that you "
-    "gave unusable: release_inputs=True"
+    "; or release the old partitions while they are cut, which makes the given "
+    "collections unusable: release_inputs=True"
 )
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each loaded layout with findings that cutting puts right.
+    """One step for each loaded layout with findings that rechunking fixes.
 
     Raises
     ------
     AlignmentError
-        Fewer pieces were asked for than there are workers.
+        Fewer partitions than workers were requested.
     CapacityError
-        Pieces that must be cut, or are to become something else, do not fit below the
-        lines at which workers spill beside the old ones.
+        Required new partitions, together with the old ones, do not fit below the
+        thresholds at which workers spill.
     """
     wrong = [f for f in findings if f.fixed_by == "rechunk"]
     if not view.eligible_workers:
@@ -91,12 +90,12 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def _refuse_too_few(view: View) -> None:
-    """Cutting first, and finding out then, might leave released data without names."""
+    """Refuse fewer partitions than workers, before any partition is released."""
     wanted, n_workers = view.goal.rechunk, len(view.eligible_workers)
     if not isinstance(wanted, bool) and wanted < n_workers and view.layouts:
         raise AlignmentError(
-            f"rechunk={wanted}, but there are {n_workers} workers to train on: each "
-            f"needs a piece; ask for at least {n_workers}, or name fewer in workers="
+            f"rechunk={wanted}, but {n_workers} workers will train, and each needs a "
+            f"partition. Give at least {n_workers}, or fewer workers in workers="
         )
 
 
@@ -106,11 +105,11 @@ def _best_step(
     about: list[Finding],
     taken: Float64s,
 ) -> Step | None:
-    """The step that is wanted; if that does not fit, the one that has to be.
+    """The best step; if that does not fit in memory, the required one.
 
     ``taken`` are bytes that other steps of this plan bring to each worker.
     """
-    must = any(f.severity is Severity.critical or f.check in ASKED_FOR for f in about)
+    must = any(f.severity is Severity.critical or f.check in REQUESTED for f in about)
     own = boundaries.rows_of(layout.members[0])
     rows = boundaries.new_rows(layout, view, about)
     step = _step(layout, view, rows, about, taken)
@@ -124,7 +123,7 @@ def _best_step(
 
 
 def _made(recut: Recut, layout: Layout) -> Float64s:
-    """Bytes of new pieces on each worker."""
+    """Bytes of new partitions on each worker."""
     members = {m.label: m for m in layout.members}
     made = np.zeros(len(recut.workers))
     for cut in recut.cuts:
@@ -134,7 +133,7 @@ def _made(recut: Recut, layout: Layout) -> Float64s:
 
 
 def _is_known(layout: Layout) -> bool:
-    """Whether all is in memory and counted, with as many rows in every member."""
+    """Whether all members are in memory, with the same known number of rows."""
     totals = {-1 if m.rows is None else int(m.rows.sum()) for m in layout.members}
     return layout.loaded and len(totals) == 1 and totals.isdisjoint((-1, 0))
 
@@ -147,7 +146,7 @@ def _changes(member: Member, rows: Int64s) -> bool:
     )
 
 
-# --- where to put ---------------------------------------------------------------------
+# --- the step -------------------------------------------------------------------------
 
 
 def _step(
@@ -165,7 +164,7 @@ def _step(
         changed = [m for m in layout.members if aside or _changes(m, rows)]
         if not changed:
             if present is not None and lacking:
-                continue  # these pieces cannot be shared out as they are
+                continue  # these partitions cannot give every worker all classes
             return None
         drafts = [_draft(m, rows, view) for m in changed]
         target, shortage, found = _targets(layout, view, rows, drafts, taken, present)
@@ -174,7 +173,7 @@ def _step(
     cuts = tuple(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
     )
-    moves = _beside(layout, view, changed, target)
+    moves = _unchanged(layout, view, changed, target)
     recut = Recut(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
@@ -188,52 +187,52 @@ def _step(
     )
     return Step(
         action="rechunk",
-        summary=_summary(changed, rows) + _aside(recut) + _said(moves),
+        summary=_summary(changed, rows) + _remainder_text(recut) + _moves_text(moves),
         price=_price(recut, changed, moves, view),
         gain=_gain(layout, rows, about, view),
         args=recut,
     )
 
 
-def _beside(
+def _unchanged(
     layout: Layout, view: View, changed: list[Member], target: Int64s
 ) -> Layout | None:
-    """Members that stay as they are, and do not lie where the new pieces will be."""
+    """Members that are not cut, but have to move to the new partitions."""
     rest = tuple(m for m in layout.members if m not in changed)
     copied = layout is not view.layouts[0] and view.goal.workload.eval_copies
     if not rest or copied or replicas.is_copied(layout):
-        return None  # copies lie beside the training data, by another action
+        return None  # replicate places the replicas
     staying = replace(layout, members=rest)
     return staying if moving.of(staying, view, target).count else None
 
 
-def _said(moves: Layout | None) -> str:
+def _moves_text(moves: Layout | None) -> str:
     if moves is None:
         return ""
-    return f", and bring {names_text([m.label for m in moves.members])} to them"
+    return f", and move {names_text([m.label for m in moves.members])} to them"
 
 
 def _summary(changed: list[Member], rows: Int64s) -> str:
-    """What is cut, and what only becomes of another kind or number type."""
+    """Text: members that are cut, and members whose type changes."""
     cut = [m for m in changed if _changes(replace(m, conversion=None), rows)]
     texts = []
     if cut:
         texts.append(
             f"cut {names_text([m.label for m in cut])} into "
-            f"{plural(len(rows), 'piece')} of up to {int(rows.max()):,} rows"
+            f"{plural(len(rows), 'partition')} of up to {int(rows.max()):,} rows"
         )
     texts += [f"make {m.label} {m.conversion}" for m in changed if m.conversion]
     return ", ".join(texts)
 
 
-def _aside(recut: Recut) -> str:
+def _remainder_text(recut: Recut) -> str:
     if not recut.aside:
         return ""
     return f", the last {plural(recut.aside, 'row')} set aside as .remainder"
 
 
 def _draft(member: Member, rows: Int64s, view: View) -> Cut:
-    """The parts of a member's new pieces, their owners not chosen yet."""
+    """The parts of a member's new partitions, without their owners."""
     found, blocks = (
         chunking.parts(boundaries.rows_of(member), rows),
         member.column_blocks,
@@ -253,7 +252,7 @@ def _draft(member: Member, rows: Int64s, view: View) -> Cut:
 
 
 def _part_bytes(cut: Cut, member: Member) -> Int64s:
-    """Bytes of every part as it will be."""
+    """Bytes of every part after a conversion."""
     return part_bytes(member, cut.key, cut.stop - cut.start)
 
 
@@ -265,14 +264,15 @@ def _targets(
     taken: Float64s,
     present: Bools | None,
 ) -> tuple[Int64s, str, bool]:
-    """Workers of the new pieces, and why they do not fit, if they do not.
+    """Workers of the new partitions, why they do not fit, and whether classes do.
 
-    And whether all workers have all classes, where ``present`` tells those of pieces.
+    The second is empty if they fit. The third is whether all workers have all classes;
+    ``present`` has the classes of partitions.
     """
     members = {m.label: m for m in layout.members}
     held: list[tuple[Int64s, Int64s, Int64s]] = []
     nbytes = np.zeros(len(rows), dtype=np.int64)
-    largest: dict[str, int] = {}  # bytes of a new piece, by label of what is cut
+    largest: dict[str, int] = {}  # bytes of a new partition, by label
     for cut in drafts:
         member = members.pop(cut.label)
         amount = _part_bytes(cut, member)
@@ -280,7 +280,7 @@ def _targets(
         made = np.bincount(cut.new, amount, minlength=len(rows))
         largest[cut.label] = int(made.max())
         held.append(_where(cut, member, amount))
-    for member in members.values():  # these stay as they are, and move later
+    for member in members.values():  # these are not cut; they move later
         assert member.holders is not None
         assert member.nbytes is not None
         nbytes += member.nbytes
@@ -290,7 +290,7 @@ def _targets(
     trained = _trained(layout, rows, view)
     tolerance = view.goal.tolerance
     staying = replace(layout, members=tuple(members.values()))
-    # where whole pieces lie evenly, none of them has to move
+    # if whole partitions are placed evenly, none of them has to move
     if not (members and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
         tolerance *= AIM
 
@@ -340,7 +340,7 @@ def _targets(
 
 
 def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
-    """Rows of the new pieces that workers are to share; none of those set aside."""
+    """Rows of the new partitions, without the remainder."""
     shared = rows.copy()
     if boundaries.remainder(layout, view):
         shared[-1] = 0
@@ -348,10 +348,11 @@ def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
 
 
 def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) -> Int64s:
-    """Targets exchanged between new pieces that are alike, so that neighbours go alike.
+    """Exchange the targets of equal partitions, so neighbours have the same target.
 
-    Whole old pieces then leave a worker, and their memory is free before any part that
-    stays is copied. Alike are pieces of as many rows and bytes, all on one worker.
+    Whole old partitions then leave a worker, and their memory is free before any part
+    that stays is copied. Partitions are equal if they have the same rows, bytes and
+    single worker.
     """
     piece, worker, amount = there.piece, there.worker, there.nbytes
     number, n_workers = np.arange(len(rows)), int(worker.max(initial=0)) + 1
@@ -360,8 +361,8 @@ def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) ->
     holders = np.bincount(codes // n_workers, minlength=len(rows))
     home = np.full(len(rows), -1, dtype=np.int64)
     home[codes // n_workers] = codes % n_workers
-    others = np.where(holders == 1, -1, number)  # alike to none
-    stays = target == home  # these come last: they are copied when others have left
+    others = np.where(holders == 1, -1, number)  # equal to no other
+    stays = target == home  # these come last, after the others have left
     before = np.lexsort((number, others, home, nbytes, rows))
     after = np.lexsort((target, stays, others, home, nbytes, rows))
     result = target.copy()
@@ -370,7 +371,7 @@ def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) ->
 
 
 def _where(cut: Cut, member: Member, amount: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """(new piece, worker, bytes) for every copy of every part."""
+    """(new partition, worker, bytes) for every replica of every part."""
     assert member.holders is not None
     key, worker = member.holders
     order = np.argsort(key, kind="stable")
@@ -383,7 +384,7 @@ def _where(cut: Cut, member: Member, amount: Int64s) -> tuple[Int64s, Int64s, In
 
 
 def _owned(cut: Cut, member: Member, target: Int64s, view: View) -> Cut:
-    """Take each part from the target itself where it is there, else from who runs."""
+    """Take each part from the target if it holds it, else from a running worker."""
     assert member.holders is not None
     key, worker = member.holders
     running = np.array([w.running for w in view.now.workers], dtype=bool)
@@ -408,18 +409,18 @@ def _budget(
     *,
     release: bool,
 ) -> Float64s:
-    """Bytes of new pieces that each worker has room for beside what stays.
+    """Bytes of new partitions that fit on each worker in addition to the old ones.
 
-    The old pieces stay as long as the caller holds them, which is all the while, unless
-    they are released. Then, and if this call has made them, they are freed one by one:
-    of them, one is there beside its parts, or all that one new piece is joined of.
+    Old partitions stay as long as the caller holds them. If they are released, or if
+    this call has made them, they leave one by one. Then at most one old partition and
+    its parts are in memory, or the parts of one new partition.
     """
     n_workers = len(view.now.workers)
     left = room(view) - taken
     for other in view.layouts:
         for member in other.members:
             if other is layout and member.label not in largest:
-                continue  # is a part of the new pieces
+                continue  # not cut: counted as part of the new partitions
             only = Layout(label=other.label, members=(member,))
             held = held_bytes((only,), n_workers)
             if other is layout and _is_freed(member, release):
@@ -429,7 +430,7 @@ def _budget(
 
 
 def _largest(member: Member, n_workers: int) -> Int64s:
-    """Bytes of the largest piece on every worker."""
+    """Bytes of the largest partition on every worker."""
     assert member.holders is not None
     assert member.nbytes is not None
     result = np.zeros(n_workers, dtype=np.int64)
@@ -440,20 +441,22 @@ def _largest(member: Member, n_workers: int) -> Int64s:
 def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> str:
     rooms = budget[layouts.weights(view) > 0]
     text = (
-        f"the new pieces of the {layout.label} ({bytes_text(int(nbytes.sum()))}) do "
-        "not fit below the lines at which workers spill while the old ones are in "
-        f"memory too: {plural(len(rooms), 'worker')} have {bytes_text(rooms.sum())} of "
-        "room beside them"
+        f"the new partitions of the {layout.label} ({bytes_text(int(nbytes.sum()))}) "
+        "do not fit below the thresholds at which workers spill, because the old ones "
+        f"are in memory, too: {plural(len(rooms), 'worker')} have "
+        f"{bytes_text(rooms.sum())} free"
     )
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
-    # a worker that comes has all of its room
+    # a new worker is empty
     whole = room(view)[layouts.weights(view) > 0].mean()
     enough = len(rooms) + max(1, math.ceil((nbytes.sum() - rooms.sum()) / whole))
-    return f"{text}; about {enough} workers of this size would do: n_workers={enough}"
+    return (
+        f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
+    )
 
 
-# --- what it costs and is good for ----------------------------------------------------
+# --- cost and gain -------------------------------------------------------------------
 
 
 def _price(
@@ -476,11 +479,11 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
     checks = {f.check for f in about}
     gains = []
     if "differing_boundaries" in checks:
-        gains.append("every piece has the rows of its labels and companions")
+        gains.append("every partition has the rows of its labels and companions")
     if "other_type" in checks:
-        gains.append("kind and number type are those asked for")
+        gains.append("the data has the requested type")
     if "column_chunks" in checks:
-        gains.append("every piece has all columns")
+        gains.append("every partition has all columns")
     if "missing_classes" in checks:
         gains.append("every worker has every class")
     if "split_groups" in checks:
@@ -488,15 +491,15 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
     old = layout.members[0].n_pieces
     if old != len(rows):
         why = granularity.said(view) if view.goal.rechunk is True else ""
-        text = f"{plural(len(rows), 'piece')} instead of {old:,}"
+        text = f"{plural(len(rows), 'partition')} instead of {old:,}"
         if view.goal.workload.keeps_pieces and layout is view.layouts[0]:
-            text += f", of which {view.goal.workload.title} makes another model"
+            text += f", with which {view.goal.workload.title} makes another model"
         gains.append(f"{text} ({why})" if why else text)
     return "; ".join(gains)
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Cut and join, as the port does it; then bring beside it what stays as it is."""
+    """Cut and join; then move the members that are not cut to the new partitions."""
     assert isinstance(step.args, Recut)
     cut = await cluster.recut(step.args, notify)
     if step.args.moves is None:

@@ -1,9 +1,8 @@
-"""Let go of data in memory that nobody needs any more, by the prefix of its keys.
+"""Release keys by their prefix.
 
-Memory fills with what was persisted once and forgotten: old versions of a collection,
-the results that a notebook keeps in its history. What is let go is gone: it is shown
-first, by prefix, with its bytes. What other clients want kept, or is published, stays,
-unless the caller says that it may go, too.
+Memory fills with forgotten data: old versions of a collection, results in the history
+of a notebook. Released data is lost, so the step lists it first, by prefix, with its
+bytes. Published keys and keys of other clients stay, unless the caller includes them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from clustertune.planner.holdings import nbytes_text, whose
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """None: what is needed no more is for the caller to say."""
+    """Propose nothing: only the caller knows which data is not needed."""
     yield from ()
 
 
@@ -40,7 +39,7 @@ def steps(
 ) -> Iterator[Step]:
     """A step for each prefix, the one with most bytes first.
 
-    Without prefixes: for all that the caller alone wants, but for what is ``kept``.
+    Without prefixes: all keys that only the caller holds, except those in ``kept``.
     """
     holdings = [h for h in view.now.holdings or () if h.keys]
     by_prefix: dict[str, list[Holding]] = {}
@@ -63,9 +62,9 @@ def steps(
 def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
     prefix = args.prefix
     going = [*own, *others] if args.include_other_clients else own
-    shown = going or others  # which the guard will refuse
+    shown = going or others  # the guard refuses these
     count = sum(h.keys for h in shown)
-    summary = f"let go of {plural(count, 'key')} named {prefix} ({nbytes_text(shown)})"
+    summary = f"release {plural(count, 'key')} named {prefix} ({nbytes_text(shown)})"
     if others and going == own and own:
         summary += f"; {sum(h.keys for h in others):,} more stay, which {whose(others)}"
     elif others:
@@ -76,7 +75,9 @@ def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
     summary += f"; unpublish {names_text(names)}" if names else ""
     scattered = sum(h.scattered for h in shown)
     never = (
-        f"; {scattered:,} were scattered: they are gone for good" if scattered else ""
+        f"; {scattered:,} of them were scattered and cannot be computed again"
+        if scattered
+        else ""
     )
     return Step(
         action="release",
@@ -92,6 +93,6 @@ def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Let go of them, as the resident carries it out."""
+    """Release the keys."""
     assert isinstance(step.args, Release)
     return await cluster.release(step.args, notify)

@@ -1,12 +1,12 @@
-"""Put rows in another order: sorted by query group, or shuffled.
+"""Change the order of rows: sort by query group, or shuffle.
 
-Sorting is stable: rows of a group stay in the order that they had. A shuffle of rows is
-uniform: every order is as likely as any other. Each old piece is put in order where it
-lies, its rows are sent to where they will train, and the new piece is put in order
-there, so all rows travel once. A shuffle of whole pieces moves nothing. ``.row_order``
-of what ``prepare`` returns has for every row the number that it had.
+Sorting is stable. A shuffle of rows is uniform: all orders are equally likely. Each old
+partition is ordered on its worker, its rows are sent to the workers of the new
+partitions, and these are ordered there. So each row is transferred once. A shuffle of
+whole partitions moves nothing. ``.row_order`` of the result of ``prepare`` has the
+original number of every row.
 
-Nothing is at risk: old pieces stay in memory as long as somebody holds them.
+No data is at risk: old partitions stay in memory while anything holds them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from clustertune.planner.memory import room
 from clustertune.planner.placement import place
 from clustertune.planner.sizes import held_bytes
 
-OVERHEAD = 0.2  # seconds that two graphs take
-COPYING = 2.5e8  # bytes per second: rows are taken one by one, twice
+OVERHEAD = 0.2  # seconds for two graphs
+COPYING = 2.5e8  # bytes per second of taking rows by index, which happens twice
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each layout whose rows are to be in another order.
+    """One step for each layout whose rows need another order.
 
     Raises
     ------
     CapacityError
-        New pieces do not fit beside the old ones.
+        New partitions do not fit in memory together with the old ones.
     """
     wanted = {x for f in findings if f.fixed_by == "reorder" for x in f.subject}
     for layout in view.layouts:
@@ -62,9 +62,9 @@ def _pieces(layout: Layout, view: View) -> Step:
     home = layouts.homes(layout, len(view.now.workers))
     return Step(
         action="reorder",
-        summary=f"shuffle {plural(len(order), 'piece')} of the {layout.label}",
+        summary=f"shuffle {plural(len(order), 'partition')} of the {layout.label}",
         price=Price(nbytes=0, seconds=OVERHEAD),
-        gain="the order of pieces says nothing of their rows",
+        gain="the order of partitions is random",
         args=Reorder(
             layout=layout.label,
             workers=tuple(w.address for w in view.now.workers),
@@ -80,7 +80,7 @@ def _pieces(layout: Layout, view: View) -> Step:
 
 def _rows(layout: Layout, view: View) -> Step:
     groups = grouping.of(layout)
-    # the order of rows that are shuffled is none of groups
+    # shuffled rows are not in the order of groups
     by = "" if groups is None or view.goal.order in ("rows", "pieces") else groups.label
     rows, starts = _sorted(layout, view) if by else _shuffled(layout, view)
     target = _targets(layout, view, rows)
@@ -96,15 +96,13 @@ def _rows(layout: Layout, view: View) -> Step:
         what = f"shuffle {layout.rows.sum():,} rows of the {layout.label}"
     return Step(
         action="reorder",
-        summary=f"{what} into {plural(len(rows), 'piece')}",
+        summary=f"{what} into {plural(len(rows), 'partition')}",
         price=Price(
             nbytes=travels,
             seconds=seconds,
             peak=2 * _fullest(layout, view, rows, target),
         ),
-        gain="groups are whole and in order"
-        if by
-        else "the order of rows says nothing of them",
+        gain="groups are whole and in order" if by else "the order of rows is random",
         args=Reorder(
             layout=layout.label,
             workers=tuple(w.address for w in view.now.workers),
@@ -120,18 +118,18 @@ def _rows(layout: Layout, view: View) -> Step:
 
 
 def _source(member: Member, view: View) -> Source:
-    """A worker that runs, if one does, for each key."""
+    """A holder of each key, a running one if possible."""
     assert member.holders is not None
     key, worker = member.holders
     running = np.array([w.running for w in view.now.workers], dtype=bool)
-    order = np.lexsort((running[worker], key))  # the last of a key is written
+    order = np.lexsort((running[worker], key))  # the last entry of a key wins
     owner = np.zeros(len(member.keys), dtype=np.int64)
     owner[key[order]] = worker[order]
     return Source(label=member.label, keys=member.keys, owner=owner)
 
 
 def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
-    """Even pieces, and how many rows each takes of every old one, as chance has it."""
+    """Even partitions, and the random number of rows from every old one."""
     old = layout.rows
     rows = boundaries.fresh(layout, view)
     rng = np.random.default_rng(view.goal.seed)
@@ -144,7 +142,7 @@ def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
 
 
 def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
-    """Pieces of whole groups, and where each begins in every old one, sorted."""
+    """Partitions of whole groups, and where each begins in every old one."""
     member = grouping.member_of(layout)
     assert member is not None
     assert member.contents is not None
@@ -170,12 +168,12 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
 
 
 def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
-    """Even; from where rows come makes no difference: from everywhere.
+    """Workers of the new partitions, evenly; rows come from all workers.
 
     Raises
     ------
     CapacityError
-        New pieces, and what they are made of on the way, do not fit.
+        New partitions and intermediate data do not fit.
     """
     total = max(1, int(rows.sum()))
     nbytes = (rows * (layout.nbytes / total)).astype(np.int64)
@@ -192,11 +190,11 @@ def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
         )
     except CapacityError as error:
         raise CapacityError(
-            f"the {layout.label} ({bytes_text(layout.nbytes)}) cannot be put in "
-            "another order: that takes twice as much beside it while it goes on, and "
+            f"the {layout.label} ({bytes_text(layout.nbytes)}) cannot be sorted or "
+            "shuffled: this takes twice its size of additional memory, but only "
             f"{bytes_text(float(np.maximum(0.0, free).sum()))} are free below the "
-            "lines at which workers spill; add workers with n_workers=, or order it "
-            "before it is loaded"
+            "thresholds at which workers spill. Add workers with n_workers=, or order "
+            "the data before it is loaded"
         ) from error
     return found.target.astype(np.int64)
 
@@ -207,6 +205,6 @@ def _fullest(layout: Layout, view: View, rows: Int64s, target: Int64s) -> int:
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Reorder, as the port does it."""
+    """Change the order of rows."""
     assert isinstance(step.args, Reorder)
     return await cluster.reorder(step.args, notify)

@@ -1,12 +1,12 @@
-"""Give every worker the whole of each eval set, beside its training data.
+"""Give every worker all rows of each eval set.
 
-For libraries that score eval sets on each worker by itself and stop when their own
-score does: with other rows each would stop at another round, and the fit would wait for
-ever. Such a library joins the pieces of an eval set on a worker, and takes the i-th
-beside the i-th of the training data; so the eval set gets as many pieces as that, of
-which the first on each worker has all rows and the others none.
+Some libraries score eval sets on each worker separately, and each worker stops by its
+own score. With different rows, workers would stop at different rounds, and the fit
+would hang. Such a library pairs the i-th partition of an eval set with the i-th
+partition of the training data. So the eval set gets as many partitions as the training
+data. The first one on each worker has all rows, and the others have none.
 
-Nothing is at risk: the pieces that were given stay where they are.
+No data is at risk: the given partitions stay in place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     Raises
     ------
     CapacityError
-        The copies do not fit below the lines at which workers spill.
+        The replicas do not fit below the thresholds at which workers spill.
     """
     wrong = [f for f in findings if f.fixed_by == "replicate"]
     n_workers = len(view.now.workers)
@@ -56,10 +56,10 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         lacking = [i for i in home[first].tolist() if left[i] < nbytes]
         if lacking:
             raise CapacityError(
-                f"{layout.label} ({bytes_text(nbytes)}) has to be on every worker for "
-                f"{view.goal.workload.title}, and does not fit below the lines at "
-                f"which {plural(len(lacking), 'worker')} would spill; give fewer rows "
-                "of it, or workers with more memory"
+                f"{view.goal.workload.title} needs {layout.label} "
+                f"({bytes_text(nbytes)}) on every worker, but it does not fit below "
+                f"the thresholds at which {plural(len(lacking), 'worker')} would "
+                "spill. Give fewer rows, or workers with more memory"
             )
         left[home[first]] -= nbytes
         yield _step(layout, view, first, home)
@@ -106,7 +106,7 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
 def _parts(
     one: tuple[tuple[int, int, int], ...], rows: Int64s, owners: Int64s
 ) -> dict[str, Int64s]:
-    """All rows of the original for each new piece that has any, none for others."""
+    """The parts of new partitions: all rows of the original, or none."""
     nothing = ((one[0][0], 0, 0),)
     parts = [
         (new, key, start, stop)
@@ -132,6 +132,6 @@ def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Copy, as the port does it."""
+    """Replicate the eval set."""
     assert isinstance(step.args, Recut)
     return await cluster.recut(step.args, notify)

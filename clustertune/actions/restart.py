@@ -1,12 +1,11 @@
-"""Restart workers one at a time, through their nannies, without losing what they hold.
+"""Restart workers one at a time, through their nannies, without losing their keys.
 
-A worker that is restarted gets no new tasks, ends those that it has, and its keys are
-moved to the other workers first and back to it afterwards: whoever's they are, whether
-they can be computed again or were scattered. Memory that leaked or fell to pieces goes
-with its process. Nothing else is at risk: what cannot be kept safe is refused before
-anything is touched. Where the other workers have no room, the keys are parked in its
-nanny meanwhile, in memory and on disk. So are those of a worker that is paused or has
-spilled: its nanny takes over the files, and the worker need not read them.
+The worker gets no new tasks and finishes its running tasks. Its keys move to the other
+workers, and back after the restart: those of all clients, also scattered ones. Leaked
+and fragmented memory ends with the process. A restart that could lose data is refused
+before anything changes. If the other workers lack memory, the worker's nanny parks the
+keys, in memory and on disk. The same applies to a paused worker and to one with spilled
+keys: its nanny takes over the files, so the worker need not read them.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from clustertune.planner import need
 from clustertune.planner.resizing import lines, lowered
 from clustertune.planner.thresholds import ceiling, space
 
-WAIT = 60.0  # seconds that running tasks are waited for
-TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart: no caller waits
-MOST = 2.0**62  # bytes: the room of a worker without a limit
+WAIT = 60.0  # seconds to wait for running tasks
+TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart
+UNLIMITED = 2.0**62  # bytes: the free memory of a worker without a limit
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each worker, as far as the goal asks for it.
+    """One step for each worker, if the goal requests restarts.
 
-    With ``"auto"`` the workers that a finding names and that need it, if nothing runs;
-    none is restarted twice.
+    With ``"auto"``: the workers that a finding names and that need a restart, if
+    nothing runs. No worker is restarted twice.
     """
     goal = view.goal
     if goal.restart == "auto":
@@ -65,7 +64,7 @@ def steps_by_need(
     wait: float = WAIT,
     most: float = 1,
 ) -> Iterator[Step]:
-    """A step for each of these workers that needs a restart, as :func:`steps`."""
+    """A step for each of these workers that needs a restart; see :func:`steps`."""
     ended = need.named(findings, need.ENDED)
     growth = {w.id: need.growth(findings, w) for w in view.now.workers}
     reasons = {
@@ -84,7 +83,7 @@ def steps_by_need(
 
 
 def needless(step: Step, view: View) -> str:
-    """Why a restart that was planned by need is not needed any more, or nothing."""
+    """Why a restart that was planned by need is not needed; empty if it is."""
     args = step.args
     if not isinstance(args, Restart) or args.growth is None:
         return ""
@@ -102,21 +101,21 @@ def steps(
     size: Size | None = None,
     most: float = 1,
 ) -> Iterator[Step]:
-    """A step for each of these workers, those first that need least of the others.
+    """A step for each of these workers; those with the fewest bytes to move go first.
 
-    With a ``size`` those that have it already are left alone. At ``most`` so many, or
-    such a part of all, are away at the same time. What an earlier restart has left on a
-    parking worker is brought back first.
+    Workers that already have ``size`` are skipped. At most ``most`` workers (a number,
+    or a fraction of all) are away at the same time. Keys that an earlier restart left
+    on a parking worker are brought back first.
     """
     groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
     lines = {
         w.id: ceiling(w)
         for w in view.now.workers
-        # one that is paused now may run when its turn to help comes
+        # a paused worker may run when another one needs its memory
         if w.stays and not isinstance(w.thresholds, Unknown)
     }
     free = {
-        w.id: min(MOST, space(w, lines[w.id]))
+        w.id: min(UNLIMITED, space(w, lines[w.id]))
         for w in view.now.workers
         if w.running and w.id in lines
     }
@@ -139,7 +138,7 @@ def steps(
             limit = size.memory_limit
             resized |= {w.id: (number, ceiling(w, limit)) for w in batch}
             for worker in batch:
-                now = min(MOST, space(worker, ceiling(worker, limit)))
+                now = min(UNLIMITED, space(worker, ceiling(worker, limit)))
                 total += now - free.get(worker.id, 0.0)
                 free[worker.id] = now
 
@@ -150,11 +149,11 @@ def _needed(worker: WorkerSnapshot) -> int:
 
 
 class Others(Mapping[str | int, int]):
-    """Ceilings by id, but for those of workers that are away.
+    """Ceilings in bytes by id, without the workers that are away.
 
-    A dictionary for each of many steps would have all the others, each time. Workers
-    that an earlier batch has given another limit have the ceiling of that limit:
-    ``resized`` has the number of their batch and that ceiling, ``number`` is ours.
+    It is a view, because a dictionary for each of many steps would take much memory.
+    ``resized`` has the number of the batch and the new ceiling of each worker that an
+    earlier batch resized; ``number`` is the number of this batch.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class Others(Mapping[str | int, int]):
 
 
 def at_once(most: float, count: int) -> int:
-    """How many of so many workers may be away: one is left, and one is always tried."""
+    """The number of workers that may be away: at least one, and not all."""
     wanted = most if isinstance(most, int) else math.floor(most * count)
     return max(1, min(wanted, count - 1))
 
@@ -189,13 +188,13 @@ def at_once(most: float, count: int) -> int:
 def _batches(
     workers: list[WorkerSnapshot], size: int
 ) -> Iterator[list[WorkerSnapshot]]:
-    """Those that are restarted at the same time: what moves stays among the others."""
+    """Batches of workers that restart at the same time."""
     for start in range(0, len(workers), size):
         yield workers[start : start + size]
 
 
 def _has(worker: WorkerSnapshot, size: Size) -> bool:
-    """Whether it has that size; of variables nothing is known beforehand."""
+    """Whether the worker has that size; variables are not known beforehand."""
     return (
         not size.env
         and size.nthreads in (None, worker.nthreads)
@@ -234,10 +233,10 @@ def _step(
     if burden is not None and burden.unique:
         full = is_parked_first(worker.status, worker.spilled)
         parked = full or burden.nbytes > room
-        where = "are parked in its nanny" if parked else "go to the others"
+        where = "are parked in its nanny" if parked else "move to the other workers"
         what = (
-            f"; {plural(burden.unique, 'key')} that only it holds "
-            f"({bytes_text(burden.nbytes)}) {where} and come back"
+            f"; {plural(burden.unique, 'unreplicated key')} "
+            f"({bytes_text(burden.nbytes)}) {where} and return"
         )
     return Step(
         action="restart",
@@ -247,8 +246,7 @@ def _step(
             seconds=_seconds(now, worker, nbytes),
             peak=None if burden is None else burden.nbytes,
         ),
-        gain=f"its process has {bytes_text(worker.unmanaged)} of memory that no key "
-        "of Dask's accounts for",
+        gain=f"its process has {bytes_text(worker.unmanaged)} of unmanaged memory",
         args=Restart(
             id=worker.id,
             address=worker.address,
@@ -262,10 +260,7 @@ def _step(
 
 
 def start_seconds(now: Snapshot) -> float | None:
-    """Seconds that this cluster takes to start a worker again, by its own restarts.
-
-    None: there was none yet. No other cluster's figure stands in for it.
-    """
+    """Median seconds of earlier restarts on this cluster; None: there were none."""
     return statistics.median(now.restarts) if now.restarts else None
 
 
@@ -283,7 +278,7 @@ def _brought_back(
     wait: float,
     now: Snapshot,
 ) -> Step:
-    """A parking worker that an earlier restart had to leave: emptied, then closed."""
+    """Empty and close a parking worker that an earlier restart left."""
     others = Others(lines, frozenset((worker.id,)))
     step = _step(worker, others, groups, [worker], wait, now)
     assert isinstance(step.args, Restart)
@@ -292,14 +287,14 @@ def _brought_back(
     return replace(
         step,
         summary=f"bring back {plural(unique, 'key')} ({bytes_text(nbytes)}) that an "
-        f"earlier restart has left on {workers_text([worker.id])}, and close that",
+        f"earlier restart left on {workers_text([worker.id])}, and close it",
         price=replace(step.price, nbytes=nbytes, seconds=None),
-        gain="it is there for the time of a restart only",
+        gain="a parking worker is needed during a restart only",
         args=replace(step.args, retire=True, parking=False),
     )
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Restart it, as the resident carries it out."""
+    """Restart the worker."""
     assert isinstance(step.args, Restart)
     return await cluster.restart(step.args, notify)

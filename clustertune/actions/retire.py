@@ -1,8 +1,8 @@
-"""Take workers away, one at a time, after their keys have moved to the others.
+"""Retire workers one at a time, after their keys have moved to the others.
 
-Like a restart up to the moment at which a worker is empty; then it is closed instead.
-Those go first that alone hold least. What only they held lies on the others afterwards,
-as room allows; ``prepare`` places it evenly again.
+A retirement begins like a restart; the empty worker is then closed. Workers with the
+fewest bytes of unreplicated keys go first. Their keys move to wherever memory is free;
+``prepare`` distributes them evenly.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from clustertune.core.wording import bytes_text, plural, workers_text
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """None: no finding is put right by having fewer workers."""
+    """Propose nothing: fewer workers fix no finding."""
     yield from ()
 
 
 def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator[Step]:
-    """A step for each worker that has to go for so many to remain."""
+    """A step for each worker beyond ``n_workers``."""
     there = [w for w in view.now.workers if w.stays]
     least = sorted(there, key=_weight)
     going = least[: max(0, len(there) - n_workers)]
@@ -41,7 +41,7 @@ def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator
 
 
 def _weight(worker: WorkerSnapshot) -> tuple[int, int, str]:
-    """Actors cannot be moved, so their workers go last."""
+    """Sort key; workers with actors go last, because actors cannot be moved."""
     burden = worker.burden
     held = (0, 0) if burden is None else (burden.actors, burden.nbytes)
     return *held, str(worker.id)
@@ -54,15 +54,15 @@ def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
     what = ""
     if burden is not None and burden.unique:
         what = (
-            f"; {plural(burden.unique, 'key')} that only it holds "
-            f"({bytes_text(burden.nbytes)}) go to the others"
+            f"; {plural(burden.unique, 'unreplicated key')} "
+            f"({bytes_text(burden.nbytes)}) move to the other workers"
         )
     nbytes = None if burden is None else burden.nbytes
     return replace(
         step,
         action="retire",
-        summary=f"take {workers_text([id])} away{what}",
-        gain="as was asked for",
+        summary=f"retire {workers_text([id])}{what}",
+        gain="the cluster has the requested number of workers",
         price=Price(nbytes=nbytes, seconds=None, peak=nbytes),
         args=replace(
             step.args,
@@ -74,6 +74,6 @@ def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Empty it and close it, as the resident carries it out."""
+    """Empty and close the worker."""
     assert isinstance(step.args, Restart)
     return await cluster.restart(step.args, notify)

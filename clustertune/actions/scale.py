@@ -1,7 +1,7 @@
-"""Bring the cluster to the number of workers that was asked for, and wait for them.
+"""Scale the cluster to the requested number of workers, and wait for them.
 
-New workers hold no data and take no part in training until it is placed on them,
-which is what ``rebalance`` does next. Nothing is at risk: workers are only added.
+New workers hold no data, and do not train until ``rebalance`` places data on them. No
+data is at risk: workers are only added.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clustertune.planner.forecast import wanted_workers
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step, if workers are missing."""
     wanted = wanted_workers(view)
-    # one that is paused counts: more workers than were asked for would not mend it
+    # paused workers count: additional workers would not help them
     there = sum(w.stays for w in view.now.workers)
     missing = any(f.check == "missing_workers" for f in findings)
     if wanted is None or there >= wanted or not missing:
@@ -24,7 +24,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def step(there: int, wanted: int) -> Step:
-    """From so many workers to so many more."""
+    """A step from one number of workers to another."""
     return Step(
         action="scale",
         summary=f"scale from {there} to {wanted} workers and wait for them",

@@ -1,9 +1,9 @@
-"""Have workers give back memory that they do not need, without a restart.
+"""Return free memory of workers to their hosts, without a restart.
 
-Python's garbage is collected, and the C library's free memory is returned to the host
-(``malloc_trim``, on Linux with glibc). That takes well under a second for each worker
-and risks nothing; what is still in use, or leaks, stays. So it is the first thing to
-try where unmanaged memory is high.
+Workers collect Python's garbage and return the C library's free memory
+(``malloc_trim``, on Linux with glibc). This takes well under a second, and no data is
+at risk. Memory that is in use or leaks remains. It is the first action to try for high
+unmanaged memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clustertune.planner import need
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step for all workers that a finding about memory names.
 
-    Only before restarts by need, if nothing runs, and once.
+    Only with ``restart="auto"``, if nothing runs, and once for each worker.
     """
     idle = not any(w.busy for w in view.now.workers)
     if view.goal.restart == "auto" and idle:
@@ -36,20 +36,20 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
-    """One step for these workers together."""
+    """One step for all these workers."""
     workers = [w for w in view.now.workers if w.id in ids and not w.parking]
     if workers:
         unmanaged = sum(w.unmanaged for w in workers)
         yield Step(
             action="trim",
-            summary=f"have {workers_text([w.id for w in workers])} give memory back",
+            summary=f"trim the memory of {workers_text([w.id for w in workers])}",
             price=Price(nbytes=0, seconds=None),
-            gain=f"some of {bytes_text(unmanaged)} that no key of Dask's accounts for",
+            gain=f"frees some of {bytes_text(unmanaged)} of unmanaged memory",
             args=Trim(workers={w.address: w.id for w in workers}),
         )
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Trim them, all at once."""
+    """Trim all workers of the step."""
     assert isinstance(step.args, Trim)
     return await cluster.trim(step.args, notify)

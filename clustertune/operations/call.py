@@ -201,7 +201,7 @@ class Run:
         except BaseException as error:
             ours = self._explained(error)
             text = error_text(ours)
-            await asyncio.shield(self.cluster.staff.put_bounds_back())
+            await asyncio.shield(self.cluster.put_bounds_back())
             if place := await asyncio.shield(self.cluster.rescue()):
                 text += place
                 _add_place(ours, place)

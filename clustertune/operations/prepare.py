@@ -157,10 +157,10 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
         client=call.client,
         prepare=partial(_prepare, replace(now, dry_run=False), estimator),
         verify=partial(_verify, checked),
-        put_bounds_back=cluster.staff.put_bounds_back,
+        put_bounds_back=cluster.put_bounds_back,
         workload=call.goal.workload,
         estimator=estimator,
-        remainder=cluster.aside,
+        remainder=cluster.remainder,
         group_sizes=cluster.group_sizes,
     )
     return Prepared(cluster.given, run.journal, report, context)

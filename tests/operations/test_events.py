@@ -61,7 +61,7 @@ async def test_a_scheduler_that_does_not_answer(
 
     monkeypatch.setitem(s.handlers, "log_event", broken)
     assert (await clustertune.trim(c)).status == "done"
-    assert "could not note in Dask's event log: RuntimeError('no log today')" in (
+    assert "could not write to Dask's event log: RuntimeError('no log today')" in (
         caplog.text
     )
     await c.close()

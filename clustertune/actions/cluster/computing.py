@@ -1,8 +1,8 @@
-"""Tasks of ours on their way to pieces: bound to workers, sent, and waited for.
+"""Compute a graph: bind tasks to workers, submit them, and wait for the partitions.
 
-What goes wrong with a piece is raised. A binding outlives its task: computed again
-after its worker was lost, the task would wait for that worker for ever. So the resident
-knows what is bound, and lets it go.
+A binding outlives its task. A task that is computed again after its worker was lost
+would wait for that worker indefinitely. So the scheduler plugin records the bindings,
+and removes them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from clustertune.errors import IncompleteError
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.remote import keys
 
-POLL = 0.05  # seconds between two questions how far something is
-STUCK = 0.5  # seconds between two questions whether a task waits for a worker
-RELEASE = 0.01  # seconds between two looks which old pieces can go
-GLANCE = 0.2  # seconds between two questions what is in memory
-RARELY = 20  # times as long as the question took, at least
-VAIN = 2.0  # seconds between two questions whether pieces wait for who is gone
-PATIENCE = 30.0  # seconds that are given to who is gone to come back
-SOME = 1000  # pieces that are asked for
+POLL = 0.05  # seconds between two looks at progress
+STUCK_INTERVAL = 0.5  # seconds between two requests to unbind stuck tasks
+RELEASE = 0.01  # seconds between two looks for old partitions to release
+MEMORY_INTERVAL = 0.2  # least seconds between two requests for bytes in memory
+MEMORY_SHARE = 20  # least time between requests, in times of the last request
+UNMET_INTERVAL = 2.0  # seconds between two requests for unmet restrictions
+RETURN_SECONDS = 30.0  # for lost workers to come back
+MAX_KEYS = 1000  # of a request for unmet restrictions
 
 Judge = Callable[[int, int, int], None]
-"""Given the number of all pieces, of those in memory, and of their bytes; may raise."""
+"""Called with the number of partitions, of those in memory, and bytes; may raise."""
 
 Meanwhile = Callable[[], Awaitable[None]]
-"""What is done now and then while pieces are on their way."""
+"""Called repeatedly while partitions are computed."""
 
 
 class Computing:
-    """What a call has the workers compute, under its lease."""
+    """The computations of a call, under its lease."""
 
     def __init__(self, lease: Lease):
         self.client = lease.client
@@ -53,20 +53,22 @@ class Computing:
         doing: str,
         judge: Judge | None = None,
     ) -> dict[Key, Any]:
-        """Have a graph computed, each task on its worker; the futures of all pieces.
+        """Compute a graph, each task on its worker; return the futures by key.
 
-        ``judge`` is asked now and then whether to go on.
+        ``judge`` is called repeatedly, and raises to stop.
 
         Raises
         ------
         IncompleteError, ConnectionLostError
-            As :meth:`settle`; the pieces are let go then.
+            As :meth:`settle`; the partitions are released then.
         """
         async with self.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
             try:
-                glance = None if judge is None else await self._glance(futures, judge)
-                await self.settle(list(futures.values()), notify, doing, pin, glance)
+                judging = (
+                    None if judge is None else await self._memory_judge(futures, judge)
+                )
+                await self.settle(list(futures.values()), notify, doing, pin, judging)
             except BaseException:
                 for future in futures.values():
                     future.release()  # a traceback would keep them
@@ -75,8 +77,8 @@ class Computing:
 
     @asynccontextmanager
     async def pinned(self, graph: graphs.Graph) -> AsyncIterator[str]:
-        """Tasks that are bound to workers for the time of a block, by a name."""
-        # sorted by name, so that ranges are ranges
+        """Bind tasks to workers during a block; yield the name of the binding."""
+        # sorted by name, so that consecutive keys pack into ranges
         ours = sorted(graph.where, key=_name_of)
         names = await asyncio.to_thread(keys.pack, ours)
         pin = await self._lease.ask("pin", keys=names)
@@ -95,65 +97,65 @@ class Computing:
         meanwhile: Meanwhile | None = None,
         pause: float = POLL,
     ) -> None:
-        """Wait until every piece is in memory.
+        """Wait until every partition is in memory.
 
-        ``pin`` names tasks that are bound to workers: those of a worker that is gone
-        or paused are let go. ``meanwhile`` is called after each ``pause`` (seconds),
-        and at the end.
+        ``pin`` names bound tasks; those of a lost or paused worker are unbound.
+        ``meanwhile`` is called after each ``pause`` (seconds), and at the end.
 
         Raises
         ------
         IncompleteError
-            A piece could not be computed, or was lost; or it waits for workers to
-            which the user has bound it, and they are gone.
+            A partition could not be computed, or was lost; or the user has bound it to
+            workers that are gone.
         ConnectionLostError
             The client was closed.
         """
         patience = _Patience(self.client)
         pending = futures
         asked = monotonic()
-        # "lost" is what a client calls a key whose worker died until it is there again
+        # "lost": the key's worker died, and the key is not computed again yet
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
             await self._refuse_failed(futures)
             connection.refuse_closed(self.client)
             self._lease.refuse_late()
             done = 1 - len(pending) / len(futures)
-            vain = await patience.look([f.key for f in pending[:SOME]])
-            notify(f"{doing} {len(futures)} pieces{vain}", done)
-            if pin and monotonic() - asked > STUCK:
+            unmet = await patience.look([f.key for f in pending[:MAX_KEYS]])
+            notify(f"{doing} {len(futures)} partitions{unmet}", done)
+            if pin and monotonic() - asked > STUCK_INTERVAL:
                 asked = monotonic()
                 await self._lease.ask("free_stuck", name=pin)
             if meanwhile is not None:
                 await meanwhile()
-            # looking at 100,000 states takes as long as the pause should
+            # reading 100,000 statuses takes about as long as this pause
             await asyncio.sleep(len(futures) * 1e-6)
             await self._done_soon(pending[-1], pause)
         await self._refuse_failed(futures)
         if meanwhile is not None:
             await meanwhile()
 
-    async def _glance(self, names: Iterable[Key], judge: Judge) -> Meanwhile:
-        """What asks for the bytes in memory, not all the time, and has them judged."""
+    async def _memory_judge(self, names: Iterable[Key], judge: Judge) -> Meanwhile:
+        """Return a function that requests the bytes in memory and calls ``judge``."""
         pieces = list(names)
         packed = await asyncio.to_thread(keys.pack, pieces)
-        next_time = monotonic() + GLANCE
+        next_time = monotonic() + MEMORY_INTERVAL
 
-        async def glance() -> None:
+        async def judging() -> None:
             nonlocal next_time
             start = monotonic()
             if start < next_time:
                 return
             there, nbytes = await monitor.held(self.client, packed)
             judge(len(pieces), there, nbytes)
-            next_time = monotonic() + max(GLANCE, RARELY * (monotonic() - start))
+            took = monotonic() - start
+            next_time = monotonic() + max(MEMORY_INTERVAL, MEMORY_SHARE * took)
 
-        return glance
+        return judging
 
     async def _done_soon(self, future: Future[Any], seconds: float) -> None:
-        """Wait for one of many, which are then looked at again, or so long."""
+        """Wait for one of many futures, or for some seconds."""
         with self.client.as_current():
             done: Any = wait(future, timeout=seconds)
-        # one that is cancelled is no surprise to whoever looks at it next
+        # the next look finds a cancelled future
         with suppress(asyncio.TimeoutError, CancelledError):
             await done
 
@@ -164,32 +166,32 @@ class Computing:
             if future.status == "error":
                 error = await future.exception()
                 raise IncompleteError(
-                    f"the piece {printable(str(future.key))} could not be computed: "
-                    f"{printable(repr(error))}"
+                    f"the partition {printable(str(future.key))} could not be "
+                    f"computed: {printable(repr(error))}"
                 ) from error
             raise IncompleteError(
-                f"the piece {printable(str(future.key))} is {future.status}: its data "
-                "was lost with a worker and cannot be recomputed, or it was cancelled; "
-                "load the data again"
+                f"the partition {printable(str(future.key))} is {future.status}: its "
+                "data was lost with a worker and cannot be recomputed, or it was "
+                "cancelled; load the data again"
             )
 
 
 class _Patience:
-    """With what is waited for, and may run on workers only that are gone."""
+    """Watches partitions whose workers are gone, and raises after a while."""
 
     def __init__(self, client: Client):
         self.client = client
         self.asked = monotonic()
-        self.since: float | None = None  # when the first such worker was missed
+        self.since: float | None = None  # when the first worker was missed
         self.text = ""
 
     async def look(self, pieces: list[Key]) -> str:
-        """What they wait for in vain, asked now and then; refused after a while.
+        """Return what the partitions wait for, as text; raise after a while.
 
-        Hosts and resources may still come, as where a cluster scales by itself.
+        Missing hosts and resources do not raise: an adaptive cluster may start them.
         """
         now = monotonic()
-        if now - self.asked < VAIN:
+        if now - self.asked < UNMET_INTERVAL:
             return self.text
         self.asked = now
         packed = await asyncio.to_thread(keys.pack, pieces)
@@ -201,7 +203,7 @@ class _Patience:
             self.since = None
             return self.text
         self.since = now if self.since is None else self.since
-        if now - self.since > PATIENCE:
+        if now - self.since > RETURN_SECONDS:
             raise IncompleteError(
                 f"{gone[0]} and did not come back within "
                 f"{seconds_text(now - self.since)}; load the data again without "

@@ -1,7 +1,7 @@
-"""One plan at a time: a cluster's lease, and the jobs that need it.
+"""The lease of a cluster (one plan at a time), and the jobs that need it.
 
-The resident carries the jobs out. Whichever way a call ends, a job that it began is
-stopped (what is in flight lands, what was prepared is undone) and the lease given back.
+The scheduler plugin carries the jobs out. However a call ends, its job is stopped
+(bytes in flight land, preparations are undone) and the lease is given back.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from clustertune.monitor import monitor
 
 logger = logging.getLogger("clustertune")
 
-WAIT = 0.25  # seconds in which it is told how far a job is, if it has not ended
-LANDING = 10.0  # seconds that a cancelled job is given to land what is in flight
-REFRESH = 3.0  # seconds between two signs for the scheduler that a call goes on
-AGAIN = 0.5  # seconds between two tries to give something back
+WAIT = 0.25  # seconds after which a job that has not ended reports its progress
+LANDING = 10.0  # seconds for a cancelled job to land bytes in flight
+REFRESH = 3.0  # seconds between two requests that keep a lease
+RETRY = 0.5  # seconds between two tries to give something back
 
 _returning: set[asyncio.Task[Any]] = set()  # keeps them alive
 
 
 async def give_back(client: Client, method: str, **arguments: Any) -> Any:
-    """End a lease or a hold; its answer.
+    """End a lease or a hold; return the answer.
 
-    The client keeps both while it lives, so the request has to arrive: where the client
-    is reconnecting, it is repeated in the background until the client closes.
+    Both last as long as the client, so the request has to arrive. If the client is
+    reconnecting, the request is repeated in the background until the client closes.
 
     Raises
     ------
     ConnectionLostError
-        It has not arrived yet, or never will, since the client is closed.
+        The request has not arrived yet, or the client is closed.
     asyncio.TimeoutError
-        It was not answered yet.
+        The request is not answered yet.
     """
     task = asyncio.ensure_future(_delivered(client, method, **arguments))
     _returning.add(task)
@@ -53,8 +53,8 @@ async def give_back(client: Client, method: str, **arguments: Any) -> Any:
             raise ConnectionLostError("the client is reconnecting")
         if end <= 0:
             raise asyncio.TimeoutError
-        await asyncio.wait([task], timeout=AGAIN)
-        end -= AGAIN
+        await asyncio.wait([task], timeout=RETRY)
+        end -= RETRY
     return task.result()
 
 
@@ -66,7 +66,7 @@ async def _delivered(client: Client, method: str, **arguments: Any) -> Any:
             gone = isinstance(error, monitor.ResidentGoneError)
             if gone or client.status not in ("running", "connecting"):
                 raise
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(RETRY)
 
 
 def _returned(task: asyncio.Task[Any]) -> None:
@@ -76,39 +76,39 @@ def _returned(task: asyncio.Task[Any]) -> None:
 
 
 def _instead(label: str) -> str:
-    """How a restart need not wait for a fit."""
+    """How to avoid that a restart waits for a fit."""
     if label != "restart":
         return ""
     return "; `clustertune restart --between-runs` waits for the next gap instead"
 
 
 class Lease:
-    """The lease of one client's cluster, as far as this call has it.
+    """The lease of a call.
 
     Parameters
     ----------
     client
         A connected client.
     remaining
-        Seconds that are left for everything.
+        Returns the seconds that remain for the call.
     """
 
     def __init__(self, client: Client, remaining: Callable[[], float]):
         self.client = client
         self.remaining = remaining
         self.token = ""
-        self.opened = False  # whether the resident is there
+        self.opened = False  # whether the scheduler plugin is installed
 
     @asynccontextmanager
     async def held(self, label: str, notify: Notify) -> AsyncIterator[None]:
-        """Hold it; waits while another plan holds it.
+        """Hold the lease; wait while another plan holds it.
 
         Raises
         ------
         LeaseHeldError
-            Somebody else still holds it when the time is up.
+            Another client still holds it at the end of the time limit.
         """
-        # our own token: what was asked for can be given back, whenever we are stopped
+        # with our own token the lease can be given back before the answer arrives
         self.token = uuid4().hex
         try:
             await self._acquire(label, notify)
@@ -119,9 +119,9 @@ class Lease:
 
     @asynccontextmanager
     async def _refreshed(self) -> AsyncIterator[None]:
-        """Give the scheduler signs of life also where the call asks nothing for long.
+        """Send regular requests, so that a long call keeps its lease.
 
-        The client's own heartbeat may be slower than the scheduler's patience.
+        The client's heartbeat may be slower than the time after which a lease ends.
         """
         task = asyncio.ensure_future(self._refresh())
         try:
@@ -132,21 +132,21 @@ class Lease:
 
     async def _refresh(self) -> None:
         there = True
-        while there:  # otherwise the next request of the call raises
+        while there:  # else the next request of the call raises
             await asyncio.sleep(REFRESH)
-            # what the call itself asks raises: this is only a sign
+            # requests of the call itself raise
             with suppress(ConnectionLostError):
                 there = await monitor.ask(self.client, "is_held", name=self.token)
 
     async def _give_back(self) -> None:
         if not self.opened or self.client.status in ("closed", "closing"):
-            return  # it ends with the client
+            return  # the lease ends with the client
         try:
             await give_back(self.client, "release", token=self.token)
         except ConnectionLostError as error:
-            # the request is repeated while the client lives, or the scheduler is gone
+            # the request is repeated, or the scheduler is gone
             logger.info("clustertune could not release its lease yet: %r", error)
-        # whatever it is, it must not hide what the caller has to say
+        # any error: it must not hide the error of the call
         except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not release its lease: %r", error)
 
@@ -156,7 +156,7 @@ class Lease:
             holder = printable(answer["holder"]["label"])
             if self.remaining() < 1:
                 raise LeaseHeldError(
-                    f"another plan is being carried out on this cluster: {holder} "
+                    f"another plan runs on this cluster: {holder} "
                     f"(client {printable(answer['holder']['client'])}); try again when "
                     f"it has ended, or give a longer timeout{_instead(label)}"
                 )
@@ -164,20 +164,20 @@ class Lease:
             await asyncio.sleep(0.5)
 
     async def ask(self, method: str, **arguments: Any) -> Any:
-        """A request of the resident that only the holder may make."""
+        """Send a request that only the holder may send."""
         return await monitor.ask(self.client, method, token=self.token, **arguments)
 
     async def quietly(self, method: str, **arguments: Any) -> None:
-        """A request that tidies up: where the scheduler is gone, so is the mess."""
+        """Send a request that cleans up; ignore a scheduler that is gone."""
         if self.client.status != "running" or not self.opened:
             return
         request = monitor.ask(self.client, method, **arguments)
         try:
             await asyncio.wait_for(request, LANDING)
         except (ConnectionLostError, asyncio.TimeoutError) as error:
-            self.opened = False  # later requests would only wait as long again
+            self.opened = False  # later requests would wait as long
             logger.info("clustertune could not %s: %r", method, error)
-        # whatever it is, it must not hide what the caller has to say
+        # any error: it must not hide the error of the call
         except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not %s: %r", method, error)
 
@@ -188,10 +188,10 @@ class Lease:
         ended: list[dict[str, Any]] | None = None,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """Have the resident carry a job out; its state at the end.
+        """Have the scheduler plugin carry out a job; return its last state.
 
-        ``tell`` is given its state meanwhile. Cancelled, it stops the job, waits a
-        while for its end, and appends the last state to ``ended``.
+        ``tell`` is called with each state. When cancelled, this stops the job, waits
+        for its end for a while, and appends the last state to ``ended``.
         """
         name = await self.ask(method, **arguments)
         asked = {"job": name, "wait": WAIT}
@@ -206,22 +206,22 @@ class Lease:
         return found
 
     async def _stop(self, name: str, ended: list[dict[str, Any]]) -> None:
-        """Stop a job, and append its last state, which may be that of its undoing."""
+        """Stop a job, and append its last state, which may be undoing its work."""
         await self.quietly("stop", job=name)
         asked, end = {"job": name, "wait": WAIT}, monotonic() + LANDING
         while self.opened and (seconds := end - monotonic()) > 0:
             try:
                 work = self.ask("progress", **asked)
                 state = await asyncio.wait_for(work, seconds)
-            # the caller reports that nothing is known, and raises its own error
+            # the caller reports the unknown end, and raises its own error
             except Exception as error:  # noqa: BLE001
-                logger.info("clustertune could not learn how a job ended: %r", error)
+                logger.info("clustertune could not read how a job ended: %r", error)
                 return
             ended[:] = [state]
             if state["finished"]:
                 return
 
     def refuse_late(self) -> None:
-        """Before Python 3.12 a cancelled ``wait_for`` may go on: see for ourselves."""
+        """Raise at the time limit: before Python 3.12 ``wait_for`` may miss it."""
         if self.remaining() <= 0:
             raise asyncio.TimeoutError

@@ -1,84 +1,45 @@
-"""The live cluster: the port through which the main loop sees and changes it.
+"""The live cluster: the port through which public calls read and change a cluster.
 
-It translates between Dask's collections and the plain members of the model, holds the
-lease, and cleans up after itself whichever way a call ends: a move that is cancelled
-lands what is in flight and stops, and the lease is given back.
+It opens the cluster, looks, and moves or releases keys. :class:`WorkerActions` and
+:class:`DataActions` have the other actions. A move that is cancelled lands the bytes in
+flight and stops, and the lease is given back, however a call ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import dask.array as da
-import dask.dataframe as dd
 import numpy as np
 from distributed import Client
 
-from clustertune.actions.cluster import releasing
-from clustertune.actions.cluster.claiming import Claims
-from clustertune.actions.cluster.computing import POLL, RELEASE, Computing
+from clustertune.actions.cluster.computing import POLL
+from clustertune.actions.cluster.data import DataActions
 from clustertune.actions.cluster.lease import Lease
-from clustertune.actions.cluster.staff import Staff
-from clustertune.collections import (
-    contents,
-    cutting,
-    graphs,
-    inputs,
-    loading,
-    reordering,
-)
+from clustertune.actions.cluster.workers import WorkerActions
+from clustertune.collections import inputs
 from clustertune.core.model import (
-    ORDER,
-    Bounds,
-    Drop,
     Flow,
     Goal,
     Key,
-    Layout,
-    Load,
     Member,
     Moves,
     Notify,
-    Recut,
     Release,
-    Reorder,
-    Restart,
     Result,
-    Trim,
     View,
     land,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
 from clustertune.monitor import inquiry, monitor
-from clustertune.planner import grouping
-from clustertune.planner.capacity import refuse_overfull
 from clustertune.planner.layouts import homes
 from clustertune.remote import keys
 
-
-class _Found(NamedTuple):
-    """What is found out once about a collection: some of it takes a while."""
-
-    keys: list[Key]
-    futures: list[Any] | None  # None: it is not loaded
-    rows: Any  # of every piece, before it is loaded, if known
-    derived: bool = False  # is lazy, but made of data that is in memory
-    embedded: int | None = None  # bytes of data in the graph of what is lazy
-
-
-#: statuses of workers that can be restarted, or that another plan restarts just now
+#: statuses of workers that can be restarted, or that another plan restarts
 RESTARTABLE = ("running", "paused", "closing_gracefully")
 
 
@@ -95,19 +56,19 @@ class LookOptions:
     read_spilled: bool = True  # count rows of spilled partitions with tasks
 
 
-class LiveCluster:
-    """One client's cluster and the data that ``prepare`` was given.
+class LiveCluster(WorkerActions, DataActions):
+    """The cluster of a client, and the collections of a call.
 
     Parameters
     ----------
     client
         A connected client.
     given
-        What the user gave, checked; :attr:`given` is replaced as data is loaded.
+        The validated collections.
     goal
-        What the user asked for.
+        The request of the user.
     remaining
-        Seconds that are left for everything.
+        Returns the seconds that remain for the call.
     options
         What each look reads in addition.
     """
@@ -121,26 +82,13 @@ class LiveCluster:
         *,
         options: LookOptions = LookOptions(),
     ):
-        self.client = client
-        self.given = given
-        self.goal = goal
+        lease = Lease(client, remaining)
+        WorkerActions.__init__(self, lease)
+        DataActions.__init__(self, lease, given, goal)
         self.remaining = remaining
         self.options = options
-        self._lease = Lease(client, remaining)
-        self.staff = Staff(self._lease)
-        self._computing = Computing(self._lease)
-        self._claims = Claims(client)
-        self._found: dict[str, _Found] = {}
-        self._ours: set[str] = set()  # labels of what this call has made
-        self._shared: set[str] = set()  # of these, with pieces that are held elsewhere
-        self._lent: set[str] = set()  # labels of the caller's that were released
-        self._left: list[releasing.Release] = []  # of the cut that is going on
-        self._values = contents.Values()
-        self.aside: dict[str, Any] = {}  # rows that are no part of the data, by label
-        self._rows_aside = 0
-        self.group_sizes: dict[str, Any] = {}  # by label of what names the groups
         self._looked = False
-        self._computes = True  # some worker runs, or one may come
+        self._computes = True  # some worker runs, or may join
 
     # --- begin ------------------------------------------------------------------------
 
@@ -150,15 +98,14 @@ class LiveCluster:
         *,
         needs: Collection[str] = ("running",),
     ) -> None:
-        """See that code may be sent, and that what was asked for is possible.
+        """Check that the request is possible, and that code may be sent.
 
-        ``needs`` are statuses, in one of which some worker has to be; none: no worker
-        has to be there.
+        Some worker must have one of the statuses in ``needs``, unless that is empty.
 
         Raises
         ------
         NoWorkersError, VersionMismatchError, ScaleError, ValueError
-            As the case may be; nothing was changed.
+            The call is not possible; nothing was changed.
         """
         identity = await monitor.identify(self.client)
         statuses = {w["status"] for w in identity["workers"].values()}
@@ -169,7 +116,7 @@ class LiveCluster:
         known = {a: monitor.worker_id(a, entry) for a, entry in entries}
         wanted = None if workers is None else _named(workers, known)
         if isinstance(self.goal.n_workers, int):
-            self.staff.refuse_scale(self.goal.n_workers, identity["workers"])
+            self.refuse_scale(self.goal.n_workers, identity["workers"])
         await monitor.open_door(self.client, identity)
         self._lease.opened = True
         kept = await self._last_partitions()
@@ -188,13 +135,13 @@ class LiveCluster:
         return before.rows, before.pieces
 
     def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
-        """Hold the cluster's lease; waits while another plan holds it."""
+        """Hold the cluster's lease; wait while another plan holds it."""
         return self._lease.held(label, notify)
 
     # --- look -------------------------------------------------------------------------
 
     async def look(self, notify: Notify) -> View:
-        """See cluster and data; waits until what was submitted has been computed."""
+        """Read cluster and data; wait for submitted tasks first."""
         members: list[Member] = []
         futures: list[Any] = []
         for x in self.given:
@@ -204,7 +151,7 @@ class LiveCluster:
         renew = self._claims.renew if self._claims else None
         if self._computes:
             await self._computing.settle(futures, notify, "loading", meanwhile=renew)
-        if self._looked:  # and has acted since
+        if self._looked:  # actions followed that look
             await monitor.hear(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(
@@ -212,8 +159,8 @@ class LiveCluster:
         )
         self._computes = _can_compute(w.status for w in snapshot.workers)
         while self._computes and any(_is_missing_pieces(m) for m in seen):
-            # a worker died between the two: what it held is being computed again,
-            # unless its futures were finished and the scheduler has forgotten it
+            # A worker died meanwhile. Its keys are computed again, unless their futures
+            # were finished and the scheduler has forgotten them.
             await self._claims.refuse_gone([(f, f) for f in futures])
             await asyncio.sleep(POLL)
             await self._computing.settle(futures, notify, "loading")
@@ -244,7 +191,7 @@ class LiveCluster:
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
     async def overhead(self, view: View) -> float | None:
-        """Seconds that a task takes beside its work; measured once for all looks."""
+        """Seconds of overhead of a task; measured once for all looks."""
         return await monitor.overhead(self.client, view.now)
 
     async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
@@ -252,185 +199,10 @@ class LiveCluster:
         now = await monitor.speeds(self.client, view.now, flows)
         return replace(view, snapshots=(*view.snapshots[:-1], now))
 
-    async def _pieces(self, given: inputs.Given) -> _Found:
-        if given.label not in self._found:
-            find = partial(_find, given.collection, self._claims)
-            collection, found = await asyncio.to_thread(find)
-            if collection is not given.collection:
-                now = {given.label: collection}
-                every = [now.get(x.label, x.collection) for x in self.given]
-                self.given = self.given.with_collections(every)
-            self._found[given.label] = found
-        return self._found[given.label]
-
-    def _member(self, x: inputs.Given, found: _Found) -> Member:
-        member = inputs.member(
-            x,
-            found.keys,
-            found.futures is not None,
-            found.rows,
-            self._values.conversion(x, self.goal),
-        )
-        return replace(
-            member,
-            ours=x.label in self._ours,
-            shared=x.label in self._shared,
-            aside=self._rows_aside if x.label in self.aside else 0,
-            derived=found.derived,
-            embedded=found.embedded,
-        )
-
-    def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
-        rest = iter(members)
-        return tuple(
-            Layout(label=g.label, members=tuple(next(rest) for _ in g.given))
-            for g in self.given.groups
-        )
-
-    async def futures(self) -> dict[str, list[Any]]:
-        """Of what is loaded, by label, in the order of pieces."""
-        found = {x.label: (await self._pieces(x)).futures for x in self.given}
-        return {label: own for label, own in found.items() if own is not None}
-
     # --- act --------------------------------------------------------------------------
 
-    async def persist(self, load: Load, notify: Notify) -> Result:
-        """Load what is not, in one graph, each piece where it is to be."""
-        lazy = [
-            loading.Lazy(
-                x.label,
-                x.collection,
-                _targets(load, x.label),
-                self._values.conversion(x, self.goal),
-                found.rows,
-            )
-            for x in self.given
-            if (found := await self._pieces(x)).futures is None
-        ]
-        # making the graph takes a while, in which the event loop must go on
-        graph = await asyncio.to_thread(loading.build, lazy)
-        judge = None
-        if load.room is not None:
-            labels = [x.label for x in lazy]
-            judge = partial(refuse_overfull, labels, load.room)
-        futures = await self._computing.pieces(graph, notify, "loading", judge)
-        make = partial(loading.collections, lazy, graph, futures)
-        made = await asyncio.to_thread(make)
-        # a persisted copy has the same keys, and so has an earlier prepared one
-        shared = await releasing.shared(self.client, graph.pieces)
-        self._replace(made, shared)
-        return Result(count=len(lazy))
-
-    def _replace(self, now: Mapping[str, Any], shared: Collection[str] = ()) -> None:
-        """Collections, by label, that this call has made in place of those given."""
-        collections = [now.get(x.label, x.collection) for x in self.given]
-        self.given = self.given.with_collections(collections)
-        self._found = {k: v for k, v in self._found.items() if k not in now}
-        self._ours.update(now)
-        self._shared = (self._shared - now.keys()) | set(shared)
-
-    async def recut(self, recut: Recut, notify: Notify) -> Result:
-        """Make new pieces where they are to be; old ones are freed if that was asked.
-
-        The tasks are bound to their workers until all is done; one whose worker is
-        lost or paused meanwhile runs anywhere. This call releases an old piece when all
-        new pieces of it exist.
-        """
-        given = {x.label: x.collection for x in self.given}
-        old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
-        lent = {x for x in recut.freed if x not in self._ours or x in self._shared}
-        kept = [c.label for c in recut.cuts if c.label in self._shared - lent]
-        others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
-        mine = [f for label in lent for f in old[label]]
-        await releasing.refuse_shared(self.client, mine, others)
-        types = await self._types(old)
-        graph = await asyncio.to_thread(cutting.build, recut, given, types)
-        async with self._computing.pinned(graph) as pin:
-            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            now = await asyncio.to_thread(
-                cutting.collections, recut, given, graph, futures
-            )
-            releases = [
-                releasing.Release(
-                    cut, old[cut.label], [futures[k] for k in graph.pieces[cut.label]]
-                )
-                for cut in recut.cuts
-                if cut.label in recut.freed
-            ]
-
-            async def release() -> None:
-                released = [r.go_on() for r in releases]
-                if any(released):
-                    self._lent |= lent
-
-            self._left = [r for r in releases if r.label in lent]
-            self._replace(now)
-            if recut.aside:
-                more = cutting.set_aside(recut, given, graph, futures)
-                self.aside = {k: _joined(x, self.aside.get(k)) for k, x in more.items()}
-                self._rows_aside += recut.aside
-            await self._computing.settle(
-                list(futures.values()),
-                notify,
-                "cutting",
-                pin,
-                release if releases else None,
-                RELEASE if releases else POLL,
-            )
-            self._left = []
-        if graph.ends:
-            wanted = {
-                label: [futures[key] for key in own]
-                for label, own in graph.ends.items()
-            }
-            ends = await self.client.gather(wanted, asynchronous=True)
-            make = partial(cutting.collections, recut, given, graph, futures, ends)
-            self._replace(await asyncio.to_thread(make))
-        sent = cutting.sent(graph)
-        return Result(
-            nbytes=await monitor.received(self.client, sent),
-            said=_said(kept),
-        )
-
-    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
-        """Put rows in another order; old pieces stay as long as somebody has them."""
-        given = {x.label: x.collection for x in self.given}
-        old = {s.label: self._found[s.label].futures or [] for s in reorder.sources}
-        types = await self._types(old)
-        graph = await asyncio.to_thread(reordering.build, reorder, given, types)
-        futures = await self._computing.pieces(graph, notify, "ordering")
-        make = partial(reordering.collections, reorder, given, old, graph, futures)
-        made = await asyncio.to_thread(make)
-        numbers = made.pop(ORDER, None)
-        first = reorder.layout == self.given.groups[0].label
-        if first and numbers is not None and ORDER not in given:
-            self.given = self.given.with_companion(ORDER, numbers)
-        # whole pieces in another order are the futures that the caller holds
-        whole = reorder.whole is not None
-        callers = {x for x in made.keys() & old if whole and x not in self._ours}
-        self._replace(made, callers | (made.keys() & self._shared if whole else set()))
-        sent = reordering.sent(graph)
-        return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
-
-    async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
-        """The types of the chunks of Arrays, which their metadata may not tell."""
-        arrays = {
-            x.label: self._found[x.label].keys
-            for x in self.given
-            if x.label in labels and isinstance(x.collection, da.Array)
-        }
-        return await monitor.chunk_types(self.client, arrays)
-
-    async def rescue(self) -> str:
-        """Publish what is made of released pieces; says where, or nothing."""
-        if not self._lent:
-            return ""
-        made = [x.collection for x in self.given if x.label in self._lent]
-        left = [f for r in self._left for f in r.held()]
-        return await releasing.rescue(self.client, self._lease.token, made, left)
-
     async def move(self, moves: Moves, notify: Notify) -> Result:
-        """Have the resident move keys; cancelled, it lands what is in flight."""
+        """Have the scheduler plugin move keys; cancelled, it lands bytes in flight."""
 
         def tell(state: Mapping[str, Any]) -> None:
             done = state["done"] / max(1, state["total"])
@@ -457,13 +229,13 @@ class LiveCluster:
             raise
 
     async def stay(self, view: View) -> None:
-        """Have Dask's memory manager keep prepared pieces on their workers."""
+        """Have Dask's memory manager keep prepared partitions on their workers."""
         places = await asyncio.to_thread(_places, view)
         workers = [w.address for w in view.now.workers]
         await self._lease.ask("stay", workers=workers, places=places)
 
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
-        """Have clients want keys no more; their futures are cancelled."""
+        """Release keys; the futures of their clients are cancelled."""
         count, nbytes, names = await self._lease.ask(
             "release_keys",
             owner=self.client.id,
@@ -476,64 +248,21 @@ class LiveCluster:
         said += f"; unpublished {names_text(names)}" if names else ""
         return Result(nbytes=0, said=said, count=count)
 
-    async def scale(self, n_workers: int, notify: Notify) -> Result:
-        """Ask the cluster object for workers and wait until they are there."""
-        return await self.staff.scale(n_workers, notify)
-
-    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
-        """Have adaptive scaling keep to other bounds; what they were is remembered."""
-        return await self.staff.adapt(bounds)
-
-    async def restart(self, restart: Restart, notify: Notify) -> Result:
-        """Have the resident restart a worker; cancelled, it undoes what it began."""
-        return await self.staff.restart(restart, notify)
-
-    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
-        """Have workers collect garbage and return free memory."""
-        return await self.staff.trim(trim)
-
-    async def drop(self, drop: Drop, notify: Notify) -> Result:
-        """Restart all workers at once; cancelled while it waits, nothing is lost."""
-        return await self.staff.drop(drop, notify)
-
-    # --- what prepare hands over ------------------------------------------------------
-
-    async def size_groups(self, view: View) -> None:
-        """Make the sizes of groups, pieced like what names them and beside it."""
-        for layout in view.layouts:
-            member = grouping.member_of(layout)
-            if member is None:
-                continue
-            assert member.contents is not None
-            sizes = [piece["counts"] for piece in member.contents.pieces]
-            home = homes(layout, len(view.now.workers)).tolist()
-            workers = [view.now.workers[i].address for i in home]
-            graph = graphs.constants(member.label, sizes, workers)
-            futures = await self._computing.pieces(graph, lambda *_: None, "counting")
-            first: Any = graph.pieces[member.label][0]
-            chunks = (tuple(map(len, sizes)),)
-            made = da.Array(futures, first[0], chunks, dtype=np.int64)
-            self.group_sizes[member.label] = made
-
-    def tell_rows(self, view: View) -> None:
-        """Have arrays know the rows that were counted, whatever was said before."""
-        rows = {m.label: m.rows for x in view.layouts for m in x.members if m.loaded}
-        told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
-        self.given = self.given.with_collections(told)
+    # --- end --------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Ask nothing more: the scheduler is gone, and the lease with it."""
+        """Send no more requests: the scheduler is gone, and the lease with it."""
         self._lease.opened = False
 
     async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Leave the report, and what the panel shows, for whoever asks later."""
+        """Store the report, and the facts of the dashboard page, on the scheduler."""
         await self._lease.quietly("keep", report=report)
         if facts is not None:
             await self._lease.quietly("keep_facts", facts=facts)
 
 
 def _moved(state: Mapping[str, Any]) -> Result:
-    """What a move came to, from its last state."""
+    """The result of a move, from its last state."""
     reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
     if state["waiting"]:
         reasons.append(f"{state['waiting']} keys: the move was stopped before them")
@@ -545,46 +274,8 @@ def _moved(state: Mapping[str, Any]) -> Result:
     )
 
 
-def _joined(first: Any, then: Any) -> Any:
-    """Two collections of the same kind, one after the other; the second may be None."""
-    if then is None:
-        return first
-    array = isinstance(first, da.Array)
-    return da.concatenate([first, then]) if array else dd.concat([first, then])
-
-
-def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
-    """The collection with the client's own futures, and what it shows of itself.
-
-    Runs in a separate thread.
-    """
-    names, futures = inputs.pieces(collection)
-    if futures is None:
-        asynchronous = claims.client.asynchronous
-        rows = loading.lengths(collection, asynchronous=asynchronous)
-        return collection, _Found(names, None, rows, *inputs.origin(collection))
-    collection, own = claims.own(collection, futures)
-    return collection, _Found(names, own, None)
-
-
-def _said(kept: Sequence[str]) -> str:
-    """That old pieces are not freed, by label; nothing if all are."""
-    if not kept:
-        return ""
-    return (
-        f"the old pieces of {names_text(kept)} stay in memory, because another "
-        "collection or client holds them"
-    )
-
-
-def _targets(load: Load, label: str) -> list[str] | None:
-    """Addresses of the workers for the pieces of one collection."""
-    targets = load.targets.get(label)
-    return None if targets is None else [load.workers[i] for i in targets.tolist()]
-
-
 def _places(view: View) -> list[tuple[Any, bytes]]:
-    """Packed keys of what is loaded and aligned, and by key the index of its worker."""
+    """Packed keys of loaded, aligned data, and the index of each key's worker."""
     found = []
     for layout in view.layouts:
         if not (layout.loaded and layout.aligned):
@@ -598,20 +289,20 @@ def _places(view: View) -> list[tuple[Any, bytes]]:
 
 
 def _can_compute(statuses: Iterable[str]) -> bool:
-    """Whether some worker runs, or may come: paused workers start no tasks."""
+    """Whether some worker runs, or may join: paused workers start no tasks."""
     found = set(statuses)
     return not found or "running" in found
 
 
 def _is_missing_pieces(member: Member) -> bool:
-    """Whether a loaded member has a piece that nobody holds."""
+    """Whether a loaded member has a key without a holder."""
     if not member.loaded or member.holders is None:
         return False
     return not np.bincount(member.holders[0], minlength=len(member.keys)).all()
 
 
 def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int]:
-    """The ids of workers that were named, by name or by address; None: of all.
+    """The ids of workers that are named by name or address; None: of all.
 
     Raises
     ------
@@ -625,12 +316,12 @@ def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int
 def _named(
     names: Sequence[str | int], known: Mapping[str, str | int]
 ) -> frozenset[str | int]:
-    """The ids of workers that were named, among those known by address.
+    """The ids of named workers, among those known by address.
 
     Raises
     ------
     ValueError
-        There is no such worker; the text names those that there are.
+        There is no such worker; the text lists the workers.
     """
     by_any: dict[str | int, str | int] = {i: i for i in known.values()}
     by_any |= {str(i): i for i in known.values() if str(i) not in by_any}  # of a shell
@@ -645,7 +336,7 @@ def _named(
 
 
 def _no_worker(identity: Mapping[str, Any], statuses: Collection[str]) -> str:
-    """Why nothing can run, and a fix that works then."""
+    """Why no task can run, and a fix."""
     shown = printable(", ".join(sorted(statuses))) or "none"
     fix = "start one, or wait: client.wait_for_workers(1)"
     if "paused" in statuses:

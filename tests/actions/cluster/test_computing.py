@@ -39,8 +39,8 @@ async def test_pieces_that_may_run_on_a_worker_that_is_gone_only(
     c, s, a, b, monkeypatch
 ):
     """It is said which, and not waited for without an end."""
-    monkeypatch.setattr(computing, "VAIN", 0.0)
-    monkeypatch.setattr(computing, "PATIENCE", 0.2)
+    monkeypatch.setattr(computing, "UNMET_INTERVAL", 0.0)
+    monkeypatch.setattr(computing, "RETURN_SECONDS", 0.2)
     await monitor.open_door(c, await monitor.identify(c))
     lease, told = Lease(c, lambda: 30.0), []
     lease.opened = True

@@ -1,4 +1,4 @@
-"""What the live port does to workers: more, fewer, started anew, trimmed."""
+"""Actions of the live cluster on its workers: scale, adapt, restart, resize, trim."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clustertune.actions.cluster import resizing
+from distributed import Client
+
 from clustertune.actions.cluster.lease import Lease
+from clustertune.core import environment
 from clustertune.core.model import (
     Bounds,
     Drop,
@@ -19,6 +21,7 @@ from clustertune.core.model import (
     Notify,
     Restart,
     Result,
+    Size,
     Trim,
     land,
 )
@@ -27,38 +30,39 @@ from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.monitor import monitor
 from clustertune.remote import keys, park, ship
+from clustertune.remote import resize as resizing
 from clustertune.remote import trim as trimming
 
 logger = logging.getLogger("clustertune")
 
 POLL = 0.2  # seconds between two looks for workers
-REPORTED = 0.9  # of the time that is left: the rest is for the answer and the report
+JOB_SHARE = 0.9  # of the remaining time; the rest is for the answer and the report
 
 
-class Staff:
-    """The workers of a cluster whose lease is held.
+class WorkerActions:
+    """The actions on workers, under the lease of a call.
 
     Attributes
     ----------
     bounds
-        Of adaptive scaling, as they were before they were changed here; else None.
+        Previous bounds of adaptive scaling, if an action changed them; else None.
     """
 
     def __init__(self, lease: Lease):
         self.client = lease.client
-        self.lease = lease
+        self._lease = lease
         self.bounds: tuple[int, float] | None = None
         self._packed: tuple[Any, list[Any]] = ((), [])  # of the restart before this one
 
     # --- how many ---------------------------------------------------------------------
 
     def refuse_scale(self, wanted: int, workers: Mapping[str, Any]) -> None:
-        """See that the client can bring its cluster to so many workers.
+        """Refuse a number of workers that the cluster cannot have.
 
         Raises
         ------
         ScaleError
-            It cannot, or more are there; the text says what to do.
+            The cluster cannot scale up, or has more workers; the text has a fix.
         """
         there = _to_stay(workers)
         if wanted == there:
@@ -66,19 +70,19 @@ class Staff:
         if wanted < there:
             raise ScaleError(
                 f"n_workers={wanted}, but the cluster has {there}: prepare only adds "
-                "workers; to train on fewer give workers=[...]"
+                "workers. To train on fewer, give workers=[...]"
             )
         reason = managers.obstacle(self.client.cluster, wanted)
         if reason is not None:
             raise ScaleError(f"n_workers={wanted}: {reason}")
 
     async def scale(self, n_workers: int, notify: Notify) -> Result:
-        """Ask the cluster object for workers and wait until they are there.
+        """Request workers from the cluster object and wait until they run.
 
         Raises
         ------
         ScaleError
-            The cluster cannot be scaled, or workers did not come in time.
+            The cluster cannot scale, or workers did not start in time.
         """
         cluster = self.client.cluster
         adapter = managers.find(cluster)
@@ -87,10 +91,10 @@ class Staff:
             raise ScaleError(f"n_workers={n_workers}: {reason}")
         await adapter.scale(cluster, n_workers, await self._there())
         while (there := await self._there()) < n_workers:
-            notify(f"{there} of {n_workers} workers are there", there / n_workers)
-            if self.lease.remaining() < 1:
+            notify(f"{there} of {n_workers} workers run", there / n_workers)
+            if self._lease.remaining() < 1:
                 raise ScaleError(
-                    f"asked for {n_workers} workers, {there} are there: "
+                    f"requested {n_workers} workers, {there} run: "
                     f"{await adapter.state(cluster)}; see the workers' logs, or give a "
                     "longer timeout"
                 )
@@ -101,21 +105,21 @@ class Staff:
         identity = await monitor.identify(self.client)
         return _to_stay(identity["workers"])
 
-    async def adapt(self, bounds: Bounds) -> Result:
-        """Have adaptive scaling keep to other bounds; what they were is remembered."""
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
+        """Change the bounds of adaptive scaling; keep the previous ones."""
         cluster = self.client.cluster
         was = await managers.bounds(cluster)
         if not isinstance(was, tuple):
-            return Result(undone=f"{type(cluster).__name__} does not scale by itself")
+            return Result(undone=f"{type(cluster).__name__} does not scale adaptively")
         await managers.adapt(cluster, bounds.least, bounds.most)
         if self.bounds is None:
             self.bounds = was
         return Result(nbytes=0, said=_bounds_text(*was))
 
     async def put_bounds_back(self) -> None:
-        """Give adaptive scaling the bounds that it had before :meth:`adapt`.
+        """Restore the bounds from before :meth:`adapt`.
 
-        Where that fails it is said, and hides no error of the call or block that ends.
+        A failure is logged only, so it hides no error of the call.
         """
         was, self.bounds = self.bounds, None
         if was is None:
@@ -127,25 +131,25 @@ class Staff:
             text = _bounds_text(*was)
             logger.warning("adaptive scaling has other bounds (%r); %s", error, text)
 
-    # --- started anew -----------------------------------------------------------------
+    # --- restart ----------------------------------------------------------------------
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
-        """Have the resident restart a worker; cancelled, it undoes what it began.
+        """Have the scheduler plugin restart a worker; a cancelled restart is undone.
 
-        If it has another size then, the cluster object takes that over: it would start
-        the worker with the former size otherwise.
+        The cluster object gets a new size, too. Otherwise it would start the worker
+        with the old size again.
         """
         result, back = await self._restart(restart, notify)
         if restart.size is None or not back:
             return result
         managers.resized(self.client.cluster, restart.id, restart.size)
-        await monitor.look(self.client, [])  # may code be sent to the new process?
-        other = await resizing.differences(self.client, back, restart.size)
+        await monitor.look(self.client, [])  # approves the new process for code
+        other = await _differences(self.client, back, restart.size)
         undone = "; ".join(filter(None, [result.undone, other]))
         return replace(result, undone=undone, said=f"{result.said}; {restart.size}")
 
     async def _restart(self, restart: Restart, notify: Notify) -> tuple[Result, str]:
-        """Also the address of the new process, if it has the size."""
+        """Return the result, and the address of a resized process."""
         identity = await monitor.identify(self.client)
         ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
         others = {a: i for a, i in ids.items() if i in restart.ceilings}
@@ -157,7 +161,7 @@ class Staff:
         if not restart.retire:
             before = await monitor.process_memory(self.client, restart.address)
         with managers.expecting(self.client.cluster, away):
-            job = self.lease.job(
+            job = self._lease.job(
                 "restart_worker",
                 lambda state: notify(f"{what}: {state['doing']}", None),
                 ended,
@@ -166,10 +170,10 @@ class Staff:
                 workers=list(others),
                 ceilings=[restart.ceilings[i] for i in others.values()],
                 wait=restart.wait,
-                timeout=REPORTED * max(0.0, self.lease.remaining()),
+                timeout=JOB_SHARE * max(0.0, self._lease.remaining()),
                 retire=restart.retire,
                 parking=ship.pickled(park.act) if restart.parking else b"",
-                resizing=resizing.terms(restart),
+                resizing=_resize_terms(restart),
             )
             try:
                 state = await job
@@ -184,7 +188,7 @@ class Staff:
         return await self._measured(result, state), back
 
     async def _measured(self, result: Result, state: Mapping[str, Any]) -> Result:
-        """The result with the memory of the new process, once it has its keys."""
+        """The result with the memory of the new process after its keys returned."""
         if not state["address"]:
             return result
         try:
@@ -202,7 +206,7 @@ class Staff:
         ids: Mapping[str, str | int],
         before: int | None,
     ) -> Result:
-        """What a restart came to, from the last state of its job."""
+        """The result of a restart, from the last state of its job."""
         if not state["finished"]:
             goes_on = f"the scheduler goes on after this call: {state['doing']}"
             return Result(nbytes=state["nbytes"], undone=goes_on, count=0)
@@ -224,22 +228,22 @@ class Staff:
         )
 
     def _pack(self, collections: tuple[tuple[Key, ...], ...]) -> list[Any]:
-        """Packed once for all workers that are restarted one after the other."""
+        """Pack the keys once for successive restarts."""
         if self._packed[0] is not collections:
             self._packed = collections, [keys.pack(names) for names in collections]
         return self._packed[1]
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:
-        """Restart all workers at once; cancelled while it waits, nothing is lost."""
+        """Restart all workers at once; cancelled while it waits, it loses nothing."""
         away = tuple(drop.workers.values())
         with managers.expecting(self.client.cluster, away):
-            state = await self.lease.job(
+            state = await self._lease.job(
                 "drop",
                 lambda state: notify(str(state["doing"]), None),
                 owner=self.client.id,
                 others=drop.include_other_clients,
                 wait=drop.wait,
-                timeout=REPORTED * max(0.0, self.lease.remaining()),
+                timeout=JOB_SHARE * max(0.0, self._lease.remaining()),
             )
         if state["error"]:
             # The keys were counted before the restart. They are lost once it has begun.
@@ -259,10 +263,10 @@ class Staff:
             lost=state["keys"],
         )
 
-    # --- their memory -----------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------
 
-    async def trim(self, trim: Trim) -> Result:
-        """Have workers collect garbage and return free memory; who hangs is said."""
+    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
+        """Have workers collect garbage and return free memory."""
         approved = monitor.known(self.client).addresses
         answers = await ship.on_workers(
             self.client,
@@ -271,7 +275,10 @@ class Staff:
             timeout=monitor.PATIENCE,
         )
         mute = trim.workers.keys() - approved
-        said, undone = [], [f"{len(mute)} did not say their versions"] if mute else []
+        said, undone = (
+            [],
+            [f"{len(mute)} did not report their versions"] if mute else [],
+        )
         measured = []
         for address, answer in answers.items():
             who = names_text([trim.workers[address]])
@@ -294,17 +301,17 @@ class Staff:
 
 
 def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator[str]:
-    """What a restarted worker held and nobody has now, and why."""
+    """Keys that a restart has lost or computed again, and why."""
     if lost := state["lost"]:
         ended = [ids.get(address, address) for address in state["ended"]]
         why = f" with worker {names_text(ended)}, which ended meanwhile"
         yield f"lost {lost:,} keys{why if ended else ''}"
     if again := state["again"]:
-        yield f"{plural(again, 'key')} computed again, as who had them ended"
+        yield f"{plural(again, 'key')} computed again, because their workers ended"
 
 
 def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:
-    """How many workers are there to stay: one that is paused is."""
+    """Count the workers that remain; paused workers do."""
     states = [w["status"] for w in workers.values()]
     return states.count("running") + states.count("paused")
 
@@ -312,4 +319,52 @@ def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:
 def _bounds_text(least: int, most: float) -> str:
     text = 'float("inf")' if math.isinf(most) else f"{most:g}"
     line = f"cluster.adapt(minimum={least}, maximum={text})"
-    return f"{line} puts back what was; so does the end of a `with` block"
+    return f"{line} restores the previous bounds; so does the end of a `with` block"
+
+
+def _resize_terms(restart: Restart) -> dict[str, Any] | None:
+    """The arguments of ``remote.restart.Resizing``; None: the size stays."""
+    size = restart.size
+    if size is None:
+        return None
+    wanted = {
+        "nthreads": size.nthreads,
+        "memory_limit": size.memory_limit,
+        "env": dict(size.env) or None,
+    }
+    line, most = restart.lines
+    return {
+        "change": ship.pickled(resizing.change),
+        "settle": ship.pickled(resizing.settle),
+        "wanted": wanted,
+        "line": line,
+        "most": most,
+    }
+
+
+async def _differences(client: Client, address: str, size: Size) -> str:
+    """Differences between a restarted worker and its wanted size, as text."""
+    answers = await ship.on_workers(
+        client,
+        resizing.started_with,
+        [address],
+        timeout=monitor.PATIENCE,
+        names=list(size.env),
+    )
+    found = answers[address]
+    if isinstance(found, BaseException):
+        return (
+            f"the worker did not report its size: {printable(repr(found), longest=200)}"
+        )
+    wanted: Mapping[str, Any] = {
+        "threads": (size.nthreads, found["nthreads"]),
+        "memory limit": (size.memory_limit, found["memory_limit"]),
+    }
+    wrong = [
+        printable(f"{name} is {has!r}, not {want!r}", longest=200)
+        for name, (want, has) in wanted.items()
+        if want is not None and has != want
+    ]
+    other = {k: v for k, v in size.env.items() if found["env"].get(k) != v}
+    wrong += [f"{variable} was not set" for variable in environment.text(other)]
+    return "; ".join(wrong)

@@ -1,0 +1,337 @@
+"""Actions of the live cluster on data: load, rechunk, reorder.
+
+:class:`DataActions` holds the collections of a call. Each action replaces the
+collections that it makes. It also keeps which of them the call has made, and which keys
+other clients hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+
+from clustertune.actions.cluster import ownership
+from clustertune.actions.cluster.computing import POLL, RELEASE, Computing
+from clustertune.actions.cluster.lease import Lease
+from clustertune.actions.cluster.ownership import Claims
+from clustertune.collections import (
+    contents,
+    cutting,
+    graphs,
+    inputs,
+    loading,
+    reordering,
+)
+from clustertune.core.model import (
+    ORDER,
+    Goal,
+    Key,
+    Layout,
+    Load,
+    Member,
+    Notify,
+    Recut,
+    Reorder,
+    Result,
+    View,
+)
+from clustertune.core.wording import names_text
+from clustertune.monitor import monitor
+from clustertune.planner import grouping
+from clustertune.planner.capacity import refuse_overfull
+from clustertune.planner.layouts import homes
+
+
+class _Found(NamedTuple):
+    """Facts about a collection that are read once, because some take a while."""
+
+    keys: list[Key]
+    futures: list[Any] | None  # None: the collection is not loaded
+    rows: Any  # of every partition before it is loaded, if known
+    derived: bool = False  # lazy, but made of data in memory
+    embedded: int | None = None  # bytes of data in the graph of lazy data
+
+
+class DataActions:
+    """The collections of a call, and the actions that load, cut or reorder them.
+
+    Parameters
+    ----------
+    lease
+        The lease of the call.
+    given
+        The validated collections.
+    goal
+        The request of the user.
+
+    Attributes
+    ----------
+    given : Inputs
+        The collections as they are after the actions so far.
+    remainder : dict
+        Rows that are not part of the data, by label.
+    group_sizes : dict
+        Group sizes by label of the collection of group ids.
+    """
+
+    def __init__(self, lease: Lease, given: inputs.Inputs, goal: Goal):
+        self.client = lease.client
+        self.given = given
+        self.goal = goal
+        self._lease = lease
+        self._computing = Computing(lease)
+        self._claims = Claims(lease.client)
+        self._found: dict[str, _Found] = {}
+        self._ours: set[str] = set()  # labels of collections that this call has made
+        self._shared: set[str] = set()  # those of them with keys that others hold
+        self._lent: set[str] = set()  # labels of the caller's data that was released
+        self._left: list[ownership.Release] = []  # of the cut that is running
+        self._values = contents.Values()
+        self.remainder: dict[str, Any] = {}
+        self._remainder_rows = 0
+        self.group_sizes: dict[str, Any] = {}
+
+    async def _pieces(self, given: inputs.Given) -> _Found:
+        if given.label not in self._found:
+            find = partial(_find, given.collection, self._claims)
+            collection, found = await asyncio.to_thread(find)
+            if collection is not given.collection:
+                now = {given.label: collection}
+                every = [now.get(x.label, x.collection) for x in self.given]
+                self.given = self.given.with_collections(every)
+            self._found[given.label] = found
+        return self._found[given.label]
+
+    def _member(self, x: inputs.Given, found: _Found) -> Member:
+        member = inputs.member(
+            x,
+            found.keys,
+            found.futures is not None,
+            found.rows,
+            self._values.conversion(x, self.goal),
+        )
+        return replace(
+            member,
+            ours=x.label in self._ours,
+            shared=x.label in self._shared,
+            aside=self._remainder_rows if x.label in self.remainder else 0,
+            derived=found.derived,
+            embedded=found.embedded,
+        )
+
+    def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
+        rest = iter(members)
+        return tuple(
+            Layout(label=g.label, members=tuple(next(rest) for _ in g.given))
+            for g in self.given.groups
+        )
+
+    async def futures(self) -> dict[str, list[Any]]:
+        """Futures of loaded collections by label, in the order of partitions."""
+        found = {x.label: (await self._pieces(x)).futures for x in self.given}
+        return {label: own for label, own in found.items() if own is not None}
+
+    async def persist(self, load: Load, notify: Notify) -> Result:
+        """Load lazy collections in one graph, each partition on its worker."""
+        lazy = [
+            loading.Lazy(
+                x.label,
+                x.collection,
+                _targets(load, x.label),
+                self._values.conversion(x, self.goal),
+                found.rows,
+            )
+            for x in self.given
+            if (found := await self._pieces(x)).futures is None
+        ]
+        # making the graph takes a while, and must not block the event loop
+        graph = await asyncio.to_thread(loading.build, lazy)
+        judge = None
+        if load.room is not None:
+            labels = [x.label for x in lazy]
+            judge = partial(refuse_overfull, labels, load.room)
+        futures = await self._computing.pieces(graph, notify, "loading", judge)
+        make = partial(loading.collections, lazy, graph, futures)
+        made = await asyncio.to_thread(make)
+        # a persisted or an earlier prepared collection may have the same keys
+        shared = await ownership.shared(self.client, graph.pieces)
+        self._replace(made, shared)
+        return Result(count=len(lazy))
+
+    def _replace(self, now: Mapping[str, Any], shared: Collection[str] = ()) -> None:
+        """Replace collections, by label, with those that this call has made."""
+        collections = [now.get(x.label, x.collection) for x in self.given]
+        self.given = self.given.with_collections(collections)
+        self._found = {k: v for k, v in self._found.items() if k not in now}
+        self._ours.update(now)
+        self._shared = (self._shared - now.keys()) | set(shared)
+
+    async def recut(self, recut: Recut, notify: Notify) -> Result:
+        """Make new partitions on their workers; release old ones if requested.
+
+        Tasks are bound to their workers until all have ended. If a worker is lost or
+        paused meanwhile, its tasks run anywhere. An old partition is released when all
+        new partitions that need it exist.
+        """
+        given = {x.label: x.collection for x in self.given}
+        old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
+        lent = {x for x in recut.freed if x not in self._ours or x in self._shared}
+        kept = [c.label for c in recut.cuts if c.label in self._shared - lent]
+        others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
+        mine = [f for label in lent for f in old[label]]
+        await ownership.refuse_shared(self.client, mine, others)
+        types = await self._types(old)
+        graph = await asyncio.to_thread(cutting.build, recut, given, types)
+        async with self._computing.pinned(graph) as pin:
+            futures = await asyncio.to_thread(graphs.submit, self.client, graph)
+            now = await asyncio.to_thread(
+                cutting.collections, recut, given, graph, futures
+            )
+            releases = [
+                ownership.Release(
+                    cut, old[cut.label], [futures[k] for k in graph.pieces[cut.label]]
+                )
+                for cut in recut.cuts
+                if cut.label in recut.freed
+            ]
+
+            async def release() -> None:
+                released = [r.advance() for r in releases]
+                if any(released):
+                    self._lent |= lent
+
+            self._left = [r for r in releases if r.label in lent]
+            self._replace(now)
+            if recut.aside:
+                more = cutting.set_aside(recut, given, graph, futures)
+                self.remainder = {
+                    k: _joined(x, self.remainder.get(k)) for k, x in more.items()
+                }
+                self._remainder_rows += recut.aside
+            await self._computing.settle(
+                list(futures.values()),
+                notify,
+                "cutting",
+                pin,
+                release if releases else None,
+                RELEASE if releases else POLL,
+            )
+            self._left = []
+        if graph.ends:
+            wanted = {
+                label: [futures[key] for key in own]
+                for label, own in graph.ends.items()
+            }
+            ends = await self.client.gather(wanted, asynchronous=True)
+            make = partial(cutting.collections, recut, given, graph, futures, ends)
+            self._replace(await asyncio.to_thread(make))
+        sent = cutting.sent(graph)
+        return Result(
+            nbytes=await monitor.received(self.client, sent),
+            said=_kept_text(kept),
+        )
+
+    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
+        """Change the order of rows; old partitions stay while anything holds them."""
+        given = {x.label: x.collection for x in self.given}
+        old = {s.label: self._found[s.label].futures or [] for s in reorder.sources}
+        types = await self._types(old)
+        graph = await asyncio.to_thread(reordering.build, reorder, given, types)
+        futures = await self._computing.pieces(graph, notify, "ordering")
+        make = partial(reordering.collections, reorder, given, old, graph, futures)
+        made = await asyncio.to_thread(make)
+        numbers = made.pop(ORDER, None)
+        first = reorder.layout == self.given.groups[0].label
+        if first and numbers is not None and ORDER not in given:
+            self.given = self.given.with_companion(ORDER, numbers)
+        # whole partitions in another order are the futures that the caller holds
+        whole = reorder.whole is not None
+        callers = {x for x in made.keys() & old if whole and x not in self._ours}
+        self._replace(made, callers | (made.keys() & self._shared if whole else set()))
+        sent = reordering.sent(graph)
+        return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
+
+    async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
+        """The types of the chunks of Arrays, which metadata may not have."""
+        arrays = {
+            x.label: self._found[x.label].keys
+            for x in self.given
+            if x.label in labels and isinstance(x.collection, da.Array)
+        }
+        return await monitor.chunk_types(self.client, arrays)
+
+    async def rescue(self) -> str:
+        """Publish new partitions of released ones; return where, or an empty text."""
+        if not self._lent:
+            return ""
+        made = [x.collection for x in self.given if x.label in self._lent]
+        left = [f for r in self._left for f in r.held()]
+        return await ownership.rescue(self.client, self._lease.token, made, left)
+
+    async def size_groups(self, view: View) -> None:
+        """Make group sizes, partitioned and placed like the group ids."""
+        for layout in view.layouts:
+            member = grouping.member_of(layout)
+            if member is None:
+                continue
+            assert member.contents is not None
+            sizes = [piece["counts"] for piece in member.contents.pieces]
+            home = homes(layout, len(view.now.workers)).tolist()
+            workers = [view.now.workers[i].address for i in home]
+            graph = graphs.constants(member.label, sizes, workers)
+            futures = await self._computing.pieces(graph, lambda *_: None, "counting")
+            first: Any = graph.pieces[member.label][0]
+            chunks = (tuple(map(len, sizes)),)
+            made = da.Array(futures, first[0], chunks, dtype=np.int64)
+            self.group_sizes[member.label] = made
+
+    def tell_rows(self, view: View) -> None:
+        """Set the known rows of arrays to the counted rows."""
+        rows = {m.label: m.rows for x in view.layouts for m in x.members if m.loaded}
+        told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
+        self.given = self.given.with_collections(told)
+
+
+def _joined(first: Any, then: Any) -> Any:
+    """Concatenate two collections of the same kind; the second may be None."""
+    if then is None:
+        return first
+    array = isinstance(first, da.Array)
+    return da.concatenate([first, then]) if array else dd.concat([first, then])
+
+
+def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
+    """The collection with the client's own futures, and facts about it.
+
+    Runs in a separate thread.
+    """
+    names, futures = inputs.pieces(collection)
+    if futures is None:
+        asynchronous = claims.client.asynchronous
+        rows = loading.lengths(collection, asynchronous=asynchronous)
+        return collection, _Found(names, None, rows, *inputs.origin(collection))
+    collection, own = claims.own(collection, futures)
+    return collection, _Found(names, own, None)
+
+
+def _kept_text(kept: Sequence[str]) -> str:
+    """Why old partitions stay in memory, by label; empty if none do."""
+    if not kept:
+        return ""
+    return (
+        f"the old partitions of {names_text(kept)} stay in memory, because another "
+        "collection or client holds them"
+    )
+
+
+def _targets(load: Load, label: str) -> list[str] | None:
+    """Addresses of the workers for the partitions of a collection."""
+    targets = load.targets.get(label)
+    return None if targets is None else [load.workers[i] for i in targets.tolist()]
