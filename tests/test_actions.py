@@ -175,7 +175,7 @@ def test_what_cannot_be_bound() -> None:
         data = Layout(label="training data", members=(X, y))
         assert list(loads([data], TWO)) == ["X"]
     (step,) = propose(persist, view(TWO, [data]))
-    assert step.gain.endswith("; X where training needs it")
+    assert step.gain.endswith("; X on the workers that train")
     assert loads([data], [worker(0, status="paused")]) == {}
 
 
@@ -258,7 +258,7 @@ def test_rebalance_leaves_workers_that_may_not_train() -> None:
     found = targets(step)["X"]
     assert set(found) == {("X", 2), ("X", 3)}
     assert sorted(found.values()) == [at(0), at(1)]
-    assert "20 rows leave workers that may not train" in step.gain
+    assert "20 rows leave workers that do not train" in step.gain
 
 
 def test_rebalance_keeps_below_the_lines() -> None:

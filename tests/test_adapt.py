@@ -57,7 +57,7 @@ def test_exactly() -> None:
     """To scale is to have so many, neither more nor fewer."""
     (step,) = adapt.exactly(seen((0, 8)), 3)
     assert step.args == Bounds(least=3, most=3)
-    assert "keep 3 workers instead of 0 to 8" in step.summary
+    assert "to 3 workers instead of 0 to 8" in step.summary
     assert list(adapt.exactly(seen((3, 3)), 3)) == []
     assert list(adapt.exactly(seen(None), 3)) == []
 
@@ -141,7 +141,7 @@ def test_bounds_are_put_back_where_it_fails(
     cluster.adapt(minimum=1, maximum=2)
     cluster.new_spec["options"]["no_such_option"] = 1
     X = da.ones((10, 2), chunks=2)
-    with pytest.raises(errors.ScaleError, match="asked for 2 workers, 1 are there"):
+    with pytest.raises(errors.ScaleError, match="requested 2 workers, 1 run"):
         clustertune.prepare(client, X, n_workers=2, timeout="3 s")
     assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
 

@@ -191,7 +191,7 @@ def test_the_only_worker_is_being_restarted(local_cluster: Any) -> None:
     until(lambda: states(client) == ["closing_gracefully"])
     with (
         Client(cluster.scheduler_address, set_as_default=False) as other,
-        pytest.raises(LeaseHeldError, match="another plan is being carried out"),
+        pytest.raises(LeaseHeldError, match="another plan runs on this cluster"),
     ):
         clustertune.restart(other, timeout="1 s")
     Event("go on", client=client).set()

@@ -217,7 +217,7 @@ def test_what_was_asked_for_is_done_or_an_error() -> None:
     data = layout([25 * MIB] * 4, [0, 1] * 2, ("X",), {"X": 1}, conversion=wanted)
     with pytest.raises(CapacityError, match=r"release_inputs=True|n_workers="):
         proposed(view(full, [data]))
-    with pytest.raises(AlignmentError, match="rechunk=1, but there are 2 workers"):
+    with pytest.raises(AlignmentError, match="rechunk=1, but 2 workers will train"):
         proposed(view(two(), [layout([10] * 4, [0, 1] * 2)], rechunk=1))
 
 
@@ -264,7 +264,7 @@ def test_a_converted_member_is_cut_in_its_new_size() -> None:
     for cutting in (True, False):
         (step,) = proposed(view(two(), [data], rechunk=cutting))
         assert step.summary == "make X an Array of float32"
-        assert step.gain == "kind and number type are those asked for"
+        assert step.gain == "the data has the requested type"
         assert step.price.peak == 8 * 100 * 40 // 2
         assert step.args.rows.tolist() == [100] * 8
         assert step.args.cuts[0].conversion == half

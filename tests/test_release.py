@@ -60,7 +60,7 @@ def test_what_this_client_alone_wants() -> None:
         holding("e", 9, mine=False, others=("other",)),
     )
     b, a = release.steps(found, ())
-    assert b.summary == "let go of 3 keys named b (3.0 MiB)"
+    assert b.summary == "release 3 keys named b (3.0 MiB)"
     assert "2 were scattered" in b.price.at_risk
     assert a.args.prefix == "a"
     assert refusals([a, b], found) == [None, None]
@@ -71,7 +71,7 @@ def test_what_others_want_stays() -> None:
     found = seen(holding("a", 1), holding("a", 2, others=("other",)))
     (step,) = release.steps(found, ["a"])
     assert step.summary == (
-        "let go of 1 key named a (1.0 MiB); 2 more stay, which other clients want "
+        "release 1 key named a (1.0 MiB); 2 more stay, which other clients want "
         "(other)"
     )
     assert refusals([step], found) == [None]
@@ -170,7 +170,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     await c.publish_dataset(names, name="kept")
     report = await clustertune.release(c, keep=[X, some], dry_run=True)
     assert [s.summary for s in report.steps] == [
-        "let go of 10 keys named add (3.1 KiB)"
+        "release 10 keys named add (3.1 KiB)"
     ]
     assert len(s.tasks) == 32
     report = await clustertune.release(c, keep=[X, some])

@@ -258,7 +258,7 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
             await clustertune.restart(c)
     assert len(s.workers) == 1
     plan = await clustertune.restart(c, dry_run=True)
-    assert "are parked in its nanny and come back" in plan.steps[0].summary
+    assert "are parked in its nanny and return" in plan.steps[0].summary
     (before,) = s.workers
     assert (await clustertune.restart(c)).status == "done"
     assert before not in s.workers
@@ -296,7 +296,7 @@ async def test_no_room_on_the_others(
     assert layout(s) == before
     report = await clustertune.restart(c, workers=[0])
     assert report.status == "done", str(report)
-    assert "are parked in its nanny and come back" in report.steps[0].summary
+    assert "are parked in its nanny and return" in report.steps[0].summary
     assert layout(s) == before
 
 

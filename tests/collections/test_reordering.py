@@ -213,5 +213,5 @@ def test_without_room(order):
         severity=Severity.info, message="", subject=("X",), fixed_by="reorder"
     )
     workers = [worker(i, memory_limit=3000, process=0) for i in range(2)]
-    with pytest.raises(CapacityError, match="cannot be put in another order"):
+    with pytest.raises(CapacityError, match="cannot be sorted or shuffled"):
         list(action.propose((finding,), view(workers, [data], order=order)))

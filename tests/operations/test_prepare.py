@@ -436,7 +436,7 @@ def test_workers_that_do_not_come(local_cluster, monkeypatch):
     cluster, client = local_cluster(1)
     cluster.new_spec["options"]["no_such_option"] = 1
     X = da.ones((10, 2), chunks=2)
-    with pytest.raises(errors.ScaleError, match="asked for 2 workers, 1 are there"):
+    with pytest.raises(errors.ScaleError, match="requested 2 workers, 1 run"):
         clustertune.prepare(client, X, n_workers=2, timeout="5 s")
 
 

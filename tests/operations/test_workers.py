@@ -36,8 +36,8 @@ def test_a_step_for_each_worker_with_its_price() -> None:
     some = [worker(i, burden=burden(), bandwidth=1e9) for i in range(3)]
     one, other = steps(*some, ids=(0, 2))
     assert one.summary == (
-        "restart worker 0; 3 keys that only it holds (1.0 GiB) go to the others and "
-        "come back"
+        "restart worker 0; 3 unreplicated keys (1.0 GiB) move to the other workers "
+        "and return"
     )
     assert one.price.nbytes == 2 * GIB
     assert one.price.seconds is None  # no restart was seen on this cluster

@@ -54,5 +54,5 @@ async def test_pieces_that_may_run_on_a_worker_that_is_gone_only(
             pieces, lambda text, _: told.append(text), "loading"
         )
     assert told[-1] == (
-        f"loading 3 pieces; 3 tasks may run on {gone} only, which is gone"
+        f"loading 3 partitions; 3 tasks may run on {gone} only, which is gone"
     )
