@@ -108,7 +108,7 @@ def test_nothing_to_do():
 def test_copies_that_do_not_fit():
     """Each worker needs room for all of it: said before anything is copied."""
     small = {"memory_limit": 4500, "process": 0}
-    with pytest.raises(CapacityError, match=r"on every worker, but .* 2 workers would spill"):
+    with pytest.raises(CapacityError, match=r"on every worker, .* 2 workers would"):
         list(replicate.propose((WRONG,), seen(evals([20], [0]), **small)))
 
 
