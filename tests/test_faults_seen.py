@@ -84,7 +84,7 @@ def test_memory_of_a_worker(local_cluster: Any) -> None:
 
 def full(finding: Finding | None) -> Finding | None:
     """Of a worker whose heartbeat has told of its memory."""
-    told = finding is not None and "of anything else" in finding.message
+    told = finding is not None and "unmanaged" in finding.message
     return finding if told else None
 
 

@@ -25,7 +25,7 @@ from clustertune.errors import TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.operations import entrance, handover
-from clustertune.planner import layouts, trainers
+from clustertune.planner import goals, layouts, trainers
 from clustertune.remote.survey import MOST
 
 CUT = (
@@ -153,7 +153,7 @@ async def diagnose(question: Question) -> Report:
             "see what keeps its scheduler"
         ) from None
     view = trainers.chosen(view)
-    found = checks.run(view, settings)
+    found = (*checks.run(view, settings), *goals.unmet(view))
     # for the panel, and for restarts that are scheduled and depend on them
     told = handover.facts(view, found)
     await monitor.ask(question.client, "keep_facts", facts=told, diagnosis=True)

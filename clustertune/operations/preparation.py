@@ -39,7 +39,7 @@ from clustertune.operations.history import noting
 from clustertune.operations.journal import Journal, error_text
 from clustertune.operations.prepared import Again, Prepared
 from clustertune.operations.procedure import attach
-from clustertune.planner import layouts, planner, pricing, trainers, verification
+from clustertune.planner import goals, layouts, planner, pricing, trainers, verification
 
 logger = logging.getLogger("clustertune")
 
@@ -110,7 +110,7 @@ async def _look_and_plan(
     given = journal.given(view)
     view = replace(view, replaced=journal.replaced(view), given=given)
     view = trainers.chosen(view)
-    found = checks.run(view, settings)
+    found = (*checks.run(view, settings), *goals.unmet(view))
     journal.views.append(view)
     journal.findings.append(found)
     wrong = [f for f in found if not f.fixed_by]
@@ -124,7 +124,7 @@ async def _look_and_plan(
     if plan.steps and plan.phase == "cut":
         # into how many pieces depends on what a task costs; so do texts of checks
         view = _timed(view, await cluster.overhead(view))
-        found = checks.run(view, settings)
+        found = (*checks.run(view, settings), *goals.unmet(view))
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view, actions.available())
     if flows := pricing.worth_timing(plan):
