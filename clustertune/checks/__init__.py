@@ -16,6 +16,7 @@ error with which a critical finding stops ``prepare``.
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -46,6 +47,8 @@ from clustertune.errors import (
     GroupSplitError,
 )
 from clustertune.planner import goals
+
+logger = logging.getLogger("clustertune")
 
 Function = Callable[..., Iterable[Finding]]
 Check = Function | ModuleType
@@ -149,8 +152,13 @@ _PARAMETERS = "Parameters\n----------\n"
 @cache
 def available() -> Mapping[str, Check]:
     """Every check by name, in alphabetical order."""
-    known: dict[str, Check] = {**plugins.of("checks"), **_OWN}
-    return dict(sorted(known.items()))
+    known: dict[str, Check] = {}
+    for name, check in plugins.of("checks").items():
+        if callable(getattr(check, "find", check)):
+            known[name] = check
+        else:
+            logger.warning("the check %s has no function find and is left out", name)
+    return dict(sorted({**known, **_OWN}.items()))
 
 
 def explained() -> Mapping[str, Check]:

@@ -208,7 +208,7 @@ async def _print_events(monitor: Monitor, form: str) -> None:
 )
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
-    """Show the page of a check; without NAME list all checks."""
+    """The page of a check; without NAME what checks there are."""
     if name is None:
         rows = [[n, checks.title(check)] for n, check in checks.available().items()]
         headers = ["check", "description"]

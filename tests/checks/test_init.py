@@ -234,6 +234,16 @@ def test_a_check_may_be_a_module(monkeypatch):
     assert checks.settings_of(other) == {"most": 1}
 
 
+def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
+    """It hides no other check, and the log names it."""
+    found = {"bad": ModuleType("json"), "good": module(FOUND), "uneven_rows": check()}
+    monkeypatch.setattr(checks.plugins, "of", lambda group: found)
+    known = checks.available.__wrapped__()
+    assert set(known) == {"good", *NAMES}
+    assert known["uneven_rows"] is checks.available()["uneven_rows"]
+    assert "bad has no function find" in caplog.text
+
+
 def test_errors_of_checks_of_another_package(monkeypatch):
     """Their attribute ``ERROR``, of a function or a module."""
     critical = Finding(severity=Severity.critical, message="m", check="some")

@@ -251,7 +251,7 @@ async def test_one_partition_for_two_workers(c, s, a, b):
     p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
     (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
     assert "has 1 partition: only 1 of 2 workers will train" in idle.message
-    assert "leave rechunk= out" in idle.remedy
+    assert "Leave out rechunk=" in idle.remedy
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
