@@ -168,23 +168,23 @@ def _kind(default: Any) -> dict[str, Any]:
     return {"type": "number", "minimum": 0}
 
 
-FAULTS_HEAD = """# What the checks find, and what they leave alone
+FAULTS_HEAD = """# Faults that the checks find
 
 <!-- made by docs/make_checks.py from tests/recordings and tests/test_recordings.py -->
 
 ## No false alarms
 
-Real clusters that are healthy, recorded as a check sees them
-(`python -m tests.record`). None may get a warning.
+Recordings of real, healthy clusters (`python -m tests.record`). The checks may give no
+warning for them.
 
 """
 FAULTS_TEXT = """
 ## Seeded faults
 
-One fault each, put into one of these recordings by changing what was seen. Faults put
-into clusters themselves (memory that fills, leaks or is counted twice, processes that
-hang, threads, disks, versions, tasks) are in `tests/test_faults_seen.py`, and clusters
-that answer garbage or try to harm in `tests/test_bad_clusters.py`.
+Each fault is a change of one of these recordings. `tests/test_faults_seen.py` puts
+faults into live clusters: memory that fills, leaks or is counted twice, processes that
+hang, threads, disks, versions, tasks. `tests/test_bad_clusters.py` has clusters that
+answer garbage or try to harm.
 
 """
 

@@ -26,21 +26,18 @@ from clustertune.planner.memory import limit
 def fit_memory(view: View) -> Iterator[Finding]:
     """Find workers without the memory that the fit needs besides the data.
 
-    A fit keeps the data and makes copies that Dask neither counts nor can spill. The
-    workload's profile has their size as a multiple of the data: XGBoost's ``hist``
-    needs 1.8 times the bytes of float32 data and 1.4 times those of float64 data,
-    LightGBM up to 2.7 times, each with the data itself. A worker without this memory
-    spills, pauses (XGBoost then hangs) or is killed, which shows as ``Invalid worker
-    address`` or ``Socket recv error``.
+    A fit makes copies of the data that Dask neither counts nor can spill. The
+    workload's profile has their size as a multiple of the data, for XGBoost's ``hist``
+    and float32 1.8 times with the data itself. A worker without this memory spills,
+    pauses (XGBoost then hangs) or is killed, which shows as ``Invalid worker address``
+    or ``Socket recv error``.
 
-    The check gives each worker its even share of all data, wherever the data is, and
-    adds the other memory of its process, at least that of a process that has imported
-    the library. Eval sets need the same multiple of their bytes. If the library needs
-    all their rows everywhere, each worker has all of them. The check compares the sum
-    with ``memory_fraction`` (0.7) of the worker's limit, or of its part of the host's
-    memory if it has none. The sum is an estimate, so the finding is a warning, and an
-    error only with ``strict=True``. The suggested fixes pass the same test, on the
-    assumption that no variable keeps replaced data or released keys.
+    The check gives each worker its even share of all data and eval sets, and adds the
+    other memory of its process, at least that of a process that has imported the
+    library. It compares the sum with ``memory_fraction`` (0.7) of the worker's limit,
+    or of its part of the host's memory. The sum is an estimate, so the finding is a
+    warning, and an error only with ``strict=True``. The suggested fixes pass the same
+    test if no variable keeps replaced data or released keys.
 
     Remedy: Do one of the things that the finding names, the cheapest first:
     ``clustertune.prepare(client, X, y, dtype="float32")``, a workload that copies less,
@@ -106,12 +103,10 @@ def one_machine(view: View, *, alone: float = 0.76) -> Iterator[Finding]:
     """Find data on which one machine could train without a cluster.
 
     If the data and its copies fit the memory of one host, one process there needs no
-    Dask and saves its overhead. A cluster with many more threads is still faster. The
-    check reports a host if threads of the cluster / CPUs of the host * ``alone`` is at
-    most 1. It counts only threads that have a CPU to themselves. It gives no estimate
-    of the time. Memory is estimated as in ``fit_memory``, with ``memory_fraction`` of
-    the host's memory. The finding is a hint, so the check is silent if sizes, CPUs or
-    memory are unknown.
+    Dask and saves its overhead. The check reports a host if threads of the cluster /
+    CPUs of the host * ``alone`` is at most 1. It counts only threads that have a CPU to
+    themselves, and does not estimate the time. Memory is estimated as in
+    ``fit_memory``. The check is silent if sizes, CPUs or memory are unknown.
 
     Remedy: Load the data into one process (``X.compute()``, or pandas) and call the
     library's own ``fit`` there. Stay with the cluster if the data will grow, or if
@@ -170,10 +165,10 @@ def _hosts(view: View) -> Iterator[_Host]:
 def unnamed_workload(view: View) -> Iterator[Finding]:
     """Find data that is prepared for any library, while some libraries need more.
 
-    Without ``estimator=`` or ``workload=`` clustertune makes rows even and keeps pairs
-    together, which most libraries need. LightGBM's classifier needs every class on
-    every worker. A ranking needs groups that are whole and in order. Otherwise these
-    libraries train a wrong model without an error.
+    LightGBM's classifier needs every class on every worker, and a ranking needs groups
+    that are whole and in order. Otherwise they train a wrong model without an error.
+    Without ``estimator=`` or ``workload=`` clustertune only makes rows even and keeps
+    pairs together.
 
     Remedy: Pass the model, ``clustertune.prepare(client, X, y, estimator=model)``, or
     the name of a workload, as ``workload="lightgbm"``.
@@ -292,14 +287,14 @@ def unshared_evals(view: View) -> Iterator[Finding]:
 
     LightGBM scores an eval set on each worker with the rows of that worker, and each
     worker decides by its own score when to stop. If they stop at different rounds, the
-    slower one hangs or fails with ``Socket recv error``. A worker without any row
-    raises ``For early stopping, at least one dataset is required``, and the others
-    wait for it. With all rows on every worker all stop at the same round.
+    slower one hangs or fails with ``Socket recv error``. A worker without rows raises
+    ``For early stopping, at least one dataset is required``, and the others wait for
+    it.
 
-    ``prepare`` leaves an eval set that is the training data as it is. Each worker
-    scores its own rows, and the library keeps the score of one worker. That is
-    harmless without early stopping. ``prepare`` refuses such an eval set if the
-    estimator sets early stopping, but cannot see the callbacks of ``fit``.
+    ``prepare`` leaves an eval set that is the training data as it is, and the library
+    keeps the score of one worker. That is harmless without early stopping. ``prepare``
+    refuses such an eval set if the estimator sets early stopping, but cannot see the
+    callbacks of ``fit``.
 
     Remedy: Pass ``eval_set=`` and ``estimator=`` to ``clustertune.prepare``. It copies
     each eval set to every worker, and returns ``.eval_set`` and ``.fit_kwargs``.

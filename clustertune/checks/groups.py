@@ -16,11 +16,10 @@ from clustertune.planner.memory import room
 def group_order(view: View) -> Iterator[Finding]:
     """Find groups that come back after another group, are not in order, or are missing.
 
-    A ranking objective compares the rows of one group. Libraries take neighbouring rows
-    with the same ``qid`` for one group. LightGBM needs the rows of each group to be
-    neighbours. XGBoost also needs the groups in ascending order, else every worker
-    sorts a full copy of its data. Rows without a group (NaN, NA or masked) have no
-    place in any order.
+    A ranking objective compares the rows of one group. LightGBM needs the rows of each
+    group to be neighbours. XGBoost also needs the groups in ascending order, else every
+    worker sorts a full copy of its data. Rows without a group (NaN, NA or masked) have
+    no place in any order.
 
     XGBoost's ranker (from 3.0 on, with ``allow_group_split=False``) sorts frames by
     group in every fit, so ``prepare`` sorts rows for it by default. For other workloads
@@ -116,11 +115,10 @@ def _count(member: Member, name: str) -> int:
 def split_groups(view: View) -> Iterator[Finding]:
     """Find groups that are split over several partitions, or come back after another.
 
-    A ranking objective compares the rows of one group. A library ranks the halves of a
-    split group separately. With a group on two workers XGBoost raises an error, or with
-    ``allow_group_split`` trains on halves. The rows of a group must follow each other.
-    The check reads ``qid``, so it runs only with ``deep=True``, or if the workload
-    ranks.
+    A ranking objective compares the rows of one group, and a library ranks the halves
+    of a split group separately. With a group on two workers XGBoost raises an error, or
+    with ``allow_group_split`` trains on halves. The check reads ``qid``, so it runs
+    only with ``deep=True``, or if the workload ranks.
 
     Remedy: Cut the data where groups end. ``clustertune.prepare`` with a ranking
     estimator does so, unless ``rechunk=False`` is set. For other workloads it joins

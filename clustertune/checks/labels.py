@@ -41,12 +41,10 @@ def missing_classes(view: View) -> Iterator[Finding]:
 
     LightGBM's classifier counts the classes on each worker by itself. If one worker
     lacks a class, the model has only the classes of one worker, without an error. Other
-    libraries train, but learn little on a worker with one class. Data that is sorted by
-    label is the usual cause. The check reads all labels, so it runs only with
-    ``deep=True``, or if the workload needs all classes.
-
-    The name of a workload does not tell classifiers from regressors, so ``prepare``
-    then raises no error.
+    libraries learn little on a worker with one class. Data that is sorted by label is
+    the usual cause. The check reads all labels, so it runs only with ``deep=True``, or
+    if the workload needs all classes. The name of a workload does not tell classifiers
+    from regressors, so ``prepare`` then raises no error.
 
     Remedy: Spread the rows of each class over all workers. ``clustertune.prepare`` with
     ``estimator=model`` does so, unless ``rechunk=False`` is set. If a class has fewer

@@ -56,21 +56,19 @@ ACTS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny
 def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
     """Find workers whose memory is at a threshold at which Dask acts, or close to one.
 
-    Each threshold is a fraction of the worker's memory limit. At ``target`` (0.60 of
-    *managed* memory) the worker writes a key to disk for each new key. At ``spill``
-    (0.70 of *process* memory) it writes keys to disk until it is below the target. At
-    ``pause`` (0.80 of process memory) it starts no more tasks. At ``terminate`` (0.95
-    of process memory) its nanny kills it. These are Dask's defaults. The check uses
+    At ``target`` (0.60 of the memory limit, of *managed* memory) a worker writes a key
+    to disk for each new key. At ``spill`` (0.70, of *process* memory) it writes keys to
+    disk until it is below the target. At ``pause`` (0.80) it starts no more tasks. At
+    ``terminate`` (0.95) its nanny kills it. These are Dask's defaults; the check uses
     the thresholds of each worker.
 
-    During a fit the training task holds the data, so spilling writes files and frees
-    no memory. If a worker pauses after XGBoost has built its matrix, the fit hangs.
+    During a fit the training task holds the data, so spilling frees no memory. If a
+    worker pauses after XGBoost has built its matrix, the fit hangs.
 
     Remedy: Delete collections that you do not need (``del``), or run
     ``clustertune.release(client, keep=[X, y])``. If process memory stays far above
     managed memory, run ``clustertune.trim(client)``. If that is not enough, add
-    workers, or raise their limit with ``clustertune.resize(client,
-    memory_limit=...)``.
+    workers, or raise their limit with ``clustertune.resize(client, memory_limit=...)``.
 
     Parameters
     ----------
@@ -143,12 +141,10 @@ def _unknown_thresholds(view: View) -> Iterator[Finding]:
 def memory_settings(view: View) -> Iterator[Finding]:
     """Find workers whose memory thresholds are in the wrong order, or have no limit.
 
-    The thresholds act in this order as memory rises: ``target`` and ``spill`` write
-    keys to disk, ``pause`` starts no more tasks, ``terminate`` kills the worker. In
-    another order some of them never act. With ``spill`` above ``pause`` a worker pauses
-    before it has written a key, and stays paused. With ``pause`` above ``terminate``
-    its nanny kills it while it still starts tasks. Without a memory limit no threshold
-    acts.
+    As memory rises, ``target`` and ``spill`` write keys to disk, ``pause`` starts no
+    more tasks, and ``terminate`` kills the worker. In another order some of them never
+    act. With ``spill`` above ``pause`` a worker pauses before it has written a key, and
+    stays paused. Without a memory limit no threshold acts.
 
     Remedy: Leave ``distributed.worker.memory`` at Dask's 0.60, 0.70, 0.80 and 0.95, or
     set the thresholds in this order. Set them where the workers are started: the
@@ -233,11 +229,9 @@ def unmanaged_memory(view: View, *, share: float = 0.3) -> Iterator[Finding]:
     """Find idle workers whose process holds much memory that Dask does not manage.
 
     Tasks and native libraries leave caches, fragmented heaps and leaks. Dask can
-    neither move nor spill this memory, and a fit cannot use it. Some unmanaged memory
-    is normal: Python and the usual libraries need about 0.3 GiB. The check skips
-    workers with tasks, since a running task may need its memory.
-
-    One reading cannot tell a leak from a cache. ``memory_growth`` compares runs.
+    neither move nor spill this memory, and a fit cannot use it. About 0.3 GiB are
+    normal for Python and the usual libraries. The check skips workers with tasks, which
+    may need their memory. ``memory_growth`` compares runs and finds leaks.
 
     Remedy: Run ``clustertune.trim(client)``. If the memory stays, run
     ``clustertune.restart(client)``, which loses no data.
@@ -282,11 +276,10 @@ def _shares_process(worker: WorkerSnapshot) -> bool:
 def phantom_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
     """Find workers for which Dask counts more memory than their process has.
 
-    Dask adds up the size of each key. Several keys can share memory: a training library
-    packs partitions of X and y into dictionaries, slices are views of a larger array,
-    files are mapped into memory. Dask then counts the same bytes more than once. At
-    ``target`` (0.60 of the limit) such a worker writes keys to disk although memory is
-    free (distributed#4186).
+    Dask adds up the size of each key. Keys can share memory: training libraries pack
+    partitions of X and y into dictionaries, slices are views of a larger array. Dask
+    then counts the same bytes more than once, and at ``target`` (0.60 of the limit) the
+    worker writes keys to disk although memory is free (distributed#4186).
 
     Remedy: Delete collections that share memory with others (``del``), or copy slices
     that you keep (``X = X.map_blocks(np.array)``). Or raise
@@ -330,9 +323,9 @@ def child_processes(view: View, *, share: float = 0.05) -> Iterator[Finding]:
     """Find workers whose child processes hold memory that no limit of Dask counts.
 
     joblib's ``loky``, PyTorch's ``DataLoader`` and others start processes below a
-    worker. Worker and nanny measure the worker's own process only. With its children a
-    worker can exceed its limit, and the host's memory, before it pauses. After a call
-    that failed, children may keep their memory until the worker ends.
+    worker. Worker and nanny measure the worker's own process only, so together they can
+    exceed the limit, and the host's memory. After a call that failed, children may keep
+    their memory until the worker ends.
 
     Remedy: Start fewer processes (``n_jobs=1``, ``DataLoader(num_workers=0)``), or
     lower ``--memory-limit`` to leave memory for them. If a failed call left them, run
@@ -385,15 +378,14 @@ def memory_growth(
 
     A run ends with a ``clustertune.hold``, with the training tasks of XGBoost or
     LightGBM, or after 5 s without tasks. The scheduler plugin then notes the least
-    unmanaged memory that each worker reports until the end of the next run. If that
-    grows by at least 1 % of the memory limit with nearly every run, something leaks or
-    fragments the heap. The check compares only runs that ended alike, and ignores
-    memory that arrives together with data. Three runs are enough, however close
-    together they are.
+    unmanaged memory of each worker until the end of the next run. If that grows by at
+    least 1 % of the memory limit with nearly every run, something leaks or fragments
+    the heap. The check needs three runs, compares only runs that ended alike, and
+    ignores memory that arrives together with data.
 
     The median step is the growth per run. The finding predicts in which run the worker
-    reaches each of its thresholds (spill, pause, terminate). For this it adds the
-    growth to the worker's memory and to the extra memory of a run.
+    reaches each of its thresholds. For this it adds the growth to the worker's memory
+    and to the extra memory of a run.
 
     Remedy: Run ``clustertune.restart(client)`` between two runs, before a worker
     reaches its first threshold. The data on the workers is kept.
@@ -424,8 +416,8 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=f"run ``clustertune.restart(client)`` {_when(worst.first)}. The data on "
-        "the workers is kept",
+        remedy=f"Run ``clustertune.restart(client)`` {_when(worst.first)}. The data on "
+        "the workers is kept.",
     )
 
 
@@ -436,8 +428,8 @@ def _too_few_runs(runs: Sequence[Run]) -> Finding:
         severity=Severity.unknown,
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
-        remedy=f"run ``clustertune.check(client)`` after "
-        f"{plural(ENOUGH - most, 'more fit')} on these workers",
+        remedy=f"Run ``clustertune.check(client)`` after "
+        f"{plural(ENOUGH - most, 'more fit')} on these workers.",
     )
 
 

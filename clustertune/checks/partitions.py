@@ -94,8 +94,8 @@ def _unlike_counts(a: Member, b: Member) -> Finding:
         f"{b.n_pieces:,}, so a fit could pair rows with wrong labels",
         subject=(a.label, b.label),
         evidence={"pieces": a.n_pieces, "other_pieces": b.n_pieces},
-        remedy=_recut(a, b)
-        or f"Make {a.label} and {b.label} from one collection, so that their "
+        # rows are unknown, so no code could cut one where the other is cut
+        remedy=f"Make {a.label} and {b.label} from one collection, so that their "
         "partitions have the same rows.",
     )
 
@@ -172,16 +172,12 @@ def too_few_pieces(view: View) -> Iterator[Finding]:
     worker has none and does not train (``empty_workers`` if no cut can change that).
     With a few more, some workers have a partition more than others: with 5 equal
     partitions on 4 workers one worker does the work of two. One partition per thread
-    keeps all threads busy. A few more are good while each is long work compared with
-    the overhead of a task.
-
-    Eval sets may have fewer partitions. ``differing_boundaries`` reports partitions
-    whose rows are unknown, or differ between X and y.
+    keeps all threads busy. Eval sets may have fewer.
 
     Remedy: Load the data in more partitions. ``clustertune.prepare`` cuts them, if
-    memory allows and ``rechunk=False`` is not set. By hand, before loading, use
-    ``X = X.rechunk({0: rows})`` for arrays, ``X = X.repartition(npartitions=n)`` for
-    frames, and the same for y. Or train on fewer workers, named in ``workers=``.
+    memory allows and ``rechunk=False`` is not set. By hand, before loading, use ``X =
+    X.rechunk({0: rows})`` for arrays, ``X = X.repartition(npartitions=n)`` for frames,
+    and the same for y. Or train on fewer workers, named in ``workers=``.
     """
     layout = view.layouts[0] if view.layouts else None
     if layout is None or not layout.aligned:
@@ -245,17 +241,17 @@ def too_many_pieces(
 ) -> Iterator[Finding]:
     """Find so many and so small partitions that handling them costs more than the fit.
 
-    Every partition is a task to schedule, a key to keep and a block to join before the
-    fit. Many partitions are harmless while they are large, and small ones while they
-    are few, so the check needs both. Far more than the limit (``excess``) is critical
-    for training data, since the scheduler then has more work than the workers. The
-    finding is a warning if you set that number (``rechunk=80``), or if ``prepare``
-    keeps it because the model depends on it.
+    Every partition is a task to schedule, a key to keep and a block to join. Many
+    partitions are harmless while they are large, and small ones while they are few, so
+    the check needs both. Far more than the limit (``excess``) is critical for training
+    data, since the scheduler then has more work than the workers. The finding is a
+    warning if you set that number (``rechunk=80``), or if ``prepare`` keeps it because
+    the model depends on it.
 
     Remedy: Join partitions. ``clustertune.prepare`` does so, unless ``rechunk=False``
-    is set. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays,
-    ``X = X.repartition(partition_size="100MB")`` for frames, and cut y at the same
-    rows. One partition per thread is enough.
+    is set. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
+    X.repartition(partition_size="100MB")`` for frames, and cut y at the same rows. One
+    partition per thread is enough.
 
     Parameters
     ----------
@@ -308,16 +304,13 @@ def large_pieces(
 
     A partition is moved, cut, copied and converted as a whole, and meanwhile its bytes
     are in memory twice. One large partition can make a worker spill or pause, and fits
-    on few workers. ``too_few_pieces`` reports partitions that are too large for even
-    shares.
-
-    The check needs a memory limit. It estimates sizes of partitions that are not loaded
-    in proportion to their rows, or as equal if the rows are unknown.
+    on few workers. The check needs a memory limit. Before loading it estimates sizes in
+    proportion to rows, or as equal if the rows are unknown.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts them if memory
-    allows. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays,
-    ``X = X.repartition(partition_size="100MB")`` for frames, and cut y at the same
-    rows. Partitions of 16 to 512 MB suit the boosting libraries.
+    allows. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
+    X.repartition(partition_size="100MB")`` for frames, and cut y at the same rows.
+    Partitions of 16 to 512 MB suit the boosting libraries.
 
     Parameters
     ----------

@@ -27,14 +27,13 @@ def _placed(view: View) -> Iterator[Layout]:
 def empty_workers(view: View) -> Iterator[Finding]:
     """Find workers that hold no rows of the training data.
 
-    XGBoost and LightGBM train where the data is, with one training task for every
-    worker that holds a partition. A worker without rows does not train and gives no
-    warning. New workers start empty, ``client.rebalance()`` rarely moves anything, and
-    LightGBM fails if a worker holds only partitions without rows.
+    XGBoost and LightGBM train with one task for every worker that holds a partition. A
+    worker without rows does not train and gives no warning. New workers start empty,
+    and ``client.rebalance()`` rarely moves anything.
 
     If there are fewer rows, groups or uncut partitions than workers, ``prepare`` places
-    them on as many workers as can have some. The others do not train. A library may
-    need several rows on each worker: LightGBM needs two.
+    them on as many workers as can have some. A library may need several rows on each
+    worker: LightGBM needs two.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
     partitions until every worker holds its share. To leave workers out, name the others

@@ -30,10 +30,9 @@ def abandoned_tasks(view: View, *, after: float = 10.0) -> Iterator[Finding]:
     """Find workers that run tasks for which no client waits.
 
     When a client leaves while its training task runs, the scheduler forgets the task,
-    but the worker cannot stop the thread. The thread keeps its data and CPUs, and
-    XGBoost or LightGBM wait in it for partners that never connect. The worker calls
-    such a task cancelled. Short tasks end by themselves, so the check needs several
-    readings.
+    but the worker cannot stop the thread. XGBoost or LightGBM wait in it for partners
+    that never connect, and keep data and CPUs. Short tasks end by themselves, so the
+    check needs several readings.
 
     Remedy: Run ``clustertune.restart(client, workers=[...])`` for these workers, if
     their tasks may be interrupted. The workers lose no data.
@@ -178,9 +177,8 @@ def stuck_tasks(view: View) -> Iterator[Finding]:
 
     A task that is bound to a worker (``workers=``), a host or resources waits until
     there is one, without an error. A restarted worker has another address, so data that
-    was persisted with ``workers=`` cannot be recomputed after a loss. LightGBM's task
-    for a worker that died waits even after the fit has failed. Dask takes a misspelt
-    worker name for a host.
+    was persisted with ``workers=`` cannot be recomputed after a loss. Dask takes a
+    misspelt worker name for a host.
 
     Remedy: Cancel these tasks and submit them again, without ``workers=`` or with
     ``allow_other_workers=True``. For a host or resources start a worker that has them:
@@ -205,11 +203,9 @@ def large_results(view: View, *, most: float = 2**30) -> Iterator[Finding]:
     """Find large results that are joined on one worker.
 
     ``compute()`` joins the partitions of a collection in one task on one worker and
-    sends the result to the client, through the memory of both. A result that does not
-    fit makes the worker pause or die, and can do the same to a scheduler that gathers
-    it (distributed#7964). Dask calls that task ``finalize`` for arrays and
-    ``repartitiontofewer`` for frames. The check sees it while its partitions are
-    computed and while its result is held.
+    sends the result to the client. A result that does not fit makes the worker pause or
+    die, and can do the same to a scheduler that gathers it (distributed#7964). The
+    check sees that task while its partitions are computed and while its result is held.
 
     Remedy: Keep large results on the workers with ``persist()``. Compute only small
     results (sums, samples). Write large ones from the workers with

@@ -36,11 +36,10 @@ def thread_count(
     """Find hosts whose workers have more, or fewer, threads than usable CPUs.
 
     XGBoost and LightGBM start as many threads as their worker has. With more threads
-    than CPUs the threads wait for each other. With fewer, CPUs stay idle. The check
-    sums threads and CPUs over the workers of a host. A CPU is usable if the affinity
-    allows it and no cgroup quota forbids it, including quotas of outer cgroups. Dask
-    reads the innermost cgroup only, and each worker by itself. For a quota of 3.5 CPUs
-    both 3 and 4 threads are right (Dask rounds up).
+    than CPUs they wait for each other. With fewer, CPUs stay idle. The check sums
+    threads and CPUs over the workers of a host. It counts CPUs that the affinity and
+    all cgroup quotas allow; Dask reads the innermost cgroup only. For a quota of 3.5
+    CPUs both 3 and 4 threads are right.
 
     Idle CPUs are a warning on hosts of workers, and information on the scheduler's
     host, since client and scheduler need CPUs too. Set ``shared`` if other jobs use the
@@ -49,7 +48,7 @@ def thread_count(
     Remedy: Give a host's workers as many threads as it has CPUs. Run
     ``clustertune.resize(client, nthreads=...)``, or ``clustertune.scale(client, n)``
     for another number of workers. Or start the workers so, as with ``dask worker
-    --nworkers 1 --nthreads 4`` for 4 CPUs, or give the container or job other CPUs.
+    --nworkers 1 --nthreads 4`` for 4 CPUs.
 
     Parameters
     ----------
@@ -115,19 +114,19 @@ def thread_pools(view: View, *, most: float = 2.0) -> Iterator[Finding]:
     """Find hosts on which native threads of running tasks could exceed the CPUs.
 
     BLAS and OpenMP have thread pools of their own. Dask's nanny sets
-    ``OMP_NUM_THREADS`` and similar variables to 1 when it starts a worker, so that one
-    task per worker thread can run. With other values, or without a nanny, tasks times
-    pool size can far exceed the CPUs. Libraries read these variables only once, so the
-    check reads the pools themselves with threadpoolctl, if the workers have it.
+    ``OMP_NUM_THREADS`` and similar variables to 1, so that one task per worker thread
+    can run. With other values, or without a nanny, tasks times pool size can far exceed
+    the CPUs. The check reads the pools themselves with threadpoolctl, if the workers
+    have it.
 
     XGBoost and LightGBM use as many threads as their worker has and ignore the pools.
     scikit-learn and PyTorch use their pools: with a pool of 1 such a task runs on one
     thread. With ``estimator=`` the check reports this for the given model.
 
     Remedy: Start workers by a nanny and leave ``distributed.nanny.pre-spawn-environ``
-    as it is. Or choose the pool size so that threads of a worker times pool size is its
-    number of CPUs: ``clustertune.resize(client, env={"OMP_NUM_THREADS": "2"})``. In
-    code use ``with threadpoolctl.threadpool_limits(1)``.
+    as it is. Or choose a pool size, so that threads times pool size is the number of
+    CPUs: ``clustertune.resize(client, env={"OMP_NUM_THREADS": "2"})``. In code use
+    ``with threadpoolctl.threadpool_limits(1)``.
 
     Parameters
     ----------

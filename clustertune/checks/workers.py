@@ -71,13 +71,12 @@ def paused_workers(view: View) -> Iterator[Finding]:
     """Find workers that take no new tasks: paused, or about to close.
 
     Dask pauses a worker whose process fills too much of its memory limit (0.80 by
-    default). The worker starts no task and gets no data until its memory falls.
-    Unmanaged memory does not fall by itself (distributed#5999). A fit leaves out
+    default). The worker starts no task and gets no data until its memory falls, and
+    unmanaged memory does not fall by itself (distributed#5999). A fit leaves out
     workers that are paused when it starts, without a warning. If a worker pauses after
-    XGBoost has built its matrix, the fit hangs. A worker that is
-    ``closing_gracefully`` moves its data to others and closes.
-
-    Paused workers that are not in ``workers=`` are information only.
+    XGBoost has built its matrix, the fit hangs. A worker that is ``closing_gracefully``
+    moves its data to others and closes. Paused workers that are not in ``workers=`` are
+    information only.
 
     Remedy: Free memory there: delete collections that you do not need (``del``), then
     run ``clustertune.trim(client)``. If the memory stays, run

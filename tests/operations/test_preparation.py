@@ -527,7 +527,7 @@ async def test_a_surplus_copy_goes(c, s, a, b):
 async def test_a_frame_without_rows_is_empty(c, s, a, b):
     """A frame whose filter keeps nothing is said to be empty, once it is counted."""
     frame = dd.from_pandas(pd.DataFrame({"p": range(10)}), npartitions=2)
-    with pytest.raises(ValueError, match="X is empty"):
+    with pytest.raises(ValueError, match="X has no rows"):
         await clustertune.prepare(c, frame[frame["p"] > 100])
 
 
