@@ -6,7 +6,6 @@ with the files.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +23,11 @@ HEAD = """# Checks
 
 <!-- made by docs/make_checks.py from the docstrings of the checks: edit those -->
 
-What `clustertune.check(client, X, y)` and `clustertune check ADDRESS` look for. Each
-check finds one condition; what it could not learn it calls `unknown`, with the reason.
-`info` is worth knowing, `warning` costs time or memory, `critical` makes a correct fit
-impossible or unlikely. In a terminal `clustertune explain NAME` shows these pages.
+`clustertune.check(client, X, y)` and `clustertune check ADDRESS` run these checks. Each
+check finds one condition. Findings of severity `info` are worth knowing, `warning`
+costs time or memory, `critical` makes a correct fit impossible or unlikely. `unknown`
+means that the check could not decide, for the reason in the message. In a terminal
+`clustertune explain NAME` shows the page of a check.
 
 Settings go into Dask's configuration, as `clustertune.checks.<name>.<setting>`, or into
 variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
@@ -83,18 +83,32 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
 
 def page() -> str:
     """All checks, as a page of the documentation."""
-    parts = []
-    for name, module in checks.available().items():
-        text = (inspect.getdoc(module) or "").replace("``", "`")
-        settings, meaning = checks.settings_of(module), checks.settings_help(module)
-        if settings:
-            rows = "\n".join(
-                f"| `{k}` | `{v!r}` | {meaning[k].replace('``', '`')} |"
-                for k, v in settings.items()
-            )
-            text += f"\n\n| setting | default | what it is |\n|---|---|---|\n{rows}"
-        parts.append(f"## {name}\n\n{text}\n")
-    return HEAD + "\n".join(parts)
+    known = checks.CHECKS.items()
+    names = {
+        topic: [f"[{c.__name__}](#{c.__name__})" for c in topical]
+        for topic, topical in known
+    }
+    rows = "".join(
+        f"| {topic} | {', '.join(found)} |\n" for topic, found in names.items()
+    )
+    parts = [
+        f"## {topic}\n\n" + "\n".join(map(_section, topical))
+        for topic, topical in known
+    ]
+    return f"{HEAD}| topic | checks |\n|---|---|\n{rows}\n" + "\n".join(parts)
+
+
+def _section(check: checks.Function) -> str:
+    """The page of one check, with a table of its settings."""
+    text = checks.text(check).replace("``", "`")
+    settings, meaning = checks.settings_of(check), checks.settings_help(check)
+    if settings:
+        rows = "\n".join(
+            f"| `{k}` | `{v!r}` | {meaning[k].replace('``', '`')} |"
+            for k, v in settings.items()
+        )
+        text += f"\n\n| setting | default | description |\n|---|---|---|\n{rows}"
+    return f"### {check.__name__}\n\n{text}\n"
 
 
 def _settings() -> Mapping[str, Mapping[str, Any]]:
@@ -154,23 +168,23 @@ def _kind(default: Any) -> dict[str, Any]:
     return {"type": "number", "minimum": 0}
 
 
-FAULTS_HEAD = """# What the checks find, and what they leave alone
+FAULTS_HEAD = """# Faults that the checks find
 
 <!-- made by docs/make_checks.py from tests/recordings and tests/test_recordings.py -->
 
 ## No false alarms
 
-Real clusters that are healthy, recorded as a check sees them
-(`python -m tests.record`). None may get a warning.
+Recordings of real, healthy clusters (`python -m tests.record`). The checks may give no
+warning for them.
 
 """
 FAULTS_TEXT = """
 ## Seeded faults
 
-One fault each, put into one of these recordings by changing what was seen. Faults put
-into clusters themselves (memory that fills, leaks or is counted twice, processes that
-hang, threads, disks, versions, tasks) are in `tests/test_faults_seen.py`, and clusters
-that answer garbage or try to harm in `tests/test_bad_clusters.py`.
+Each fault is a change of one of these recordings. `tests/test_faults_seen.py` puts
+faults into live clusters: memory that fills, leaks or is counted twice, processes that
+hang, threads, disks, versions, tasks. `tests/test_bad_clusters.py` has clusters that
+answer garbage or try to harm.
 
 """
 

@@ -25,7 +25,7 @@ from distributed import Client, Event, LocalCluster, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.checks import blocked_loops
+from clustertune.checks.threads import blocked_loops
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.report import Report
 from tests.processes import cluster, soon, until, workers_of
@@ -84,7 +84,7 @@ def test_memory_of_a_worker(local_cluster: Any) -> None:
 
 def full(finding: Finding | None) -> Finding | None:
     """Of a worker whose heartbeat has told of its memory."""
-    told = finding is not None and "of anything else" in finding.message
+    told = finding is not None and "unmanaged" in finding.message
     return finding if told else None
 
 
@@ -218,7 +218,7 @@ def test_a_blocked_loop(local_cluster: Any) -> None:
 
         def found() -> list[Any]:
             views = [View(snapshots=(s,), goal=monitor.goal) for s in monitor.snapshots]
-            return [f for view in views for f in blocked_loops.find(view)]
+            return [f for view in views for f in blocked_loops(view)]
 
         assert not found()
         # one block may fall between two heartbeats

@@ -14,7 +14,7 @@ from clustertune import actions, checks
 from clustertune.actions import rechunk
 from clustertune.core.model import Conversion, Layout, Profile, Step, View
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import layouts
+from clustertune.planner import goals, layouts
 from clustertune.planner.planner import make_plan
 from clustertune.planner.sizes import list_bytes
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def proposed(seen: View) -> list[Step]:
-    return list(rechunk.propose(checks.run(seen), seen))
+    return list(rechunk.propose((*checks.run(seen), *goals.unmet(seen)), seen))
 
 
 def unlike(rows: list[int], others: list[int], homes: Any = 0) -> Layout:
@@ -178,7 +178,7 @@ def test_groups_that_cannot_lie_evenly_stay() -> None:
     few = layout([16, 16], [0, 1], ("X", "y", "qid"))
     found = checks.run(view([worker(i) for i in range(3)], [few]))
     (finding,) = (f for f in found if f.check == "too_few_pieces")
-    assert "groups are not cut" in finding.remedy
+    assert "Groups are not cut" in finding.remedy
 
 
 def test_the_least_is_cut_where_all_does_not_fit() -> None:
@@ -294,7 +294,7 @@ def test_what_need_not_be_cut_is_refused_without_room() -> None:
     homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
     data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
     seen = view(some, [data])
-    plan = make_plan(checks.run(seen), seen, actions.available())
+    plan = make_plan((*checks.run(seen), *goals.unmet(seen)), seen, actions.available())
     assert [r.guard for r in plan.refused] == ["memory_is_enough"]
     assert plan.phase == "place"
     assert plan.steps

@@ -242,7 +242,7 @@ FAULTS = [
     ("spill above pause", "stock", thresholds(spill=0.9), "memory_settings", 2, "0.60"),
     ("target above spill", "stock", thresholds(target=0.75), "memory_settings", 2, "0.60"),
     ("pause above kill", "stock", thresholds(pause=0.99), "memory_settings", 2, "0.95"),
-    ("no limit", "stock", every(memory_limit=0), "memory_settings", 1, "started"),
+    ("no limit", "stock", every(memory_limit=0), "memory_settings", 1, "start the workers"),
     ("limits too high", "stock", facts(host_memory=2 * GIB), "memory_limits", 2, "--memory-limit"),
     ("spills to memory", "stock", details(disk="tmpfs"), "spill_space", 1, "--local-directory"),
     ("spills to a network", "stock", details(disk="nfs4"), "spill_space", 1, "--local-directory"),
@@ -251,7 +251,7 @@ FAULTS = [
     ("pools unseen", "stock", details(pools=None), "thread_pools", 0, "threadpool"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "--nthreads"),
     ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim("),
-    ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "start"),
+    ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "Start another"),
     ("silent", "stock", worker(silent=90.0), "silent_workers", 2, "worker-ttl"),
     ("nearly lost", "stock", worker(silent=290.0), "silent_workers", 3, "worker-ttl"),
     ("blocked", "stock", worker(loop_delay=3.0), "blocked_loops", 2, "--nthreads 1"),
@@ -265,9 +265,9 @@ FAULTS = [
     ("large result", "stock", survey(prefixes=(prefix("finalize-hlgfinalizecompute", memory=1, nbytes=9 * GIB),)), "large_results", 2, "persist()"),
     ("other release", "stock", survey(packages={"client": {"numpy": "1.0"}, "scheduler": {}}), "software_versions", 2, "same environment"),
     ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, "same environment"),
-    ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, silent=0.0),)), "other_clients", 1, "ask whose"),
+    ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, silent=0.0),)), "other_clients", 1, "Ask their owners"),
     ("dangling", "stock", survey(published=(Published(name="X", keys=3, missing=3),)), "dangling_names", 2, "unpublish_dataset"),
-    ("worker gone", "stock", survey(unmet=(Unmet(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "stuck_tasks", 3, "submit it again"),
+    ("worker gone", "stock", survey(unmet=(Unmet(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "stuck_tasks", 3, "submit them again"),
     ("no GPU", "stock", survey(unmet=(Unmet(kind="resources", names=("GPU: 1",), tasks=3),)), "stuck_tasks", 2, "--resources"),
     ("actor", "stock", survey(actors=1), "actors", 1, "del"),
     ("daemonic", "stock", profile(starts_processes=True), "daemonic_workers", 2, "worker.daemon"),
@@ -281,12 +281,11 @@ FAULTS = [
     ("one piece", "after_a_fit", pieces([20_000]), "too_few_pieces", 3, "rechunk"),
     ("tiny pieces", "after_a_fit", pieces([10] * 2000), "too_many_pieces", 1, "prepare"),
     ("blocks of columns", "after_a_fit", member("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
-    ("not loaded", "after_a_fit", member("y", loaded=False), "unloaded_data", 1, "prepare"),
     ("text", "after_a_fit", member("X", types={"object": (1, "city")}), "text_columns", 2, "astype"),
     ("one wide column", "after_a_fit", member("X", kind="dataframe", types={"float32": (9, "a"), "int64": (1, "id")}), "mixed_numbers", 1, "float32"),
     ("copies", "after_a_fit", copied, "surplus_copies", 1, "prepare"),
     ("workers not there", "stock", goal(n_workers=9), "missing_workers", 2, "n_workers=8"),
-    ("no answer", "stock", every(facts=Unknown("no answer")), "memory_pressure", 0, "add workers"),
+    ("no answer", "stock", every(facts=Unknown("no answer")), "memory_pressure", 0, ""),
 ]  # fmt: skip
 
 
@@ -300,7 +299,7 @@ def test_seeded_faults_are_found(fault: tuple[Any, ...]) -> None:
     assert found, f"{name} found nothing; without the fault: {before}"
     worst: Finding = max(found, key=lambda f: f.severity)
     assert worst.severity >= least
-    assert remedy in worst.remedy
+    assert remedy in worst.remedy if remedy else not worst.remedy
 
 
 def test_there_are_enough_faults() -> None:

@@ -235,7 +235,9 @@ async def test_without_cutting_it_is_an_error(c, s, a, b):
         c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
     )
     where = await c.who_has([*X.__dask_graph__().values()])
-    with pytest.raises(AlignmentError, match="4,000 rows each, cut at other places"):
+    with pytest.raises(
+        AlignmentError, match="4,000 rows each, but are cut at different rows"
+    ):
         await clustertune.prepare(c, X, y, rechunk=False)
     assert await c.who_has([*X.__dask_graph__().values()]) == where
 

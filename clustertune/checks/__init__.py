@@ -1,85 +1,225 @@
-"""Checks: one condition a file, found in a view; this module runs them.
+"""Checks: functions that find conditions in a view; this module runs them.
 
-A check is a module with a function ``find(view, *, settings...) -> findings`` and a
-docstring that is its page for users, with a paragraph that begins ``Remedy:``. The
-file's name is the check's name in configuration, output and documentation; the
-keyword-only arguments of ``find`` are its settings, under
-``clustertune.checks.<name>`` in Dask's configuration. ``ERROR``, where a check has it,
-is the error with which its critical findings stop :func:`clustertune.prepare`.
+A check is a function ``check(view, *, settings...) -> findings`` in the module of its
+topic, and has an entry in :data:`CHECKS`. Its name is its name in configuration, output
+and documentation. Its docstring is its page for users, with a paragraph that begins
+``Remedy:``. Its keyword-only arguments are its settings, under
+``clustertune.checks.<name>`` in Dask's configuration; the section ``Parameters`` of the
+docstring explains them.
 
-Other packages add checks through the entry point group ``clustertune.checks``: the
-entry's name is the check's, its value the module.
+Other packages add checks through the entry point group ``clustertune.checks``. The name
+of the entry is the name of the check. Its value is such a function, or a module with a
+function ``find`` whose docstring is the page. An attribute ``ERROR`` of either is the
+error with which a critical finding stops ``prepare``.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
+import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
 
+from clustertune.checks import (
+    fit,
+    groups,
+    labels,
+    memory,
+    partitions,
+    placement,
+    scheduler,
+    threads,
+    values,
+    workers,
+)
 from clustertune.core import plugins, settings
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.wording import printable
+from clustertune.errors import (
+    AlignmentError,
+    CapacityError,
+    ClassCoverageError,
+    GroupOrderError,
+    GroupSplitError,
+)
+from clustertune.planner import goals
+
+logger = logging.getLogger("clustertune")
+
+Function = Callable[..., Iterable[Finding]]
+Check = Function | ModuleType
+
+#: the checks of this package by topic
+CHECKS: Mapping[str, tuple[Function, ...]] = {
+    "Workers": (
+        workers.missing_workers,
+        workers.paused_workers,
+        workers.silent_workers,
+        workers.parked_keys,
+        workers.adaptive_scaling,
+        workers.lifetimes,
+        workers.no_nanny,
+        workers.daemonic_workers,
+        workers.unlike_workers,
+        workers.software_versions,
+    ),
+    "Memory and disks": (
+        memory.memory_pressure,
+        memory.memory_settings,
+        memory.memory_limits,
+        memory.unmanaged_memory,
+        memory.phantom_memory,
+        memory.child_processes,
+        memory.memory_growth,
+        memory.unneeded_keys,
+        memory.spill_space,
+    ),
+    "Threads and CPUs": (
+        threads.thread_count,
+        threads.thread_pools,
+        threads.blocked_loops,
+    ),
+    "Scheduler, tasks and clients": (
+        scheduler.abandoned_tasks,
+        scheduler.lone_task,
+        scheduler.short_tasks,
+        scheduler.stuck_tasks,
+        scheduler.large_results,
+        scheduler.embedded_data,
+        scheduler.actors,
+        scheduler.dangling_names,
+        scheduler.other_clients,
+    ),
+    "Partitions": (
+        partitions.differing_boundaries,
+        partitions.column_chunks,
+        partitions.no_rows,
+        partitions.too_few_pieces,
+        partitions.too_many_pieces,
+        partitions.large_pieces,
+        partitions.scattered_data,
+    ),
+    "Placement on workers": (
+        placement.empty_workers,
+        placement.uneven_rows,
+        placement.separated_pairs,
+        placement.surplus_copies,
+    ),
+    "Labels and classes": (labels.missing_classes, labels.row_order),
+    "Groups": (groups.group_order, groups.split_groups, groups.large_groups),
+    "Types and values": (
+        values.not_finite,
+        values.unlike_categories,
+        values.text_columns,
+        values.mixed_numbers,
+        values.wide_numbers,
+    ),
+    "The fit": (
+        fit.fit_memory,
+        fit.one_machine,
+        fit.unnamed_workload,
+        fit.changed_pieces,
+        fit.missing_evals,
+        fit.unshared_evals,
+    ),
+}
+_OWN = {check.__name__: check for topic in CHECKS.values() for check in topic}
+
+#: the errors with which critical findings stop ``prepare``, by check or goal
+ERRORS: Mapping[str, type[Exception]] = {
+    "column_chunks": AlignmentError,
+    "differing_boundaries": AlignmentError,
+    "fit_memory": CapacityError,
+    "group_order": GroupOrderError,
+    "large_groups": GroupSplitError,
+    "missing_classes": ClassCoverageError,
+    "no_rows": ValueError,
+    "split_groups": GroupSplitError,
+    "too_few_pieces": AlignmentError,
+    "too_many_pieces": AlignmentError,
+    **goals.ERRORS,
+}
+_PARAMETERS = "Parameters\n----------\n"
+
+
+# --- the checks -----------------------------------------------------------------------
 
 
 @cache
-def available() -> Mapping[str, ModuleType]:
+def available() -> Mapping[str, Check]:
     """Every check by name, in alphabetical order."""
-    own = {
-        info.name: importlib.import_module(f"{__name__}.{info.name}")
-        for info in pkgutil.iter_modules(__path__)
-    }
-    return dict(sorted({**plugins.of("checks"), **own}.items()))
+    known: dict[str, Check] = {}
+    for name, check in plugins.of("checks").items():
+        if callable(getattr(check, "find", check)):
+            known[name] = check
+        else:
+            logger.warning("the check %s has no function find and is left out", name)
+    return dict(sorted({**known, **_OWN}.items()))
 
 
-def remedy(check: ModuleType) -> str:
+def explained() -> Mapping[str, Check]:
+    """Every name in findings that has a page: checks, and goals of ``prepare``."""
+    return {**goals.GOALS, **available()}
+
+
+def text(check: Check) -> str:
+    """The check's page without its settings."""
+    return (inspect.getdoc(check) or "").partition(_PARAMETERS)[0].rstrip()
+
+
+def title(check: Check) -> str:
+    """The first line of the check's page."""
+    return text(check).partition("\n")[0]
+
+
+def remedy(check: Check) -> str:
     """The paragraph of the check's page that begins with ``Remedy:``, on one line."""
-    page = inspect.getdoc(check) or ""
-    for paragraph in page.split("\n\n"):
+    for paragraph in text(check).split("\n\n"):
         if paragraph.startswith("Remedy:"):
             return " ".join(paragraph.removeprefix("Remedy:").split())
     return ""
 
 
-def title(check: ModuleType) -> str:
-    """The first line of the check's page."""
-    return (inspect.getdoc(check) or "").partition("\n")[0]
-
-
 def page(name: str) -> str:
-    """The check's page: what it finds, why, what to do, and its settings."""
-    module = available()[name]
-    text = (inspect.getdoc(module) or "").replace("``", "`")
-    settings, meaning = settings_of(module), settings_help(module)
-    if settings:
-        lines = [
-            f"    clustertune.checks.{name}.{k}: {v!r}\n        {meaning[k]}"
-            for k, v in settings.items()
-        ]
-        text += "\n\nSettings, with their defaults:\n\n" + "\n".join(lines)
-    return f"{name}\n{'=' * len(name)}\n\n{text}"
+    """The check's page with its settings, for a terminal."""
+    check = explained()[name]
+    whole = text(check).replace("``", "`")
+    meaning = settings_help(check)
+    lines = [
+        f"    clustertune.checks.{name}.{k}: {v!r}\n        {meaning[k]}"
+        for k, v in settings_of(check).items()
+    ]
+    if lines:
+        whole += "\n\nSettings, with their defaults:\n\n" + "\n".join(lines)
+    return f"{name}\n{'=' * len(name)}\n\n{whole}"
 
 
-def settings_of(check: ModuleType) -> Mapping[str, Any]:
+# --- their settings -------------------------------------------------------------------
+
+
+def _function(check: Check) -> Function:
+    if isinstance(check, ModuleType):
+        function: Function = check.find
+        return function
+    return check
+
+
+def settings_of(check: Check) -> Mapping[str, Any]:
     """The settings of a check with their defaults."""
-    parameters = inspect.signature(check.find).parameters.values()
+    parameters = inspect.signature(_function(check)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def settings_help(check: ModuleType) -> Mapping[str, str]:
-    """What each setting means, from the docstring of ``find``."""
-    _, _, text = (inspect.getdoc(check.find) or "").partition(
-        "Parameters\n----------\n"
-    )
+def settings_help(check: Check) -> Mapping[str, str]:
+    """The description of each setting, from the docstring."""
+    _, _, section = (inspect.getdoc(_function(check)) or "").partition(_PARAMETERS)
     found: dict[str, str] = {}
     names: list[str] = []
-    for line in text.splitlines():
+    for line in section.splitlines():
         if line and not line.startswith(" "):
             names = line.split(", ")
         for name in names if line.startswith(" ") else ():
@@ -88,8 +228,8 @@ def settings_help(check: ModuleType) -> Mapping[str, str]:
 
 
 def all_settings() -> Mapping[str, Mapping[str, Any]]:
-    """By name of each check, its settings with their defaults."""
-    return {name: settings_of(module) for name, module in available().items()}
+    """The settings of each check with their defaults, by name of the check."""
+    return {name: settings_of(check) for name, check in available().items()}
 
 
 def configured() -> Mapping[str, Mapping[str, Any]]:
@@ -98,18 +238,18 @@ def configured() -> Mapping[str, Mapping[str, Any]]:
     Raises
     ------
     ValueError
-        Something is set that does not exist, or that is not what it must be.
+        A setting does not exist, or its value has the wrong type.
     """
     found = {
-        name: settings.section(f"clustertune.checks.{name}", values)
-        for name, values in settings.section("clustertune.checks").items()
+        name: settings.section(f"clustertune.checks.{name}", given)
+        for name, given in settings.section("clustertune.checks").items()
     }
     refuse_wrong(found)
     return found
 
 
 def setting(name: str, setting: str) -> Any:
-    """One setting of a check: what is set, else its default.
+    """One setting of a check: the configured value, else its default.
 
     Raises
     ------
@@ -120,79 +260,21 @@ def setting(name: str, setting: str) -> Any:
     return configured().get(name, {}).get(setting, default)
 
 
-def run(
-    view: View, settings: Mapping[str, Mapping[str, Any]] | None = None
-) -> tuple[Finding, ...]:
-    """Run every check; worst findings first.
-
-    Parameters
-    ----------
-    view
-        What the checks see.
-    settings
-        By name of check, its settings where they differ from the defaults.
-
-    Raises
-    ------
-    ValueError
-        A setting is for a check, or has a name, that does not exist.
-    """
-    settings = settings or {}
-    refuse_wrong(settings)
-    found: list[Finding] = []
-    for name, check in available().items():
-        findings = _find(check, view, settings.get(name, {}))
-        text = remedy(check)
-        # remedies are written as documentation; people read them in a terminal as well
-        found += [
-            replace(f, check=name, remedy=(f.remedy or text).replace("``", "`"))
-            for f in findings
-        ]
-    return tuple(sorted(found, key=lambda f: -_order(f.severity)))
-
-
-def _find(
-    check: ModuleType, view: View, settings: Mapping[str, Any]
-) -> Iterable[Finding]:
-    """What a check finds; one of another package that fails hides no other's."""
-    if check.__name__.startswith(f"{__name__}."):
-        findings: Iterable[Finding] = check.find(view, **settings)
-        return findings
-    try:
-        return list(check.find(view, **settings))
-    except Exception as error:  # noqa: BLE001, it is said where findings are
-        text = printable(repr(error), longest=200)
-        return [Finding(severity=Severity.unknown, message=f"the check failed: {text}")]
-
-
-def error_of(finding: Finding) -> type[Exception] | None:
-    """The error with which this finding stops ``prepare``, if it does."""
-    if finding.severity is not Severity.critical:
-        return None
-    error: type[Exception] | None = getattr(available()[finding.check], "ERROR", None)
-    return error
-
-
-def _order(severity: Severity) -> float:
-    """Unknown ranks between info and warning: it may hide either."""
-    return 1.5 if severity is Severity.unknown else float(severity)
-
-
 def refuse_wrong(settings: Mapping[str, Mapping[str, Any]]) -> None:
-    """See that settings are of checks that exist, and of the type of their defaults.
+    """Raise an error unless all checks and settings exist and have the right type.
 
     Raises
     ------
     ValueError
-        One is not; the text says what is allowed.
+        One is wrong. The message names the allowed ones.
     """
-    for name, values in settings.items():
+    for name, given in settings.items():
         if name not in available():
             raise ValueError(
                 f"there is no check {name!r}; checks are {', '.join(available())}"
             )
         known = settings_of(available()[name])
-        for setting, value in values.items():
+        for setting, value in given.items():
             if setting not in known:
                 raise ValueError(
                     f"the check {name!r} has no setting {setting!r}; "
@@ -206,8 +288,72 @@ def _refuse_type(setting: str, value: Any, default: Any) -> None:
         right, kind = isinstance(value, bool), "True or False"
     else:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        # a whole number that is too large for a float is none to reckon with
+        # an integer above the largest float would fail in arithmetic with floats
         most = float("inf") if isinstance(value, float) else sys.float_info.max
         right, kind = number and 0 <= value <= most, "a number of at least 0"
     if not right:
         raise ValueError(f"{setting}={value!r} must be {kind}, like {default!r}")
+
+
+# --- findings -------------------------------------------------------------------------
+
+
+def run(
+    view: View, settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Finding, ...]:
+    """Run every check; worst findings first.
+
+    Parameters
+    ----------
+    view
+        What the checks see.
+    settings
+        Settings that differ from the defaults, by name of check.
+
+    Raises
+    ------
+    ValueError
+        A check or a setting does not exist, or has the wrong type.
+    """
+    settings = settings or {}
+    refuse_wrong(settings)
+    found: list[Finding] = []
+    for name, check in available().items():
+        general = remedy(check)
+        for finding in _find(name, check, view, settings.get(name, {})):
+            # the fix of a condition does not apply if the condition is unknown
+            unknown = finding.severity is Severity.unknown
+            fix = finding.remedy or ("" if unknown else general)
+            # a terminal shows remedies without the markup of the documentation
+            found.append(replace(finding, check=name, remedy=fix.replace("``", "`")))
+    return tuple(sorted(found, key=lambda f: -_order(f.severity)))
+
+
+def _find(
+    name: str, check: Check, view: View, settings: Mapping[str, Any]
+) -> Iterable[Finding]:
+    """Findings of a check; the failure of another package's check is a finding."""
+    function = _function(check)
+    if name in _OWN:
+        return function(view, **settings)
+    try:
+        return list(function(view, **settings))
+    except Exception as error:  # noqa: BLE001, the finding reports it
+        text = printable(repr(error), longest=200)
+        return [Finding(severity=Severity.unknown, message=f"the check failed: {text}")]
+
+
+def _order(severity: Severity) -> float:
+    """Unknown ranks between info and warning: it may hide either."""
+    return 1.5 if severity is Severity.unknown else float(severity)
+
+
+def error_of(finding: Finding) -> type[Exception] | None:
+    """The error with which this finding stops ``prepare``, if it does."""
+    if finding.severity is not Severity.critical:
+        return None
+    own = ERRORS.get(finding.check)
+    if own is not None or finding.check in goals.GOALS:
+        return own
+    error: type[Exception] | None = getattr(available()[finding.check], "ERROR", None)
+    return error

@@ -209,11 +209,12 @@ async def _print_events(monitor: Monitor, form: str) -> None:
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
     """The page of a check; without NAME what checks there are."""
-    known = checks.available()
     if name is None:
-        rows = [[n, checks.title(module)] for n, module in known.items()]
-        click.echo(tabulate(rows, headers=["check", "finds"], maxcolwidths=[None, 70]))
+        rows = [[n, checks.title(check)] for n, check in checks.available().items()]
+        headers = ["check", "description"]
+        click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, 70]))
         return
+    known = checks.explained()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

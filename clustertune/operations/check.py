@@ -26,7 +26,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.operations import page_facts
 from clustertune.operations.call import check_client
-from clustertune.planner import layouts, trainers
+from clustertune.planner import goals, layouts, trainers
 from clustertune.remote.survey import MOST
 
 CUT = (
@@ -152,7 +152,7 @@ async def diagnose(question: Question) -> Report:
             "longer timeout, or look for what blocks the scheduler"
         ) from None
     view = trainers.chosen(view)
-    found = checks.run(view, settings)
+    found = (*checks.run(view, settings), *goals.unmet(view))
     # for the dashboard page, and for conditions of scheduled restarts
     facts = page_facts.facts(view, found)
     await monitor.ask(question.client, "keep_facts", facts=facts, diagnosis=True)

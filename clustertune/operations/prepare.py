@@ -30,7 +30,7 @@ from clustertune.operations import execution, page_facts
 from clustertune.operations.call import Call, Run
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import PrepareContext, Prepared
-from clustertune.planner import layouts, planner, pricing, trainers, verification
+from clustertune.planner import goals, layouts, planner, pricing, trainers, verification
 
 MAX_ROUNDS = 12  # each phase once, one of them twice, and some for failures
 MAX_STALLED_ROUNDS = 2  # rounds in a row without any effect
@@ -63,7 +63,8 @@ async def tune(
     for number in range(MAX_ROUNDS + 1):
         view = journal.continued(await cluster.look(notify))
         view = trainers.chosen(view)
-        journal.add(view, checks.run(view, settings))
+        found = (*checks.run(view, settings), *goals.unmet(view))
+        journal.add(view, found)
         plan = await _plan(cluster, journal, settings)
         if dry_run or not plan.steps:
             return
@@ -110,7 +111,7 @@ async def _plan(
         overhead = await cluster.overhead(view)
         now = replace(view.now, overhead=overhead)
         view = replace(view, snapshots=(*view.snapshots[:-1], now))
-        found = checks.run(view, settings)
+        found = (*checks.run(view, settings), *goals.unmet(view))
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view, actions.available())
     if flows := pricing.worth_timing(plan):

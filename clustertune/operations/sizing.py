@@ -20,7 +20,7 @@ from typing import Any
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.checks.unmanaged_memory import USUAL
+from clustertune.checks.memory import USUAL
 from clustertune.core import arguments
 from clustertune.core.model import Profile
 from clustertune.core.wording import bytes_text, plural, printable, times_text

@@ -2,21 +2,23 @@
 
 import ast
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 
 import clustertune
 from clustertune import checks
 from clustertune.core.model import Finding, Severity
-from clustertune.errors import AlignmentError
+from clustertune.errors import AlignmentError, RefusedError
+from clustertune.planner import goals
 from clustertune.testing import layout, snapshot, view, worker
 
 PACKAGE = Path(clustertune.__file__).parent
-NAMES = sorted(p.stem for p in (PACKAGE / "checks").glob("[!_]*.py"))
+MODULES = sorted((PACKAGE / "checks").glob("*.py"))
+NAMES = sorted(check.__name__ for topic in checks.CHECKS.values() for check in topic)
 PURE = ("planner",)  # folders of modules that a check may use
 #: single modules that a check may use
-MODULES = ("errors", "core.growth", "core.model", "core.wording")
+SINGLE = ("errors", "core.growth", "core.model", "core.wording")
 STANDARD = {
     "__future__",
     "collections",
@@ -46,65 +48,118 @@ def imports(path):
             )
 
 
+FOUND = Finding(severity=Severity.info, message="m")
+
+
 def use_checks(monkeypatch, **modules):
     """Let these be the only checks."""
     monkeypatch.setattr(checks, "available", lambda: modules)
 
 
-def check(*findings, page="A page.\n\nRemedy: do\nsomething.\n\nMore."):
-    """Make a check that finds these."""
+PAGE = "A page.\n\nRemedy: do\nsomething.\n\nMore."
+
+
+def check(*findings, page=PAGE, error=None):
+    """Make a check that finds these, as a function."""
 
     def find(view, *, most=1):
         yield from findings
 
-    return SimpleNamespace(find=find, __doc__=page, __name__="others.check")
+    find.__doc__ = page
+    if error is not None:
+        find.ERROR = error
+    return find
 
 
-def test_every_file_is_a_check():
-    """A check is available by the name of its file; nothing registers it."""
+def module(*findings, page=PAGE):
+    """Make a check that finds these, as a module of another package."""
+    other = ModuleType("others.check", page)
+    other.find = check(*findings, page="Find it.")
+    return other
+
+
+def test_every_public_function_is_a_check():
+    """It has a topic, and belongs to no other one; no two share a name."""
+    assert sorted(set(NAMES)) == NAMES
     assert set(NAMES) <= set(checks.available())
     assert list(checks.available()) == sorted(checks.available())
+    public = {
+        node.name
+        for path in MODULES
+        if path.stem != "__init__"
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+    assert sorted(public) == NAMES
+
+
+@pytest.mark.parametrize("topic", checks.CHECKS)
+def test_a_topic_is_one_module(topic):
+    """The checks of a topic are in one file and are tested in one file."""
+    (name,) = {check.__module__ for check in checks.CHECKS[topic]}
+    assert (Path(__file__).parent / f"test_{name.rpartition('.')[2]}.py").exists()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_check_has_a_page_and_a_test(name):
-    """The page begins with a sentence, has more to say, and ends with a remedy."""
-    module = checks.available()[name]
-    summary, *rest = module.__doc__.split("\n\n")
+    """The page begins with a sentence, has more to say, and has a remedy."""
+    check = checks.available()[name]
+    summary, *rest = checks.text(check).split("\n\n")
+    assert summary == checks.title(check)
+    assert summary.startswith("Find ")
     assert summary.endswith(".")
-    assert "\n" not in summary
     assert len(rest) >= 2
-    assert len(checks.remedy(module)) > 20
-    assert (Path(__file__).parent / f"test_{name}.py").exists()
+    assert len(checks.remedy(check)) > 20
+    topic = check.__module__.rpartition(".")[2]
+    tests = (Path(__file__).parent / f"test_{topic}.py").read_text()
+    assert f"\n# --- {name} -" in tests
+    assert f" {name}(" in tests or f"({name}(" in tests
+
+
+@pytest.mark.parametrize("name", goals.GOALS)
+def test_goals_have_a_page_and_are_no_checks(name):
+    """Reports name them, but nobody runs or configures them."""
+    assert "Find " in checks.page(name)
+    assert name not in checks.available()
+    assert name in checks.explained()
+    with pytest.raises(ValueError, match="no check"):
+        checks.run(view(), {name: {}})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_settings_of_every_check_have_defaults(name):
+def test_settings_of_every_check_have_defaults_and_a_description(name):
     """A check runs without being configured."""
-    settings = checks.settings_of(checks.available()[name])
+    check = checks.available()[name]
+    settings = checks.settings_of(check)
     assert all(isinstance(v, int | float | bool) for v in settings.values())
+    assert checks.settings_help(check).keys() == settings.keys()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_checks_are_short(name):
-    """One condition fits on two screens."""
-    lines = (PACKAGE / "checks" / f"{name}.py").read_text().splitlines()
-    assert len(lines) <= 100
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_topics_are_short(path):
+    """No topic has more than 600 lines, and no function more than two screens."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 600
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 100, node.name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_checks_are_pure(name):
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.stem != "__init__"], ids=lambda path: path.stem
+)
+def test_checks_are_pure(path):
     """A check imports nothing that could reach a cluster, a clock or a file."""
-    for module in imports(PACKAGE / "checks" / f"{name}.py"):
-        top, *rest = module.split(".")
+    for name in imports(path):
+        top, *rest = name.split(".")
         ours = ".".join(rest)
-        assert module in STANDARD or (top == "clustertune" and ours), module
-        assert module in STANDARD or rest[0] in PURE or ours in MODULES, module
+        assert name in STANDARD or (top == "clustertune" and ours), name
+        assert name in STANDARD or rest[0] in PURE or ours in SINGLE, name
 
 
 @pytest.mark.parametrize(
     "path",
-    [PACKAGE.joinpath(*name.split(".")).with_suffix(".py") for name in MODULES]
+    [PACKAGE.joinpath(*name.split(".")).with_suffix(".py") for name in SINGLE]
     + [path for folder in PURE for path in sorted((PACKAGE / folder).glob("*.py"))],
     ids=lambda path: path.stem,
 )
@@ -153,6 +208,51 @@ def test_a_page_without_remedy_has_none():
     assert checks.remedy(check(page="A page. Remedy: hidden")) == ""
 
 
+def test_what_is_unknown_gets_only_a_remedy_of_its_own(monkeypatch):
+    """The check's remedy is for its condition, which may not hold."""
+    plain = Finding(severity=Severity.unknown, message="m")
+    own = Finding(severity=Severity.unknown, message="n", remedy="``do`` that")
+    use_checks(monkeypatch, some=check(plain, own))
+    first, second = checks.run(view())
+    assert (first.remedy, second.remedy) == ("", "`do` that")
+
+
+def test_a_check_without_remedy_prints_none(monkeypatch):
+    """Its findings have an empty remedy."""
+    use_checks(monkeypatch, some=check(FOUND, page="A page."))
+    (finding,) = checks.run(view())
+    assert finding.remedy == ""
+
+
+def test_a_check_may_be_a_module(monkeypatch):
+    """Of another package: it has the page, and ``find`` has the settings."""
+    other = module(FOUND)
+    use_checks(monkeypatch, some=other)
+    (finding,) = checks.run(view(), {"some": {"most": 2}})
+    assert finding.remedy == "do something."
+    assert checks.title(other) == "A page."
+    assert checks.settings_of(other) == {"most": 1}
+
+
+def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
+    """It hides no other check, and the log names it."""
+    found = {"bad": ModuleType("json"), "good": module(FOUND), "uneven_rows": check()}
+    monkeypatch.setattr(checks.plugins, "of", lambda group: found)
+    known = checks.available.__wrapped__()
+    assert set(known) == {"good", *NAMES}
+    assert known["uneven_rows"] is checks.available()["uneven_rows"]
+    assert "bad has no function find" in caplog.text
+
+
+def test_errors_of_checks_of_another_package(monkeypatch):
+    """Their attribute ``ERROR``, of a function or a module."""
+    critical = Finding(severity=Severity.critical, message="m", check="some")
+    use_checks(monkeypatch, some=check(error=AlignmentError))
+    assert checks.error_of(critical) is AlignmentError
+    use_checks(monkeypatch, some=module())
+    assert checks.error_of(critical) is None
+
+
 def test_worst_findings_come_first(monkeypatch):
     """Unknown stands between information and warning: it may hide either."""
     levels = ["info", "critical", "unknown", "warning"]
@@ -198,22 +298,29 @@ def test_only_critical_findings_of_some_checks_are_errors():
     assert error(Severity.critical, "differing_boundaries") is AlignmentError
     assert error(Severity.warning, "differing_boundaries") is None
     assert error(Severity.critical, "memory_pressure") is None
+    assert error(Severity.critical, "other_order") is RefusedError
+    assert error(Severity.critical, "other_type") is None
+
+
+def test_errors_are_of_checks_and_goals_that_exist():
+    """A name that is misspelt would stop nothing."""
+    assert set(checks.ERRORS) <= {*NAMES, *goals.GOALS}
 
 
 def test_a_check_of_another_package_that_fails(monkeypatch, caplog):
     """Hides no other's findings; ours fail aloud."""
     good = check(Finding(severity=Severity.info, message="seen"))
 
-    def find(view):
+    def bad(view):
         raise ZeroDivisionError("a\x1b[31mred")
 
-    bad = SimpleNamespace(find=find, __doc__="A page.", __name__="others.bad")
     use_checks(monkeypatch, bad=bad, good=good)
     failed, seen = sorted(checks.run(view()), key=lambda f: f.check)
     assert failed.severity is Severity.unknown
     assert "the check failed: ZeroDivisionError" in failed.message
     assert "\x1b" not in failed.message
     assert seen.message == "seen"
-    bad.__name__ = "clustertune.checks.bad"
+    assert (failed.remedy, seen.remedy) == ("", "do something.")
+    use_checks(monkeypatch, uneven_rows=bad)
     with pytest.raises(ZeroDivisionError):
         checks.run(view())

@@ -24,7 +24,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.errors import CapacityError
-from clustertune.planner import guards, planner
+from clustertune.planner import goals, guards, planner
 from clustertune.testing import layout, view, worker
 
 ROWS = [10, 10, 10, 10]
@@ -32,7 +32,9 @@ UNEVEN = layout(ROWS, [0, 0, 0, 0])
 
 
 def plan(seen: View) -> Plan:
-    return planner.make_plan(checks.run(seen), seen, actions.available())
+    return planner.make_plan(
+        (*checks.run(seen), *goals.unmet(seen)), seen, actions.available()
+    )
 
 
 def move(seen: View, targets: list[int], label: str = "X") -> Step:

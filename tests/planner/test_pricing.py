@@ -20,7 +20,7 @@ import clustertune
 from clustertune import actions, checks
 from clustertune.core.model import Conversion, Flow
 from clustertune.monitor import links, monitor
-from clustertune.planner import pricing, sizes
+from clustertune.planner import goals, pricing, sizes
 from clustertune.planner.planner import make_plan
 from clustertune.testing import MemoryCluster, layout, member, view, worker
 from tests.test_loop import run
@@ -107,7 +107,9 @@ def test_many_parts_take_time() -> None:
         members = tuple(replace(m, kind=kind) for m in pieces.members)
         seen = view([worker(0), worker(1)], [replace(pieces, members=members)])
         seen = replace(seen, goal=replace(seen.goal, rechunk=2))
-        (step,) = make_plan(checks.run(seen), seen, actions.available()).steps
+        (step,) = make_plan(
+            (*checks.run(seen), *goals.unmet(seen)), seen, actions.available()
+        ).steps
         assert (step.action, step.price.seconds is None) == ("rechunk", False)
         return step.price.seconds or 0.0
 
@@ -133,7 +135,9 @@ class Timed(MemoryCluster):
 def test_speeds_are_asked_for_where_much_moves(count: int) -> None:
     """The step of the report has what was found; for a few bytes nobody asks."""
     start = view([worker(0), worker(1)], [layout([count] * 8, [0] * 8)])
-    (before,) = make_plan(checks.run(start), start, actions.available()).steps
+    (before,) = make_plan(
+        (*checks.run(start), *goals.unmet(start)), start, actions.available()
+    ).steps
     cluster = Timed(start)
     (outcome,) = run(cluster).outcomes
     assert before.price.seconds is not None

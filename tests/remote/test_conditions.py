@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.checks.memory_growth import find
+from clustertune.checks.memory import memory_growth
 from clustertune.operations.scheduling import conditions
 from clustertune.remote.conditions import met
 from clustertune.testing import runs, view, worker
@@ -78,7 +78,9 @@ def test_a_leak_is_what_the_check_calls_growth(floors: list[int], least: float) 
     """The scheduler cannot run checks; both have the same rule."""
     floors = [n * 2**20 for n in floors]
     it = worker(0)
-    found = list(find(view([it], runs=runs(*({0: n} for n in floors))), least=least))
+    found = list(
+        memory_growth(view([it], runs=runs(*({0: n} for n in floors))), least=least)
+    )
     growing = any(f.subject == (0,) for f in found)
     condition = {"kind": "leak", "least": least}
     past = [{"floors": [("a", n)]} for n in floors]

@@ -1,0 +1,202 @@
+"""Checks of query groups, which a ranking needs whole and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from clustertune.core.model import ORDER, Finding, Layout, Member, Severity, View
+from clustertune.core.wording import bytes_text, plural, printable
+from clustertune.planner import grouping, layouts
+from clustertune.planner.memory import room
+
+
+def group_order(view: View) -> Iterator[Finding]:
+    """Find groups that come back after another group, are not in order, or are missing.
+
+    A ranking objective compares the rows of one group. LightGBM needs the rows of each
+    group to be neighbours. XGBoost also needs the groups in ascending order, else every
+    worker sorts a full copy of its data. Rows without a group (NaN, NA or masked) have
+    no place in any order.
+
+    XGBoost's ranker (from 3.0 on, with ``allow_group_split=False``) sorts frames by
+    group in every fit, so ``prepare`` sorts rows for it by default. For other workloads
+    ``prepare`` raises an error without ``sort=True``.
+
+    Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid, sort=True)``.
+    It sorts all rows by group and keeps the order within a group. ``.row_order`` has
+    the former number of each row.
+    """
+    needed, asked = view.goal.workload.groups, view.goal.order == "sort"
+    for layout in view.layouts:
+        yield from _without_group(layout, view)
+        groups = grouping.of(layout)
+        if groups is None:
+            continue
+        if not grouping.are_in_order(groups, "sorted" if asked else needed):
+            yield _out_of_order(layout, groups, view)
+        elif not asked and any(m.label == ORDER for m in layout.members):
+            yield _sorted(groups.label, view)
+
+
+def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Finding:
+    workload = view.goal.workload
+    wrong = not grouping.are_in_order(groups, workload.groups)
+    sorts = workload.sorts_groups and bool(view.goal.cutting)
+    how = "do not come in ascending order"
+    if not groups.together:
+        how = "come back after another group"
+    whole = groups.together or workload.sorts_groups
+    harm = "sort them in every fit" if whole else "split them"
+    return Finding(
+        severity=Severity.critical if wrong else Severity.info,
+        message=f"groups in {groups.label} {how}"
+        + (f"; {workload.title} would {harm}" if wrong else ""),
+        subject=tuple(m.label for m in layout.members),
+        evidence={"together": groups.together, "ascending": groups.ascending},
+        fixed_by="reorder" if view.goal.order == "sort" or sorts else "",
+    )
+
+
+def _sorted(label: str, view: View) -> Finding:
+    """Report a sort that the user did not ask for, as it changes the order of rows."""
+    return Finding(
+        severity=Severity.info,
+        message=f"prepare sorted the rows by {label}, as {view.goal.workload.title} "
+        "would in every fit: the returned rows are in another order than the given "
+        "ones",
+        subject=(label,),
+        remedy="``prediction[np.argsort(row_order)]`` is in the given order; "
+        ".row_order has the former number of each row.",
+    )
+
+
+def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
+    """Find rows without a group; no order of the rows can fix that."""
+    for member in layout.members:
+        count = _count(member, "missing") if _is_qid(member) else 0
+        if count:
+            needed = view.goal.workload.groups or view.goal.order == "sort"
+            yield Finding(
+                severity=Severity.critical if needed else Severity.warning,
+                message=f"{member.label} has {plural(count, 'row')} without a group "
+                "(NaN, NA or masked), so these rows cannot be sorted or ranked",
+                subject=(member.label,),
+                evidence={"missing": count},
+                remedy=_drop_rows(member),
+            )
+
+
+def _drop_rows(member: Member) -> str:
+    """Code that drops the rows without a group from everything."""
+    keep = "qid.notnull()"
+    if member.kind == "array":
+        keep = (
+            "~(dask.array.isnan(dask.array.ma.getdata(qid)) | "
+            "dask.array.ma.getmaskarray(qid))"
+        )
+    return (
+        f"Drop these rows from X, y, qid and every companion: `keep = {keep}; "
+        "X, y, qid = X[keep], y[keep], qid[keep]`. Or give them a group."
+    )
+
+
+def _is_qid(member: Member) -> bool:
+    return member.label.rpartition(".")[2] == "qid" and member.contents is not None
+
+
+def _count(member: Member, name: str) -> int:
+    pieces = member.contents.pieces if member.contents else ()
+    return sum(int(piece.get(name, 0)) for piece in pieces)
+
+
+def split_groups(view: View) -> Iterator[Finding]:
+    """Find groups that are split over several partitions, or come back after another.
+
+    A ranking objective compares the rows of one group, and a library ranks the halves
+    of a split group separately. With a group on two workers XGBoost raises an error, or
+    with ``allow_group_split`` trains on halves. The check reads ``qid``, so it runs
+    only with ``deep=True``, or if the workload ranks.
+
+    Remedy: Cut the data where groups end. ``clustertune.prepare`` with a ranking
+    estimator does so, unless ``rechunk=False`` is set. For other workloads it joins
+    partitions of such data and cuts none. By hand sort by group before loading and cut
+    where groups end, for example with ``frame.set_index("qid")``.
+    """
+    if view.goal.workload.groups:
+        for layout in view.layouts:
+            yield from _cut_through(layout, view)
+        return
+    for member in filter(_is_qid, (m for x in view.layouts for m in x.members)):
+        cut, unsorted = _boundaries_within(member), _count(member, "scattered")
+        if cut:
+            yield _split(member, f"{plural(cut, 'group')} in two partitions", cut)
+        if unsorted:
+            text = f"groups that come back in {plural(unsorted, 'partition')}"
+            yield _split(member, text, unsorted)
+
+
+def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
+    """Find partitions that end within a group; ``group_order`` comes first."""
+    groups, needed = grouping.of(layout), view.goal.workload.groups
+    if groups is None or not grouping.are_in_order(groups, needed):
+        return
+    count = len(grouping.cut(layout, groups))
+    if count:
+        yield Finding(
+            severity=Severity.critical,
+            message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
+            "partition ends within it",
+            subject=tuple(m.label for m in layout.members),
+            evidence={"count": count},
+            fixed_by=view.goal.cutting,
+        )
+
+
+def _boundaries_within(member: Member) -> int:
+    """How many partitions begin with the group with which the previous one ends."""
+    assert member.contents is not None
+    ends = [p["ends"] for p in member.contents.pieces if p.get("ends")]
+    return sum(a[1] == b[0] for a, b in pairwise(ends))
+
+
+def _split(member: Member, what: str, count: int) -> Finding:
+    return Finding(
+        severity=Severity.warning,
+        message=f"{member.label} has {what}, which a ranking would split",
+        subject=(member.label,),
+        evidence={"count": count},
+    )
+
+
+def large_groups(view: View) -> Iterator[Finding]:
+    """Find query groups for which no worker has enough memory.
+
+    All rows of a group must be on one worker. So the largest group decides how much
+    memory a worker needs, however many workers there are.
+
+    Remedy: Use workers with more memory, ``clustertune.resize(client,
+    memory_limit="16 GiB")``. Or make the data smaller, for example with
+    ``dtype="float32"``. Or leave out rows of that group.
+    """
+    rooms = room(view)[layouts.weights(view) > 0]
+    for layout in view.layouts if view.goal.workload.groups else ():
+        groups = grouping.of(layout)
+        if groups is None or not layout.loaded or not len(rooms):
+            continue
+        rows = np.unique(groups.values, return_inverse=True)[1].reshape(-1)
+        sizes = np.bincount(rows, groups.counts)
+        nbytes = sizes.max() * layout.nbytes / max(1, groups.counts.sum())
+        if nbytes <= rooms.max():
+            continue
+        name = printable(str(groups.values[rows == sizes.argmax()][0]), longest=40)
+        yield Finding(
+            severity=Severity.critical,
+            message=f"the group {name} of {groups.label} has {int(sizes.max()):,} rows "
+            f"({bytes_text(nbytes)}), and no worker has more than "
+            f"{bytes_text(rooms.max())} free below the thresholds at which it spills",
+            subject=(groups.label,),
+            evidence={"rows": int(sizes.max()), "bytes": round(nbytes)},
+        )

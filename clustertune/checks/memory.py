@@ -1,0 +1,573 @@
+"""Checks of the memory of workers, and of the disks to which they spill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from clustertune.core.growth import ENDS, ENOUGH, alike
+from clustertune.core.model import (
+    Details,
+    Finding,
+    Run,
+    Severity,
+    Thresholds,
+    Unknown,
+    View,
+    WorkerFacts,
+    WorkerSnapshot,
+)
+from clustertune.core.wording import (
+    are,
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    workers_text,
+)
+from clustertune.planner.leaks import Leak, leak
+from clustertune.planner.machines import (
+    by_host,
+    details_of,
+    host_memory,
+    unknown_findings,
+)
+from clustertune.planner.sizes import held_bytes
+from clustertune.planner.thresholds import Level, levels
+
+#: bytes of a process without data: Python, Dask, NumPy, pandas, pyarrow and a library
+USUAL = 300 * 2**20
+FULL = 2**30  # bytes: with less free disk, spilling soon fails
+MEMORY_DISKS = frozenset(("tmpfs", "ramfs", "devtmpfs"))
+NETWORK_DISKS = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs",
+     "fuse.sshfs", "9p", "afs", "fuse.s3fs", "fuse.gcsfuse", "pvfs2", "wekafs")
+)  # fmt: skip
+CRITICAL_THRESHOLDS = frozenset(("terminate", "pause"))
+#: in the order in which they act as memory rises
+THRESHOLDS = ("target", "spill", "pause", "terminate")
+#: what a worker does at a threshold
+ACTS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny"}
+
+
+# --- thresholds -----------------------------------------------------------------------
+
+
+def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
+    """Find workers whose memory is at a threshold at which Dask acts, or close to one.
+
+    At ``target`` (0.60 of the memory limit, of *managed* memory) a worker writes a key
+    to disk for each new key. At ``spill`` (0.70, of *process* memory) it writes keys to
+    disk until it is below the target. At ``pause`` (0.80) it starts no more tasks. At
+    ``terminate`` (0.95) its nanny kills it. These are Dask's defaults; the check uses
+    the thresholds of each worker.
+
+    During a fit the training task holds the data, so spilling frees no memory. If a
+    worker pauses after XGBoost has built its matrix, the fit hangs.
+
+    Remedy: Delete collections that you do not need (``del``), or run
+    ``clustertune.release(client, keep=[X, y])``. If process memory stays far above
+    managed memory, run ``clustertune.trim(client)``. If that is not enough, add
+    workers, or raise their limit with ``clustertune.resize(client, memory_limit=...)``.
+
+    Parameters
+    ----------
+    near
+        Fraction of the memory limit below a threshold that counts as close.
+    """
+    reached: dict[str, list[Level]] = {}
+    close: dict[str, list[Level]] = {}
+    spilled: list[WorkerSnapshot] = []
+    for worker in view.now.workers:
+        at = [level for level in levels(worker) if level.room <= 0]
+        below = [level for level in levels(worker) if level.room <= near]
+        if at:
+            reached.setdefault(at[0].name, []).append(at[0])
+        elif worker.spilled:
+            spilled.append(worker)
+        elif below:
+            nearest = min(below, key=lambda level: level.room)
+            close.setdefault(nearest.name, []).append(nearest)
+    for name, found in reached.items():
+        critical = name in CRITICAL_THRESHOLDS
+        severity = Severity.critical if critical else Severity.warning
+        yield _at_threshold(severity, "at or over", found)
+    if spilled:
+        yield _on_disk(spilled)
+    for found in close.values():
+        yield _at_threshold(Severity.info, "close to", found)
+    yield from _unknown_thresholds(view)
+
+
+def _at_threshold(severity: Severity, place: str, found: Sequence[Level]) -> Finding:
+    worst = min(found, key=lambda level: level.room)
+    ids = tuple(level.worker.id for level in found)
+    which = "" if len(ids) == 1 else f"; {workers_text([worst.worker.id])} is fullest"
+    return Finding(
+        severity=severity,
+        message=f"{workers_text(ids)} {are(ids)} {place} the {worst.name} "
+        f"threshold{which}: {worst}",
+        subject=ids,
+        evidence={
+            "threshold": worst.name,
+            f"{worst.measure}_bytes": worst.used,
+            "limit_bytes": worst.worker.memory_limit,
+        },
+    )
+
+
+def _on_disk(workers: Sequence[WorkerSnapshot]) -> Finding:
+    ids, spilled = tuple(w.id for w in workers), sum(w.spilled for w in workers)
+    return Finding(
+        severity=Severity.warning,
+        message=f"{workers_text(ids)} {_have(ids)} {bytes_text(spilled)} of keys on "
+        "disk; tasks that use these keys read them back into memory first",
+        subject=ids,
+        evidence={"spilled_bytes": spilled},
+    )
+
+
+def _unknown_thresholds(view: View) -> Iterator[Finding]:
+    limited = [(w, w.facts) for w in view.now.workers if w.memory_limit]
+    terminate = [
+        (worker, facts.thresholds.terminate)
+        for worker, facts in limited
+        if isinstance(facts, WorkerFacts)
+    ]
+    yield from unknown_findings("memory thresholds", limited)
+    yield from unknown_findings("terminate threshold", terminate)
+
+
+def memory_settings(view: View) -> Iterator[Finding]:
+    """Find workers whose memory thresholds are in the wrong order, or have no limit.
+
+    As memory rises, ``target`` and ``spill`` write keys to disk, ``pause`` starts no
+    more tasks, and ``terminate`` kills the worker. In another order some of them never
+    act. With ``spill`` above ``pause`` a worker pauses before it has written a key, and
+    stays paused. Without a memory limit no threshold acts.
+
+    Remedy: Leave ``distributed.worker.memory`` at Dask's 0.60, 0.70, 0.80 and 0.95, or
+    set the thresholds in this order. Set them where the workers are started: the
+    client's configuration does not reach running workers.
+    """
+    wrong: dict[str, list[str | int]] = {}
+    for worker in view.now.workers:
+        thresholds = worker.thresholds
+        if worker.memory_limit and not isinstance(thresholds, Unknown):
+            for text in _disorder(thresholds):
+                wrong.setdefault(text, []).append(worker.id)
+    for text, ids in wrong.items():
+        yield Finding(
+            severity=Severity.warning,
+            message=f"memory thresholds of {workers_text(ids)}: {text}",
+            subject=tuple(ids),
+            evidence={"workers": len(ids)},
+        )
+    free = tuple(w.id for w in view.now.workers if not w.memory_limit and not w.parking)
+    if free:
+        yield Finding(
+            severity=Severity.info,
+            message=f"{plural(len(free), 'worker has', 'workers have')} no memory "
+            "limit: they neither spill nor pause before the host runs out of memory",
+            subject=free,
+            remedy="Set a limit with ``clustertune.resize(client, memory_limit=...)``, "
+            "or start the workers with ``--memory-limit auto``.",
+        )
+
+
+def _disorder(thresholds: Thresholds) -> Iterator[str]:
+    """Neighbours in the wrong order, among the thresholds that are on and known."""
+    on = [
+        (name, value)
+        for name in THRESHOLDS
+        if isinstance(value := getattr(thresholds, name), float | int)
+    ]
+    for (low, a), (high, b) in pairwise(on):
+        if a > b:
+            yield f"{low} ({a:.0%}) is above {high} ({b:.0%}), which acts first"
+    for name, value in on:
+        if not 0 < value <= 1:
+            yield f"{name} is {value:.0%} of the limit"
+
+
+def memory_limits(view: View, *, slack: float = 0.02) -> Iterator[Finding]:
+    """Find hosts whose workers may use more memory together than the host has.
+
+    Each worker acts on its own limit and does not see the others. If the limits on a
+    host add up to more than its memory, or than its container may use, the kernel kills
+    a process before any worker has reached a threshold. It may not be the process that
+    grew. Dask reads the limit of the innermost cgroup only.
+
+    Remedy: Run ``clustertune.resize(client, memory_limit=...)`` with at most the host's
+    memory divided by its number of workers. Or start the workers with ``--memory-limit
+    auto``, which does so for the workers of one command.
+
+    Parameters
+    ----------
+    slack
+        Fraction of the host's memory by which the limits may exceed it.
+    """
+    for host, workers in by_host(view.now.workers).items():
+        memory = host_memory(workers)
+        limits = sum(w.memory_limit for w in workers)
+        if isinstance(memory, Unknown) or limits <= (1 + slack) * memory:
+            continue
+        yield Finding(
+            severity=Severity.warning,
+            message=f"limits of {plural(len(workers), 'worker')} on host "
+            f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
+            f"only {bytes_text(memory)} together: the kernel may kill one of them",
+            subject=tuple(w.id for w in workers),
+            evidence={"limits_bytes": limits, "memory_bytes": memory},
+        )
+
+
+# --- unmanaged memory -----------------------------------------------------------------
+
+
+def unmanaged_memory(view: View, *, share: float = 0.3) -> Iterator[Finding]:
+    """Find idle workers whose process holds much memory that Dask does not manage.
+
+    Tasks and native libraries leave caches, fragmented heaps and leaks. Dask can
+    neither move nor spill this memory, and a fit cannot use it. About 0.3 GiB are
+    normal for Python and the usual libraries. The check skips workers with tasks, which
+    may need their memory. ``memory_growth`` compares runs and finds leaks.
+
+    Remedy: Run ``clustertune.trim(client)``. If the memory stays, run
+    ``clustertune.restart(client)``, which loses no data.
+
+    Parameters
+    ----------
+    share
+        Fraction of its limit that a worker may hold beyond the normal amount.
+    """
+    found = [w for w in view.now.workers if _beyond_usual(w) > share]
+    if not found:
+        return
+    worst = max(found, key=_beyond_usual)
+    ids = tuple(w.id for w in found)
+    most = f"{workers_text([worst.id])} has " if len(ids) > 1 else ""
+    yield Finding(
+        severity=Severity.warning,
+        message=f"{workers_text(ids)} {are(ids)} idle, but hold much memory that Dask "
+        f"does not manage: {most}{bytes_text(worst.unmanaged)} of the limit of "
+        f"{bytes_text(worst.memory_limit)}, which a fit cannot use",
+        subject=ids,
+        evidence={
+            "unmanaged_bytes": worst.unmanaged,
+            "limit_bytes": worst.memory_limit,
+        },
+    )
+
+
+def _beyond_usual(worker: WorkerSnapshot) -> float:
+    """Unmanaged memory beyond the usual, over the limit; 0 if it may be in use."""
+    busy = worker.processing or worker.executing
+    if busy or not worker.memory_limit or _shares_process(worker):
+        return 0.0
+    return max(0, worker.unmanaged - USUAL) / worker.memory_limit
+
+
+def _shares_process(worker: WorkerSnapshot) -> bool:
+    """Whether the worker runs in the process of the client."""
+    return worker.address.startswith("inproc://")
+
+
+def phantom_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
+    """Find workers for which Dask counts more memory than their process has.
+
+    Dask adds up the size of each key. Keys can share memory: training libraries pack
+    partitions of X and y into dictionaries, slices are views of a larger array. Dask
+    then counts the same bytes more than once, and at ``target`` (0.60 of the limit) the
+    worker writes keys to disk although memory is free (distributed#4186).
+
+    Remedy: Delete collections that share memory with others (``del``), or copy slices
+    that you keep (``X = X.map_blocks(np.array)``). Or raise
+    ``distributed.worker.memory.target`` for the workers.
+
+    Parameters
+    ----------
+    excess
+        Fraction of the memory limit by which the count may exceed the process.
+    """
+    found = [w for w in view.now.workers if _overcounted(w) > excess]
+    if not found:
+        return
+    worst = max(found, key=_overcounted)
+    spills = any(_spills_by_count(w) for w in found)
+    yield Finding(
+        severity=Severity.warning if spills else Severity.info,
+        message=f"Dask counts {bytes_text(worst.counted)} of keys in memory on "
+        f"{workers_text([worst.id])}, whose process has {bytes_text(worst.process)}: "
+        "it counts some bytes more than once"
+        + (", so the worker writes keys to disk although memory is free" * spills),
+        subject=tuple(w.id for w in found),
+        evidence={"counted_bytes": worst.counted, "process_bytes": worst.process},
+    )
+
+
+def _overcounted(worker: WorkerSnapshot) -> float:
+    """Managed memory beyond that of the process, over the limit."""
+    if not worker.memory_limit or _shares_process(worker):
+        return 0.0
+    return max(0, worker.counted - worker.process) / worker.memory_limit
+
+
+def _spills_by_count(worker: WorkerSnapshot) -> bool:
+    """Whether managed memory alone makes the worker write keys to disk."""
+    target = getattr(worker.thresholds, "target", None)
+    return target is not None and worker.counted >= target * worker.memory_limit
+
+
+def child_processes(view: View, *, share: float = 0.05) -> Iterator[Finding]:
+    """Find workers whose child processes hold memory that no limit of Dask counts.
+
+    joblib's ``loky``, PyTorch's ``DataLoader`` and others start processes below a
+    worker. Worker and nanny measure the worker's own process only, so together they can
+    exceed the limit, and the host's memory. After a call that failed, children may keep
+    their memory until the worker ends.
+
+    Remedy: Start fewer processes (``n_jobs=1``, ``DataLoader(num_workers=0)``), or
+    lower ``--memory-limit`` to leave memory for them. If a failed call left them, run
+    ``clustertune.restart(client, workers=[...])``.
+
+    Parameters
+    ----------
+    share
+        Memory of children that counts, as a fraction of the worker's limit.
+    """
+    found = [
+        (w, d)
+        for w, d in details_of(view)
+        if w.memory_limit
+        and not _shares_process(w)
+        and d.child_memory > share * w.memory_limit
+    ]
+    if not found:
+        return
+    worker, details = max(found, key=lambda x: _with_children(*x) / x[0].memory_limit)
+    total = _with_children(worker, details)
+    yield Finding(
+        severity=Severity.warning if total > worker.memory_limit else Severity.info,
+        message=f"{plural(details.child_count, 'child process', 'child processes')} of "
+        f"{workers_text([worker.id])} {'hold' if details.child_count > 1 else 'holds'} "
+        f"{bytes_text(details.child_memory)} that no limit counts; with the worker's "
+        f"own {bytes_text(worker.process)} that is {total / worker.memory_limit:.0%} "
+        "of its limit",
+        subject=tuple(w.id for w, _ in found),
+        evidence={
+            "children": details.child_count,
+            "child_bytes": details.child_memory,
+            "process_bytes": worker.process,
+            "limit_bytes": worker.memory_limit,
+        },
+    )
+
+
+def _with_children(worker: WorkerSnapshot, details: Details) -> int:
+    return worker.process + details.child_memory
+
+
+# --- growth ---------------------------------------------------------------------------
+
+
+def memory_growth(
+    view: View, *, least: float = 0.01, soon: int = 10
+) -> Iterator[Finding]:
+    """Find workers whose memory grows from run to run.
+
+    A run ends with a ``clustertune.hold``, with the training tasks of XGBoost or
+    LightGBM, or after 5 s without tasks. The scheduler plugin then notes the least
+    unmanaged memory of each worker until the end of the next run. If that grows by at
+    least 1 % of the memory limit with nearly every run, something leaks or fragments
+    the heap. The check needs three runs, compares only runs that ended alike, and
+    ignores memory that arrives together with data.
+
+    The median step is the growth per run. The finding predicts in which run the worker
+    reaches each of its thresholds. For this it adds the growth to the worker's memory
+    and to the extra memory of a run.
+
+    Remedy: Run ``clustertune.restart(client)`` between two runs, before a worker
+    reaches its first threshold. The data on the workers is kept.
+
+    Parameters
+    ----------
+    least
+        Growth per run that counts, as a fraction of the memory limit.
+    soon
+        Runs until a threshold within which the finding is a warning.
+    """
+    if view.runs is None:
+        return
+    groups = [[view.runs[i] for i in g] for g in alike([r.ended_by for r in view.runs])]
+    if not groups:
+        yield _too_few_runs(view.runs)
+        return
+    growing = [g for w in view.now.workers if (g := leak(w, groups, least))]
+    if not growing:
+        return
+    worst = min(growing, key=lambda g: (g.first, -g.step))
+    ids = tuple(g.worker.id for g in growing)
+    reached = {f"runs_until_{name}": n for name, n in worst.reached.items()}
+    yield Finding(
+        severity=Severity.warning if worst.first <= soon else Severity.info,
+        message=f"unmanaged memory of {workers_text(ids)} grows from run to run: "
+        f"{workers_text([worst.worker.id])} keeps {bytes_text(worst.step)} more after "
+        f"each of the last {worst.seen} runs. {_forecast(worst)}",
+        subject=ids,
+        evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
+        remedy=f"Run ``clustertune.restart(client)`` {_when(worst.first)}. The data on "
+        "the workers is kept.",
+    )
+
+
+def _too_few_runs(runs: Sequence[Run]) -> Finding:
+    most = max(sum(run.ended_by == way for run in runs) for way in ENDS)
+    seen = "no run was seen yet" if not most else f"{plural(most, 'run')} seen so far"
+    return Finding(
+        severity=Severity.unknown,
+        message=f"whether memory grows from run to run is unknown: {seen}, "
+        f"{ENOUGH} are needed",
+        remedy=f"Run ``clustertune.check(client)`` after "
+        f"{plural(ENOUGH - most, 'more fit')} on these workers.",
+    )
+
+
+def _forecast(growth: Leak) -> str:
+    worker = growth.worker
+    limits = {level.name: level.fraction for level in levels(worker)}
+    texts = [
+        f"{ACTS[name]} (at {bytes_text(limits[name] * worker.memory_limit)}) "
+        + ("in the next run" if n <= 1 else f"in run {n} from now")
+        for name, n in growth.reached.items()
+    ]
+    return f"It will {names_text(texts)}"
+
+
+def _when(first: int) -> str:
+    if first <= 1:
+        return "before the next run"
+    return f"between two runs, after at most {plural(first - 1, 'more run')}"
+
+
+# --- keys and disks -------------------------------------------------------------------
+
+
+def unneeded_keys(
+    view: View, *, some: float = 0.1, much: float = 0.3
+) -> Iterator[Finding]:
+    """Find memory of keys that belong to none of the given collections.
+
+    A fit cannot use the memory of other keys. Often these are an earlier version of the
+    same data. A variable, ``_`` or ``Out`` of a notebook, or an exception that was
+    shown can hold them. The finding names the largest kinds of keys on the scheduler.
+
+    Remedy: Delete the variables that hold them with ``del`` (in IPython also
+    ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
+    ``client.cancel(futures)``.
+
+    Parameters
+    ----------
+    some, much
+        Fraction of all memory limits from which the finding is information, and from
+        which it is a warning.
+    """
+    survey = view.now.survey
+    limits = sum(w.memory_limit for w in view.now.workers)
+    if survey is None or not view.layouts or not limits:
+        return
+    given = int(held_bytes(view.layouts, len(view.now.workers)).sum())
+    other = sum(w.managed + w.spilled for w in view.now.workers) - given
+    if other <= some * limits:
+        return
+    largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.memory else 0)[:3]
+    kinds = names_text([f"{p.name} ({bytes_text(p.nbytes)})" for p in largest])
+    yield Finding(
+        severity=Severity.warning if other > much * limits else Severity.info,
+        message=f"{bytes_text(other)} of keys belong to none of the given collections, "
+        f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
+        evidence={"bytes": other, "limits_bytes": limits},
+    )
+
+
+def spill_space(view: View, *, least: float = 0.1) -> Iterator[Finding]:
+    """Find workers that spill to memory, over the network, or to a full disk.
+
+    At ``target`` and ``spill`` a worker writes keys to its local directory. On a file
+    system in memory this frees nothing. On a network file system all workers wait for
+    it. If the disk is full, tasks fail with ``OSError: No space left on device``. The
+    check compares the free space with the memory limits of the workers that share the
+    disk.
+
+    Remedy: Start the workers with ``--local-directory`` on a local disk with more
+    space, or set ``temporary-directory`` in Dask's configuration there.
+
+    Parameters
+    ----------
+    least
+        Free space that a disk should have, as a fraction of its workers' limits.
+    """
+    spilling = [(w, d) for w, d in details_of(view) if _may_spill(w)]
+    for kinds, where in ((MEMORY_DISKS, "in memory"), (NETWORK_DISKS, "on a network")):
+        some = [(w, d.disk) for w, d in spilling if d.disk in kinds]
+        if some:
+            workers, kind = [w for w, _ in some], some[0][1]
+            message = f"{_ids_text(workers)} would spill to a file system {where} "
+            yield _spills_to(workers, f"{message}({printable(kind)})", {"kind": kind})
+    for workers, details in _disks(spilling):
+        limits, free = sum(w.memory_limit for w in workers), details.disk_free
+        if free < least * limits:
+            message = (
+                f"only {bytes_text(free)} are free on the disk to which "
+                f"{_ids_text(workers)} spill; their limits allow {bytes_text(limits)} "
+                "together"
+            )
+            evidence = {"free_bytes": free, "limits_bytes": limits}
+            yield _spills_to(workers, message, evidence, full=free < FULL)
+
+
+def _spills_to(
+    workers: Sequence[WorkerSnapshot],
+    message: str,
+    evidence: dict[str, str] | dict[str, int],
+    *,
+    full: bool = False,
+) -> Finding:
+    """A warning only if a worker spills, or the disk is full.
+
+    A small disk is common on hosts with much memory, and harmless until a worker
+    spills.
+    """
+    warns = full or any(w.spilled for w in workers)
+    return Finding(
+        severity=Severity.warning if warns else Severity.info,
+        message=message,
+        subject=tuple(w.id for w in workers),
+        evidence=evidence,
+    )
+
+
+def _may_spill(worker: WorkerSnapshot) -> bool:
+    thresholds = worker.thresholds
+    on = [getattr(thresholds, name, None) for name in ("target", "spill")]
+    return bool(worker.memory_limit) and any(on)
+
+
+def _disks(
+    spilling: Iterable[tuple[WorkerSnapshot, Details]],
+) -> Iterator[tuple[list[WorkerSnapshot], Details]]:
+    """Workers by the disk that they share: same host, kind and size."""
+    shared: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
+    for worker, details in spilling:
+        key = worker.host, details.disk, details.disk_total
+        shared.setdefault(key, []).append((worker, details))
+    for group in shared.values():
+        yield [w for w, _ in group], group[0][1]
+
+
+def _ids_text(workers: Sequence[WorkerSnapshot]) -> str:
+    return workers_text([w.id for w in workers])
+
+
+def _have(ids: Sequence[str | int]) -> str:
+    return "has" if len(ids) == 1 else "have"

@@ -1,0 +1,375 @@
+"""Checks of partitions: their number, their size and their boundaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from clustertune.core.model import Finding, Layout, Member, Severity, Unknown, View
+from clustertune.core.wording import (
+    are,
+    bytes_text,
+    names_text,
+    plural,
+    times_text,
+    variable,
+    workers_text,
+)
+from clustertune.planner import granularity, suitability
+from clustertune.planner.sizes import largest_piece, layout_bytes
+
+# --- rows that do not match -----------------------------------------------------------
+
+
+def differing_boundaries(view: View) -> Iterator[Finding]:
+    """Find X, y and companions that are not cut at the same rows.
+
+    Training libraries join X_i with y_i by the number of the partition. With as many
+    partitions but other rows, XGBoost without ``hist`` and LightGBM can train on labels
+    of other rows without an error.
+
+    The rows of lazy data are mostly unknown, and Dask's count of its partitions may
+    change on loading. The check compares such data after loading.
+
+    Remedy: Cut y and companions where X is cut. ``clustertune.prepare`` does so, unless
+    ``rechunk=False`` is set. By hand use ``y = y.rechunk({0: X.chunks[0]})`` for
+    arrays, or take X and y as columns of one DataFrame. If the numbers of rows differ,
+    make X and y from the same rows.
+    """
+    for layout in view.layouts:
+        known = [m for m in layout.members if m.rows is not None]
+        first, *_ = known or layout.members
+        for other in layout.members:
+            if first.rows is not None and other.rows is not None:
+                yield from _compare(first, other, view.goal.cutting)
+            elif first.loaded and other.loaded and first.n_pieces != other.n_pieces:
+                yield _unlike_counts(first, other)
+        if len(known) < len(layout.members) > 1:
+            yield _unknown_rows(layout)
+
+
+def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
+    """Compare the rows of each partition, and all rows."""
+    rows, others = a.rows, b.rows
+    if rows is None or others is None or np.array_equal(rows, others):
+        return
+    total, total_b = int(rows.sum()), int(others.sum())
+    cut, cut_b = rows.tolist(), others.tolist()
+    longest = max(len(cut), len(cut_b))
+    piece = next(i for i in range(longest) if cut[i : i + 1] != cut_b[i : i + 1])
+    same = total == total_b
+    if same:
+        text = f"{a.label} and {b.label} have {total:,} rows each, but are cut at "
+        text += "different rows, so a fit could pair rows with wrong labels"
+    else:
+        text = f"{a.label} has {plural(total, 'row')}, {b.label} has {total_b:,}, so "
+        text += "their rows cannot be paired"
+    first = [f"{c[piece]:,} rows" if piece < len(c) else "none" for c in (cut, cut_b)]
+    yield Finding(
+        severity=Severity.critical,
+        message=f"{text}; the first partition that differs is number {piece}: "
+        f"{first[0]} in {a.label}, {first[1]} in {b.label}",
+        subject=(a.label, b.label),
+        evidence={
+            "piece": piece,
+            "rows": total,
+            "other_rows": total_b,
+            "same_total": same,
+            "pieces": len(cut),
+            "other_pieces": len(cut_b),
+        },
+        remedy=_recut(a, b)
+        if same
+        else f"Make {a.label} and {b.label} from the same rows. No cut can match them.",
+        fixed_by=cutting if same else "",
+    )
+
+
+def _unlike_counts(a: Member, b: Member) -> Finding:
+    return Finding(
+        severity=Severity.critical,
+        message=f"{a.label} has {plural(a.n_pieces, 'partition')}, {b.label} has "
+        f"{b.n_pieces:,}, so a fit could pair rows with wrong labels",
+        subject=(a.label, b.label),
+        evidence={"pieces": a.n_pieces, "other_pieces": b.n_pieces},
+        # rows are unknown, so no code could cut one where the other is cut
+        remedy=f"Make {a.label} and {b.label} from one collection, so that their "
+        "partitions have the same rows.",
+    )
+
+
+def _unknown_rows(layout: Layout) -> Finding:
+    labels = tuple(m.label for m in layout.members if m.rows is None)
+    when = "could not be counted" if layout.loaded else "are learned after loading"
+    return Finding(
+        severity=Severity.unknown,
+        message=f"whether the {layout.label} is cut at the same rows is unknown: "
+        f"rows of {names_text(labels)} {when}",
+        subject=labels,
+    )
+
+
+def _recut(a: Member, b: Member) -> str:
+    """Code that cuts an array where ``a`` is cut; empty for frames."""
+    x, y = variable(a.label), variable(b.label)
+    lengths = f"tuple({x}.map_partitions(len).compute())"
+    chunks = f"{x}.chunks[0]" if a.kind == "array" else lengths
+    return f"{y} = {y}.rechunk({{0: {chunks}}})" if b.kind == "array" else ""
+
+
+def column_chunks(view: View) -> Iterator[Finding]:
+    """Find arrays that are also cut by columns.
+
+    Training libraries need all columns of a row in one partition. XGBoost and LightGBM
+    fail on an array with several blocks of columns. dask-ml's ``Incremental`` trains on
+    the first block alone and fails only at ``predict``. ``prepare`` joins the blocks.
+
+    Remedy: Join the columns with ``X = X.rechunk({1: -1})``.
+    """
+    for member in (m for layout in view.layouts for m in layout.members):
+        if member.column_blocks > 1:
+            name = variable(member.label)
+            yield Finding(
+                severity=Severity.critical,
+                message=f"{member.label} is cut into {member.column_blocks} blocks of "
+                "columns, but a fit needs all columns of a row in one partition",
+                subject=(member.label,),
+                evidence={"column_blocks": member.column_blocks},
+                remedy=f"{name} = {name}.rechunk({{1: -1}})",
+                fixed_by=view.goal.cutting,
+            )
+
+
+def no_rows(view: View) -> Iterator[Finding]:
+    """Find collections without a single row.
+
+    The number of rows of a frame is known only after counting. So an empty frame is
+    found late, for example one from a filter that keeps no row, or from a folder
+    without data. No library can train on it, and their errors are about shapes.
+
+    Remedy: Look at the source of the data with ``X.head()`` and ``len(X)``. A filter
+    may be too strict, or a path may lead to an empty folder.
+    """
+    for member in (m for layout in view.layouts for m in layout.members):
+        if member.rows is not None and not member.rows.sum():
+            yield Finding(
+                severity=Severity.critical,
+                message=f"{member.label} has no rows, so nothing can be trained on it",
+                subject=(member.label,),
+                evidence={"pieces": member.n_pieces},
+            )
+
+
+# --- number and size ------------------------------------------------------------------
+
+
+def too_few_pieces(view: View) -> Iterator[Finding]:
+    """Find too few, or too large, partitions for every worker to have its share.
+
+    A partition is on one worker as a whole. With fewer partitions than workers some
+    worker has none and does not train (``empty_workers`` if no cut can change that).
+    With a few more, some workers have a partition more than others: with 5 equal
+    partitions on 4 workers one worker does the work of two. One partition per thread
+    keeps all threads busy. Eval sets may have fewer.
+
+    Remedy: Load the data in more partitions. ``clustertune.prepare`` cuts them, if
+    memory allows and ``rechunk=False`` is not set. By hand, before loading, use ``X =
+    X.rechunk({0: rows})`` for arrays, ``X = X.repartition(npartitions=n)`` for frames,
+    and the same for y. Or train on fewer workers, named in ``workers=``.
+    """
+    layout = view.layouts[0] if view.layouts else None
+    if layout is None or not layout.aligned:
+        return
+    best = suitability.fullest_share(layout, view)
+    if not suitability.is_uneven(best, view):
+        return
+    n_workers = suitability.n_training(view)
+    n_pieces, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
+    evidence: dict[str, float] = {"pieces": n_pieces, "workers": n_workers}
+    severity, cutting = Severity.critical, view.goal.cutting
+    if rows < n_workers:  # only if each worker must have some
+        cutting = ""
+        text = f"{plural(rows, 'row')} for {n_workers:,} workers: "
+        text += f"{view.goal.workload.title} needs as many rows on each, and cutting "
+        text += "makes no more rows"
+    elif n_pieces < n_workers:
+        text = f"{plural(n_pieces, 'partition')} with rows for {n_workers:,} workers: "
+        text += f"{plural(n_workers - n_pieces, 'worker')} cannot train"
+    else:
+        severity, evidence["best"] = Severity.info, best
+        text = f"{plural(n_pieces, 'partition')}, the largest of "
+        text += f"{int(layout.rows.max()):,} rows: one of {plural(n_workers, 'worker')}"
+        text += f" has {times_text(best)} its share at best, and the others wait for it"
+    yield Finding(
+        severity=severity,
+        message=f"the {layout.label} has {text}",
+        subject=tuple(m.label for m in layout.members),
+        evidence=evidence,
+        remedy=_more_pieces(layout, view, n_workers),
+        fixed_by=cutting,
+    )
+
+
+def _more_pieces(layout: Layout, view: View, n_workers: int) -> str:
+    total = int(layout.rows.sum())
+    if total < n_workers:
+        return f"Name at most {plural(total, 'worker')} in workers=."
+    if any(m.label == "qid" for m in layout.members):
+        return (
+            "Name fewer workers in workers=, or load the data in more partitions. "
+            "Groups are not cut."
+        )
+    size, now = layout_bytes(layout), view.eligible_workers
+    # assumes that workers still to come are like the present ones
+    threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
+    known = None if isinstance(size, Unknown) else size
+    n_pieces = granularity.wanted(known, view, max(n_workers, threads))
+    return "; ".join(_cut(m, total, n_pieces) for m in layout.members)
+
+
+def _cut(member: Member, total: int, n_pieces: int) -> str:
+    name = variable(member.label)
+    if member.kind == "array":
+        return f"{name} = {name}.rechunk({{0: {-(-total // n_pieces)}}})"
+    return f"{name} = {name}.repartition(npartitions={n_pieces})"
+
+
+def too_many_pieces(
+    view: View, *, small: int = suitability.SMALL, excess: float = 8.0
+) -> Iterator[Finding]:
+    """Find so many and so small partitions that handling them costs more than the fit.
+
+    Every partition is a task to schedule, a key to keep and a block to join. Many
+    partitions are harmless while they are large, and small ones while they are few, so
+    the check needs both. Far more than the limit (``excess``) is critical for training
+    data, since the scheduler then has more work than the workers. The finding is a
+    warning if you set that number (``rechunk=80``), or if ``prepare`` keeps it because
+    the model depends on it.
+
+    Remedy: Join partitions. ``clustertune.prepare`` does so, unless ``rechunk=False``
+    is set. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
+    X.repartition(partition_size="100MB")`` for frames, and cut y at the same rows. One
+    partition per thread is enough.
+
+    Parameters
+    ----------
+    small
+        Bytes of a mean partition from which on no number of partitions is too large.
+    excess
+        Times the workload's limit of partitions at which it is critical.
+    """
+    for number, layout in enumerate(view.layouts):
+        if suitability.too_many(layout, view, small):
+            yield _too_many(layout, view, excess, training=number == 0)
+
+
+def _too_many(layout: Layout, view: View, excess: float, *, training: bool) -> Finding:
+    threads = sum(w.nthreads for w in view.eligible_workers)
+    limit = view.goal.workload.max_pieces_per_thread * threads
+    n_pieces = max(m.n_pieces for m in layout.members)
+    size = layout_bytes(layout)
+    if isinstance(size, Unknown):
+        severity, cutting, text = Severity.unknown, "", f"their size is {size}"
+    else:
+        wanted = training and _is_wanted(n_pieces, layout, view)
+        worse = training and n_pieces > excess * limit and not wanted
+        severity = Severity.critical if worse else Severity.warning
+        cutting = "" if wanted else view.goal.cutting
+        text = f"{bytes_text(size / n_pieces)} each, so handling them can take longer "
+        text += "than their work"
+    return Finding(
+        severity=severity,
+        message=f"the {layout.label} has {plural(n_pieces, 'partition')} for "
+        f"{plural(threads, 'thread')}: {text}",
+        subject=tuple(m.label for m in layout.members),
+        evidence={"pieces": n_pieces, "threads": threads},
+        fixed_by=cutting,
+    )
+
+
+def _is_wanted(n_pieces: int, layout: Layout, view: View) -> bool:
+    """Whether the user set this number, or the model of the fit before used it."""
+    if not isinstance(view.goal.rechunk, bool):
+        return n_pieces == view.goal.rechunk
+    n_rows = int(layout.rows.sum()) if layout.aligned else None
+    return view.goal.workload.keeps_pieces and view.goal.kept == (n_rows, n_pieces)
+
+
+def large_pieces(
+    view: View, *, fraction: float = suitability.LARGE
+) -> Iterator[Finding]:
+    """Find partitions that are a large part of a worker's memory.
+
+    A partition is moved, cut, copied and converted as a whole, and meanwhile its bytes
+    are in memory twice. One large partition can make a worker spill or pause, and fits
+    on few workers. The check needs a memory limit. Before loading it estimates sizes in
+    proportion to rows, or as equal if the rows are unknown.
+
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts them if memory
+    allows. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
+    X.repartition(partition_size="100MB")`` for frames, and cut y at the same rows.
+    Partitions of 16 to 512 MB suit the boosting libraries.
+
+    Parameters
+    ----------
+    fraction
+        Of the smallest memory limit among the workers that may train.
+    """
+    limited = [w for w in view.eligible_workers if w.memory_limit]
+    if not limited:
+        return
+    smallest = min(limited, key=lambda w: w.memory_limit)
+    limit = smallest.memory_limit
+    for layout in view.layouts:
+        largest = largest_piece(layout)
+        labels = tuple(m.label for m in layout.members)
+        if isinstance(largest, Unknown):
+            yield Finding(
+                severity=Severity.unknown,
+                message=f"the size of the partitions of the {layout.label} is "
+                f"{largest}",
+                remedy="Run ``clustertune.prepare(client, X, y)``, which loads them, "
+                "and cuts partitions that are too large.",
+                subject=labels,
+            )
+        elif suitability.too_large(layout, view, fraction):
+            yield Finding(
+                severity=Severity.warning,
+                message=f"a partition of the {layout.label} has "
+                f"{bytes_text(largest)}, {largest / limit:.0%} of the "
+                f"{bytes_text(limit)} that {workers_text([smallest.id])} may use: "
+                "moving or cutting it takes twice that memory",
+                subject=labels,
+                evidence={"piece_bytes": largest, "limit_bytes": limit},
+                fixed_by=view.goal.cutting,
+            )
+
+
+# --- partitions that cannot be recomputed ---------------------------------------------
+
+
+def scattered_data(view: View) -> Iterator[Finding]:
+    """Find given data that Dask cannot recompute.
+
+    Partitions that were scattered, or sent inside a graph and persisted from it, cannot
+    be recomputed. If their worker dies they are lost, with all data made of them
+    (distributed#3149). ``prepare`` keeps them safe while it moves them.
+
+    Remedy: Load the data on the workers from storage, with
+    ``dask.dataframe.read_parquet``, ``dask.array.from_zarr`` and the like, not through
+    the client.
+    """
+    found = [m for x in view.layouts for m in x.members if m.scattered]
+    if found:
+        pieces = sum(m.scattered for m in found)
+        labels = [m.label for m in found]
+        yield Finding(
+            severity=Severity.info,
+            message=f"{plural(pieces, 'partition')} of {names_text(labels)} "
+            f"{are(range(pieces))} lost if the worker dies, since Dask cannot "
+            "recompute data that the client sent",
+            subject=tuple(labels),
+            evidence={"pieces": pieces},
+        )

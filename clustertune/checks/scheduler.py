@@ -1,0 +1,349 @@
+"""Checks of the scheduler's tasks, clients and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clustertune.core.model import Finding, Severity, Snapshot, View
+from clustertune.core.wording import (
+    are,
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+    workers_text,
+)
+
+#: seconds of the scheduler per task: the least that Dask's documentation names
+TASK_COST = 2e-4
+JOINING = ("finalize", "repartitiontofewer")  # how names of such tasks begin
+NOT_CLIENTS = ("published-", "fire-and-forget")  # how ids of no real client begin
+
+Ids = tuple[str | int, ...]
+
+
+# --- tasks ----------------------------------------------------------------------------
+
+
+def abandoned_tasks(view: View, *, after: float = 10.0) -> Iterator[Finding]:
+    """Find workers that run tasks for which no client waits.
+
+    When a client leaves while its training task runs, the scheduler forgets the task,
+    but the worker cannot stop the thread. XGBoost or LightGBM wait in it for partners
+    that never connect, and keep data and CPUs. Short tasks end by themselves, so the
+    check needs several readings.
+
+    Remedy: Run ``clustertune.restart(client, workers=[...])`` for these workers, if
+    their tasks may be interrupted. The workers lose no data.
+
+    Parameters
+    ----------
+    after
+        Seconds from which the check reports such tasks.
+    """
+    now = _with_cancelled(view.now)
+    if not now:
+        return
+    if len(view.snapshots) == 1:
+        what = f"{workers_text(now)} {_run(now)} tasks for which no client waits"
+        yield _one_reading(what, now)
+        return
+    lasting, seconds = view.lasting(_with_cancelled)
+    if seconds < after:
+        return
+    ids = tuple(i for i in now if i in lasting)
+    tasks = sum(w.cancelled for w in view.now.workers if w.id in ids)
+    yield Finding(
+        severity=Severity.warning,
+        message=f"{workers_text(ids)} {_run(ids)} {plural(tasks, 'task')} for which no "
+        f"client waits, for at least {seconds_text(seconds)}; no other task gets these "
+        "threads",
+        subject=ids,
+        evidence={"tasks": tasks, "seconds": seconds},
+    )
+
+
+def _with_cancelled(snapshot: Snapshot) -> Ids:
+    return tuple(w.id for w in snapshot.workers if w.cancelled)
+
+
+def _run(ids: Ids) -> str:
+    return "runs" if len(ids) == 1 else "run"
+
+
+def _one_reading(what: str, subject: Ids) -> Finding:
+    return Finding(
+        severity=Severity.unknown,
+        message=f"{what}; one reading cannot show for how long",
+        subject=subject,
+        remedy="Read the cluster for a while with ``clustertune watch``.",
+    )
+
+
+def lone_task(view: View, *, after: float = 30.0) -> Iterator[Finding]:
+    """Find that one worker works while all others wait.
+
+    A step with one task keeps one worker busy, and all later steps wait. Examples are a
+    join of all partitions, a function of one big argument, and a library that trains on
+    one worker. Every computation begins and ends with few tasks, so the check needs
+    several readings.
+
+    Remedy: Split the step into more partitions. For a fit ``clustertune.prepare``
+    spreads the data, and ``clustertune.training`` has patterns for other code.
+
+    Parameters
+    ----------
+    after
+        Seconds from which the check reports such a worker.
+    """
+    alone = _only_busy(view.now)
+    if not alone:
+        return
+    if len(view.snapshots) == 1:
+        yield _one_reading(f"{workers_text(alone)} works alone", alone)
+        return
+    _, seconds = view.lasting(_only_busy)
+    if seconds >= after:
+        others = len(view.now.workers) - 1
+        yield Finding(
+            severity=Severity.info,
+            message=f"{workers_text(alone)} has worked alone for at least "
+            f"{seconds_text(seconds)}; "
+            f"{plural(others, 'worker waits', 'workers wait')}",
+            subject=alone,
+            evidence={"seconds": seconds, "waiting": others},
+        )
+
+
+def _only_busy(snapshot: Snapshot) -> Ids:
+    """The only worker that has tasks, if there are several workers."""
+    busy = tuple(w.id for w in snapshot.workers if w.processing)
+    return busy if len(busy) == 1 and len(snapshot.workers) > 1 else ()
+
+
+def short_tasks(
+    view: View, *, ratio: float = 100.0, most_waste: float = 10.0
+) -> Iterator[Finding]:
+    """Find many tasks that are too short for the cost of scheduling them.
+
+    One scheduler serves all workers. Dask's documentation names 0.2 to 1 ms as the cost
+    of a task, so workers wait if tasks take a few milliseconds. The check counts with
+    0.2 ms; it does not measure the cost on your cluster. The figures are sums over all
+    tasks since the scheduler started.
+
+    Remedy: Make partitions larger with ``X = X.rechunk({0: rows})`` or
+    ``X = X.repartition(npartitions=n)``. With ``client.map`` use ``batch_size=``, or
+    make many small calls in one function.
+
+    Parameters
+    ----------
+    ratio
+        How many times 0.2 ms a task should take at least.
+    most_waste
+        Seconds of scheduling, at 0.2 ms per task, from which the check reports tasks.
+    """
+    survey = view.now.survey
+    if survey is None:
+        return
+    found = [
+        p
+        for p in survey.prefixes
+        if p.finished * TASK_COST > most_waste
+        and p.seconds < ratio * TASK_COST * p.finished
+    ]
+    if not found:
+        return
+    worst = max(found, key=lambda p: p.finished)
+    seconds = worst.seconds / worst.finished
+    factor = max(2, round(ratio * TASK_COST / max(seconds, 1e-6)))
+    yield Finding(
+        severity=Severity.warning,
+        message=f"{plural(worst.finished, 'task')} "
+        f"{printable(worst.name, longest=60)!r} took {seconds_text(seconds)} each, so "
+        "workers wait for the scheduler; tasks should take at least "
+        f"{seconds_text(ratio * TASK_COST)}, {factor:,} times as long",
+        subject=tuple(printable(p.name, longest=60) for p in found),
+        evidence={
+            "tasks": worst.finished,
+            "seconds_each": seconds,
+            "factor": factor,
+        },
+    )
+
+
+def stuck_tasks(view: View) -> Iterator[Finding]:
+    """Find tasks that wait for a worker, host or resource that does not exist.
+
+    A task that is bound to a worker (``workers=``), a host or resources waits until
+    there is one, without an error. A restarted worker has another address, so data that
+    was persisted with ``workers=`` cannot be recomputed after a loss. Dask takes a
+    misspelt worker name for a host.
+
+    Remedy: Cancel these tasks and submit them again, without ``workers=`` or with
+    ``allow_other_workers=True``. For a host or resources start a worker that has them:
+    ``dask worker tcp://scheduler:8786 --resources GPU=1``.
+    """
+    survey = view.now.survey
+    for unmet in () if survey is None else survey.unmet:
+        # a host or resource can still come, a worker of that address cannot
+        gone = unmet.kind == "worker"
+        yield Finding(
+            severity=Severity.critical if gone else Severity.warning,
+            message=str(unmet),
+            subject=unmet.names,
+            evidence={"tasks": unmet.tasks, unmet.kind: ", ".join(unmet.names)},
+        )
+
+
+# --- data through client and scheduler ------------------------------------------------
+
+
+def large_results(view: View, *, most: float = 2**30) -> Iterator[Finding]:
+    """Find large results that are joined on one worker.
+
+    ``compute()`` joins the partitions of a collection in one task on one worker and
+    sends the result to the client. A result that does not fit makes the worker pause or
+    die, and can do the same to a scheduler that gathers it (distributed#7964). The
+    check sees that task while its partitions are computed and while its result is held.
+
+    Remedy: Keep large results on the workers with ``persist()``. Compute only small
+    results (sums, samples). Write large ones from the workers with
+    ``X.to_parquet(...)`` or ``X.to_zarr(...)``.
+
+    Parameters
+    ----------
+    most
+        Bytes of one result from which the check reports it.
+    """
+    survey = view.now.survey
+    if survey is None:
+        return
+    joining = [p for p in survey.prefixes if p.name.startswith(JOINING)]
+    held = sum(p.memory for p in joining)
+    coming = sum(p.waiting + p.processing for p in joining)
+    if held and (nbytes := sum(p.nbytes for p in joining)) / held > most:
+        yield _joined("was joined" if held == 1 else "were joined", held, nbytes)
+    if coming and (nbytes := sum(p.inputs for p in joining)) / coming > most:
+        yield _joined(f"{are(range(coming))} about to be joined", coming, nbytes)
+
+
+def _joined(verb: str, count: int, nbytes: int) -> Finding:
+    return Finding(
+        severity=Severity.warning,
+        message=f"{plural(count, 'result')} of {bytes_text(nbytes)} in all {verb} "
+        "on one worker each, as compute() does before it sends them to the client; "
+        "that worker may run out of memory",
+        evidence={"results": count, "bytes": nbytes},
+    )
+
+
+def embedded_data(
+    view: View, *, some: float = 2**24, much: float = 2**30
+) -> Iterator[Finding]:
+    """Find lazy collections that carry their data in their graph.
+
+    ``da.from_array`` of an array in memory, ``dd.from_pandas`` and
+    ``delayed(f)(array)`` put the data itself into the graph. The client sends it
+    through the scheduler to the workers, and the scheduler keeps it as long as the
+    collection exists (distributed#8814: "Sending large graph").
+
+    Remedy: Let the workers read the data from storage. Or scatter it once with
+    ``client.scatter(array)``, and make the collection from the future.
+
+    Parameters
+    ----------
+    some, much
+        Bytes from which the finding is information, and from which it is a warning.
+    """
+    members = (m for layout in view.layouts for m in layout.members)
+    found = [m for m in members if (m.embedded or 0) > some]
+    if not found:
+        return
+    total = sum(m.embedded or 0 for m in found)
+    labels = tuple(m.label for m in found)
+    yield Finding(
+        severity=Severity.warning if total > much else Severity.info,
+        message=f"{names_text(labels)} {'carries' if len(labels) == 1 else 'carry'} "
+        f"{bytes_text(total)} of data in the graph, which the client sends through the "
+        "scheduler",
+        subject=labels,
+        evidence={"bytes": total},
+    )
+
+
+# --- clients and names ----------------------------------------------------------------
+
+
+def actors(view: View) -> Iterator[Finding]:
+    """Find actors on the workers.
+
+    The state of an actor is in the memory of one worker only. Dask neither moves nor
+    recomputes it. A worker with an actor cannot be retired, and a restart ends the
+    actor.
+
+    Remedy: Delete the actors (``del``) before you restart workers or scale down.
+    """
+    survey = view.now.survey
+    if survey is not None and survey.actors:
+        yield Finding(
+            severity=Severity.info,
+            message=f"{plural(survey.actors, 'actor is', 'actors are')} on the "
+            "workers and cannot be moved",
+            evidence={"actors": survey.actors},
+        )
+
+
+def dangling_names(view: View) -> Iterator[Finding]:
+    """Find published data sets whose keys are gone.
+
+    ``client.restart()`` frees all keys but keeps the names of published data sets, and
+    workers that die lose scattered data. A collection from such a name fails when it is
+    used (distributed#1823).
+
+    Remedy: Run ``client.unpublish_dataset(name)``, load the data, and publish it again.
+    """
+    survey = view.now.survey
+    gone = [] if survey is None else [p for p in survey.published if p.missing]
+    if gone:
+        missing = sum(p.missing for p in gone)
+        yield Finding(
+            severity=Severity.critical,
+            message=f"published {'name' if len(gone) == 1 else 'names'} "
+            f"{names_text([p.name for p in gone])}: {plural(missing, 'key')} of "
+            f"{sum(p.keys for p in gone):,} {'is' if missing == 1 else 'are'} gone, so "
+            "any use of the data fails",
+            subject=tuple(p.name for p in gone),
+            evidence={"names": len(gone), "missing": missing},
+        )
+
+
+def other_clients(view: View) -> Iterator[Finding]:
+    """Find other clients that work on this cluster.
+
+    Their data uses memory and their tasks use threads. ``clustertune.restart`` keeps
+    their data and waits for their tasks. Dask's ``client.restart()`` drops both. The
+    check does not count published data sets, which belong to no client.
+
+    Remedy: Ask their owners before you drop data or remove workers. A client that has
+    been silent for long may be a notebook that was left open.
+    """
+    survey = view.now.survey
+    if survey is None:
+        return
+    others = [
+        c
+        for c in survey.clients
+        if c.keys and c.id != survey.me and not c.id.startswith(NOT_CLIENTS)
+    ]
+    if not others:
+        return
+    longest = max(c.silent for c in others)
+    keys = sum(c.keys for c in others)
+    silent = f"; one is silent for {seconds_text(longest)}" if longest > 60 else ""
+    yield Finding(
+        severity=Severity.info,
+        message=f"{plural(len(others), 'other client')} of this cluster "
+        f"{'keeps' if len(others) == 1 else 'keep'} {plural(keys, 'key')}{silent}",
+        evidence={"clients": len(others), "keys": keys},
+    )

@@ -1,0 +1,247 @@
+"""Checks of threads: those of workers, of native libraries and of event loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from clustertune.core.model import (
+    Details,
+    Finding,
+    Severity,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.core.wording import (
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+    workers_text,
+)
+from clustertune.planner.machines import (
+    HostCpus,
+    by_host,
+    details_of,
+    host_cpus,
+    unknown_findings,
+    with_scheduler,
+)
+
+
+def thread_count(
+    view: View, *, slack: float = 0.1, shared: bool = False
+) -> Iterator[Finding]:
+    """Find hosts whose workers have more, or fewer, threads than usable CPUs.
+
+    XGBoost and LightGBM start as many threads as their worker has. With more threads
+    than CPUs they wait for each other. With fewer, CPUs stay idle. The check sums
+    threads and CPUs over the workers of a host. It counts CPUs that the affinity and
+    all cgroup quotas allow; Dask reads the innermost cgroup only. For a quota of 3.5
+    CPUs both 3 and 4 threads are right.
+
+    Idle CPUs are a warning on hosts of workers, and information on the scheduler's
+    host, since client and scheduler need CPUs too. Set ``shared`` if other jobs use the
+    hosts, as with Kubernetes pods that have CPU requests but no limits.
+
+    Remedy: Give a host's workers as many threads as it has CPUs. Run
+    ``clustertune.resize(client, nthreads=...)``, or ``clustertune.scale(client, n)``
+    for another number of workers. Or start the workers so, as with ``dask worker
+    --nworkers 1 --nthreads 4`` for 4 CPUs.
+
+    Parameters
+    ----------
+    slack
+        Fraction of the CPUs by which the threads may differ.
+    shared
+        Whether other jobs also use the CPUs of the hosts.
+    """
+    over: list[HostCpus] = []
+    idle: dict[Severity, list[HostCpus]] = {}
+    for host, workers in by_host(view.now.workers).items():
+        cpus = host_cpus(workers)
+        if isinstance(cpus, Unknown):
+            continue
+        if cpus.tightest.load > 1 + slack:
+            over.append(cpus)
+        elif math.floor(cpus.usable) - cpus.busy > slack * cpus.usable:
+            others = shared or with_scheduler(host, view.now)
+            severity = Severity.info if others else Severity.warning
+            idle.setdefault(severity, []).append(cpus)
+    if over:
+        yield _too_many_threads(over)
+    for severity, hosts in idle.items():
+        yield _idle_cpus(hosts, severity)
+    yield from unknown_findings("usable CPUs", [(w, w.facts) for w in view.now.workers])
+
+
+def _too_many_threads(hosts: Sequence[HostCpus]) -> Finding:
+    worst = max((h.tightest for h in hosts), key=lambda limit: limit.load)
+    ids = sorted((w.id for w in worst.workers), key=str)
+    return Finding(
+        severity=Severity.warning,
+        message=f"more threads than usable CPUs on {_hosts_text(hosts)}: "
+        f"{plural(worst.threads, 'thread')} of {workers_text(ids)} share "
+        f"{plural(worst.cpus, 'CPU')} and wait for each other",
+        subject=_worker_ids(hosts),
+        evidence={"hosts": len(hosts), "threads": worst.threads, "cpus": worst.cpus},
+    )
+
+
+def _idle_cpus(hosts: Sequence[HostCpus], severity: Severity) -> Finding:
+    usable, busy = sum(h.usable for h in hosts), sum(h.busy for h in hosts)
+    return Finding(
+        severity=severity,
+        message=f"fewer threads than usable CPUs on {_hosts_text(hosts)}: a fit on "
+        f"all threads of the workers keeps {busy:g} of {plural(usable, 'CPU')} busy",
+        subject=_worker_ids(hosts),
+        evidence={"hosts": len(hosts), "busy": busy, "cpus": usable},
+    )
+
+
+def _hosts_text(hosts: Sequence[HostCpus]) -> str:
+    names = names_text([h.workers[0].host for h in hosts])
+    return f"host{'' if len(hosts) == 1 else 's'} {names}"
+
+
+def _worker_ids(hosts: Sequence[HostCpus]) -> tuple[str | int, ...]:
+    # sorted, so that the finding stays the same when workers reconnect
+    return tuple(sorted((w.id for h in hosts for w in h.workers), key=str))
+
+
+def thread_pools(view: View, *, most: float = 2.0) -> Iterator[Finding]:
+    """Find hosts on which native threads of running tasks could exceed the CPUs.
+
+    BLAS and OpenMP have thread pools of their own. Dask's nanny sets
+    ``OMP_NUM_THREADS`` and similar variables to 1, so that one task per worker thread
+    can run. With other values, or without a nanny, tasks times pool size can far exceed
+    the CPUs. The check reads the pools themselves with threadpoolctl, if the workers
+    have it.
+
+    XGBoost and LightGBM use as many threads as their worker has and ignore the pools.
+    scikit-learn and PyTorch use their pools: with a pool of 1 such a task runs on one
+    thread. With ``estimator=`` the check reports this for the given model.
+
+    Remedy: Start workers by a nanny and leave ``distributed.nanny.pre-spawn-environ``
+    as it is. Or choose a pool size, so that threads times pool size is the number of
+    CPUs: ``clustertune.resize(client, env={"OMP_NUM_THREADS": "2"})``. In code use
+    ``with threadpoolctl.threadpool_limits(1)``.
+
+    Parameters
+    ----------
+    most
+        Threads per CPU from which the check reports a host.
+    """
+    known = {w.address: d for w, d in details_of(view)}
+    for workers in by_host(view.now.workers).values():
+        if all(w.address in known for w in workers):
+            pools = [_largest_pool(known[w.address]) for w in workers]
+            yield from _too_many_native(view, workers, pools, most)
+    yield from _pool_below_worker(view)
+    yield from _unseen_pools(view)
+
+
+def _too_many_native(
+    view: View, workers: Sequence[WorkerSnapshot], pools: Sequence[int], most: float
+) -> Iterator[Finding]:
+    """Report one host on which tasks times pools exceed the CPUs."""
+    cpus = host_cpus(tuple(workers))
+    threads = sum(w.nthreads * n for w, n in zip(workers, pools, strict=True))
+    if isinstance(cpus, Unknown) or threads <= most * cpus.usable:
+        return
+    # workers in the client's process have the client's pools
+    inside = any(w.address.startswith("inproc://") for w in workers)
+    ignored = view.goal.workload.threads == "worker"
+    yield Finding(
+        severity=Severity.info if inside or ignored else Severity.warning,
+        message=f"tasks on host {names_text([workers[0].host])} could run "
+        f"{plural(threads, 'native thread')} at once ("
+        f"{plural(sum(w.nthreads for w in workers), 'task')} with pools of up "
+        f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}"
+        + (f"; {view.goal.workload.title} ignores these pools" * ignored),
+        subject=tuple(w.id for w in workers),
+        evidence={"threads": threads, "cpus": cpus.usable, "pool": max(pools)},
+    )
+
+
+def _pool_below_worker(view: View) -> Iterator[Finding]:
+    """Report worker threads that stay idle as the native pool is smaller."""
+    idle = [
+        (w, _largest_pool(d))
+        for w, d in details_of(view)
+        if d.pools and view.eligible(w) and _largest_pool(d) < w.nthreads
+    ]
+    if view.goal.workload.threads == "pools" and idle:
+        worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
+        yield Finding(
+            severity=Severity.info,
+            message=f"{view.goal.workload.title} trains in one task per worker, in its "
+            f"native pool; on {workers_text([w.id for w, _ in idle])} the pool is "
+            f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
+            subject=tuple(w.id for w, _ in idle),
+            evidence={"pool": pool, "threads": worker.nthreads},
+            remedy="Call ``torch.set_num_threads(n)``, or train inside ``with "
+            "threadpoolctl.threadpool_limits(n)``, or use one thread per worker.",
+        )
+
+
+def _largest_pool(details: Details) -> int:
+    return max((p.threads for p in details.pools or ()), default=1)
+
+
+def _unseen_pools(view: View) -> Iterator[Finding]:
+    """Report workers without threadpoolctl, with their environment variables."""
+    blind = [(w, d) for w, d in details_of(view) if d.pools is None]
+    if blind:
+        found = sorted({f"{k}={v}" for _, d in blind for k, v in d.variables.items()})
+        text = printable(", ".join(found), longest=200) or "nothing"
+        yield Finding(
+            severity=Severity.unknown,
+            message=f"thread pools of {workers_text([w.id for w, _ in blind])} are "
+            "unknown: threadpoolctl is not installed there; the environment sets "
+            f"{text}",
+            subject=tuple(w.id for w, _ in blind),
+            remedy="Install threadpoolctl on the workers.",
+        )
+
+
+def blocked_loops(view: View, *, most: float = 0.5) -> Iterator[Finding]:
+    """Find workers, or a scheduler, whose event loop is blocked.
+
+    Workers and scheduler communicate, transfer data and keep time in one thread each.
+    That thread ticks every 0.02 s. A long time between two ticks has a cause: a task
+    holds Python's global lock, a message is very large, or the host lacks CPU or
+    memory. Transfers, heartbeats and restarts then wait as well.
+
+    Remedy: Use fewer threads per worker for code that holds the global lock
+    (``--nthreads 1 --nworkers 8``). If the scheduler is blocked, submit fewer and
+    larger tasks. If the host is short of CPUs or memory, give it more.
+
+    Parameters
+    ----------
+    most
+        Seconds between two ticks from which the check reports an event loop.
+    """
+    blocked = [w for w in view.now.workers if w.loop_delay > most]
+    if blocked:
+        worst = max(blocked, key=lambda w: w.loop_delay)
+        ids = tuple(w.id for w in blocked)
+        evidence = {"seconds": worst.loop_delay, "executing": worst.executing}
+        yield _blocked(f"event loop of {workers_text(ids)}", ids, evidence)
+    survey = view.now.survey
+    if survey is not None and survey.loop_delay > most:
+        evidence = {"seconds": survey.loop_delay}
+        yield _blocked("scheduler's event loop", ("scheduler",), evidence)
+
+
+def _blocked(
+    whose: str, subject: tuple[str | int, ...], evidence: dict[str, float]
+) -> Finding:
+    return Finding(
+        severity=Severity.warning,
+        message=f"the {whose} is blocked: {seconds_text(evidence['seconds'])} between "
+        "two ticks of 0.02 s",
+        subject=subject,
+        evidence=evidence,
+    )

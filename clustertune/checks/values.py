@@ -1,0 +1,185 @@
+"""Checks of the types and values of features and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clustertune.core.model import Finding, Member, Severity, Unknown, View
+from clustertune.core.wording import bytes_text, names_text, plural, printable
+from clustertune.planner.sizes import member_bytes
+
+#: types that are float64 in one array with float32
+WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
+#: how names of types begin that training libraries refuse
+REFUSED = ("object", "string", "str", "datetime64", "timedelta64", "period", "complex")
+
+
+def _members(view: View) -> Iterator[Member]:
+    return (m for layout in view.layouts for m in layout.members)
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+def not_finite(view: View) -> Iterator[Finding]:
+    """Find missing labels and infinite values.
+
+    XGBoost fails at an infinite feature or label. LightGBM and the linear models train
+    on it, to a model of NaN. A missing label is always wrong, and LightGBM's regressor
+    trains on those of frames without an error. Missing features are fine: XGBoost and
+    LightGBM handle them. The check reads all data, so it runs only with ``deep=True``,
+    and on labels if ``prepare`` reads them anyway, as for LightGBM.
+
+    Remedy: Drop rows without a label from X, y and all companions together. Replace
+    infinite features with ``X = X.replace([np.inf, -np.inf], np.nan)`` in frames, with
+    ``da.where`` in arrays.
+    """
+    for member in _members(view):
+        missing, infinite = _count_not_finite(member)
+        is_label = member.label.rpartition(".")[2] == "y"
+        if missing and is_label:
+            yield _values(member, Severity.critical, missing, "missing label")
+        if infinite:
+            yield _values(member, Severity.warning, infinite, "infinite value")
+
+
+def _count_not_finite(member: Member) -> tuple[int, int]:
+    found = [
+        piece["not_finite"]
+        for piece in (member.contents.pieces if member.contents else ())
+        if "not_finite" in piece
+    ]
+    return sum(n for n, _ in found), sum(n for _, n in found)
+
+
+def _values(member: Member, severity: Severity, count: int, what: str) -> Finding:
+    return Finding(
+        severity=severity,
+        message=f"{member.label} has {plural(count, what)}, on which a fit fails or "
+        "trains a useless model",
+        subject=(member.label,),
+        evidence={"count": count},
+    )
+
+
+def unlike_categories(view: View) -> Iterator[Finding]:
+    """Find categories that differ between partitions.
+
+    Each partition of a frame has its own list of categories, and libraries train on the
+    positions in that list. If lists differ, the same number is another category on
+    another worker, without an error. The check reads every partition, so it runs only
+    with ``deep=True``.
+
+    Remedy: Use one list for all partitions, with ``X = X.categorize()`` or
+    ``X[c].astype(CategoricalDtype([...]))``.
+    """
+    for member in _members(view):
+        lists: dict[str, set[str]] = {}
+        for piece in member.contents.pieces if member.contents else ():
+            for column, categories in piece.get("categories", {}).items():
+                lists.setdefault(column, set()).add(categories)
+        unlike = [column for column, found in lists.items() if len(found) > 1]
+        if unlike:
+            yield Finding(
+                severity=Severity.warning,
+                message=f"partitions of {member.label} have different categories in "
+                f"{plural(len(unlike), 'column')}: {names_text(unlike)}; a fit would "
+                "mix them up",
+                subject=(member.label,),
+                evidence={"columns": len(unlike)},
+            )
+
+
+# --- types ----------------------------------------------------------------------------
+
+
+def text_columns(view: View) -> Iterator[Finding]:
+    """Find columns of features that are not numbers.
+
+    XGBoost and LightGBM refuse columns of text and of Python objects, and accept
+    categories only with an option. scikit-learn and dask-ml refuse both. The error
+    comes from a worker, after the data was loaded and moved.
+
+    Remedy: Drop these columns, or encode them: ``X[c].astype("category")`` with known
+    categories (``.cat.as_known()``), and for XGBoost ``enable_categorical=True``; or
+    ``dask_ml.preprocessing.OrdinalEncoder``.
+    """
+    for member in _members(view):
+        if member.label.rpartition(".")[2] != "X":
+            continue
+        for dtype, (count, column) in member.types.items():
+            refused = dtype.startswith(REFUSED)
+            if not refused and dtype != "category":
+                continue
+            yield Finding(
+                severity=Severity.warning if refused else Severity.info,
+                message=f"{member.label} has {plural(count, 'column')} of type "
+                f"{printable(dtype, longest=40)} ({printable(column, longest=40)}"
+                f"{', ...' if count > 1 else ''}), which "
+                + (
+                    "training libraries refuse"
+                    if refused
+                    else "most training libraries accept only with an option"
+                ),
+                subject=(member.label,),
+                evidence={"dtype": dtype, "columns": count},
+            )
+
+
+def mixed_numbers(view: View) -> Iterator[Finding]:
+    """Find frames in which a few columns of wide numbers widen all others.
+
+    Training libraries make one array of all columns of a partition. One column of int64
+    or float64 among columns of float32 makes that array float64, which needs twice the
+    memory during the fit.
+
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y, dtype="float32")``, or cast
+    those columns: ``X = X.astype({"column": "float32"})``.
+    """
+    for member in _members(view):
+        wide = [(name, *found) for name, found in member.types.items() if name in WIDE]
+        count = sum(n for _, n, _ in wide)
+        narrow, _ = member.types.get("float32", (0, ""))
+        if member.kind == "dataframe" and 0 < count < narrow:
+            dtype, _, column = wide[0]
+            yield Finding(
+                severity=Severity.info,
+                message=f"{member.label} has {plural(narrow, 'column')} of float32 and "
+                f"{count:,} of wider numbers ({printable(column, longest=40)}: "
+                f"{dtype}): in one array all of them become float64",
+                subject=(member.label,),
+                evidence={"float32": narrow, "wider": count},
+            )
+
+
+def wide_numbers(view: View, *, least: float = 2**30) -> Iterator[Finding]:
+    """Find features with wider numbers than the training library keeps.
+
+    XGBoost keeps features as float32. Partitions of float64 need twice the memory on
+    the workers and twice the time to move, and the model is the same.
+
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y, dtype="float32")``, which
+    casts while it loads or cuts partitions. Or use ``X = X.astype("float32")``.
+
+    Parameters
+    ----------
+    least
+        Bytes of features from which the check reports them.
+    """
+    kept = view.goal.workload.feature_bytes
+    if kept is None or not view.layouts:
+        return
+    X = view.layouts[0].members[0]
+    size = member_bytes(X)
+    if isinstance(size, Unknown) or X.itemsize is None:
+        return
+    if X.itemsize > kept and size > least:
+        spared = size - size * kept // X.itemsize
+        yield Finding(
+            severity=Severity.info,
+            message=f"{X.label} has numbers of {X.itemsize} bytes, of which "
+            f"{view.goal.workload.title} keeps {kept}: narrower ones would save up to "
+            f"{bytes_text(spared)}",
+            subject=(X.label,),
+            evidence={"itemsize": X.itemsize, "kept": kept, "bytes": spared},
+        )

@@ -1,0 +1,418 @@
+"""Checks of workers: their state, their settings and their software."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from clustertune.core.model import (
+    Details,
+    Finding,
+    Severity,
+    Snapshot,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.core.wording import (
+    are,
+    bytes_text,
+    plural,
+    printable,
+    seconds_text,
+    workers_text,
+)
+from clustertune.planner.forecast import wanted_workers
+from clustertune.planner.machines import details_of
+from clustertune.planner.thresholds import levels
+
+DEFAULT_TTL = 300.0  # seconds: Dask's default of distributed.scheduler.worker-ttl
+
+
+# --- number and state -----------------------------------------------------------------
+
+
+def missing_workers(view: View) -> Iterator[Finding]:
+    """Find that fewer workers run than you asked for, or none at all.
+
+    ``n_workers`` is the number of workers that a fit should have. Workers that are
+    starting, paused or gone get no data, so they would not train.
+
+    Remedy: Run ``clustertune.prepare(client, X, y, n_workers=8)``, which scales the
+    cluster and waits. If the client cannot scale it, start workers the way in which the
+    cluster was started, for example ``dask worker tcp://scheduler:8786``.
+    """
+    wanted = wanted_workers(view)
+    have = sum(w.running for w in view.now.workers)
+    if have >= (wanted or 1):
+        return
+    obstacle = view.now.can_scale
+    reason = f"; this client cannot scale it: {printable(obstacle)}" if obstacle else ""
+    what = f"{have:,} of {plural(wanted, 'wanted worker')} running" if wanted else ""
+    yield Finding(
+        severity=Severity.warning if have else Severity.critical,
+        message=f"{what or _none_running(view)}{reason}",
+        evidence={"have": have, "wanted": wanted, "can_scale": not obstacle},
+        remedy="Start workers the way in which the cluster was started, for example "
+        "``dask worker tcp://scheduler:8786``."
+        if obstacle
+        else "",
+    )
+
+
+def _none_running(view: View) -> str:
+    states = Counter(w.status for w in view.now.workers)
+    shown = ", ".join(f"{n:,} {printable(s)}" for s, n in sorted(states.items()))
+    return f"no worker is running (workers: {shown or 'none'})"
+
+
+def paused_workers(view: View) -> Iterator[Finding]:
+    """Find workers that take no new tasks: paused, or about to close.
+
+    Dask pauses a worker whose process fills too much of its memory limit (0.80 by
+    default). The worker starts no task and gets no data until its memory falls, and
+    unmanaged memory does not fall by itself (distributed#5999). A fit leaves out
+    workers that are paused when it starts, without a warning. If a worker pauses after
+    XGBoost has built its matrix, the fit hangs. A worker that is ``closing_gracefully``
+    moves its data to others and closes. Paused workers that are not in ``workers=`` are
+    information only.
+
+    Remedy: Free memory there: delete collections that you do not need (``del``), then
+    run ``clustertune.trim(client)``. If the memory stays, run
+    ``clustertune.restart(client, workers=[...])``, which loses no data.
+    """
+    wanted = view.goal.workers
+    paused = _with_status(view.now, "paused")
+    chosen = tuple(id for id in paused if wanted is None or id in wanted)
+    others = tuple(id for id in paused if id not in chosen)
+    if chosen:
+        yield _paused(view, chosen, Severity.critical, "a fit on them can hang")
+    if others:
+        yield _paused(view, others, Severity.info, "the fit will not run there")
+    if closing := _with_status(view.now, "closing_gracefully"):
+        yield Finding(
+            severity=Severity.warning,
+            message=f"{workers_text(closing)} {are(closing)} about to close and will "
+            "not train",
+            subject=closing,
+            remedy="Start another worker for each that closes.",
+        )
+
+
+def _with_status(snapshot: Snapshot, status: str) -> tuple[str | int, ...]:
+    return tuple(w.id for w in snapshot.workers if w.status == status and not w.parking)
+
+
+def _paused(
+    view: View, ids: tuple[str | int, ...], severity: Severity, effect: str
+) -> Finding:
+    workers = [w for w in view.now.workers if w.id in ids]
+    seconds = _seconds_paused(view, workers)
+    whose = "" if len(ids) == 1 else "one of them "
+    since = f", {whose}for at least {seconds_text(seconds)}" if seconds else ""
+    worst = max(workers, key=lambda w: w.process / max(1, w.memory_limit))
+    return Finding(
+        severity=severity,
+        message=f"{workers_text(ids)} {are(ids)} paused{since}: no task starts there "
+        f"and no data is placed there; {effect}{_why_paused(worst, len(ids))}",
+        subject=ids,
+        evidence={"seconds": seconds, "process_bytes": worst.process},
+    )
+
+
+def _seconds_paused(view: View, workers: Sequence[WorkerSnapshot]) -> float:
+    """For how long one of them has been paused, at least."""
+    ids = {w.id for w in workers}
+    _, seen = view.lasting(lambda s: ids & set(_with_status(s, "paused")))
+    reported = [w.details.paused for w in workers if isinstance(w.details, Details)]
+    return max([seen, *(s for s in reported if s is not None)])
+
+
+def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
+    """Compare the memory of the fullest of them with its threshold."""
+    pause = next((x for x in levels(worker) if x.name == "pause"), None)
+    if pause is None:
+        return ""
+    at = f"{pause.fraction:.0%} of its limit of {bytes_text(worker.memory_limit)}"
+    which = "it" if n_paused == 1 else f"{workers_text([worker.id])}, the fullest,"
+    if pause.room > 0:
+        return (
+            f"; by its last heartbeat {which} has {bytes_text(worker.process)} in "
+            f"memory, below {at}: it has just paused, will soon resume, or was paused "
+            "by hand"
+        )
+    return (
+        f"; {which} has {bytes_text(worker.process)} in memory, above {at}: "
+        f"{bytes_text(worker.managed)} of keys and {bytes_text(worker.unmanaged)} "
+        "unmanaged"
+    )
+
+
+def silent_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
+    """Find workers whose heartbeat has not reached the scheduler for a while.
+
+    A worker sends a heartbeat every second or so. After
+    ``distributed.scheduler.worker-ttl`` (5 minutes) without one the scheduler removes
+    the worker with its data, and the fit fails or hangs (distributed#6324). Causes are
+    native code that holds Python's global lock, a host that swaps, and a broken
+    network.
+
+    Remedy: Look at the worker's log and at its host (memory, swap). If native code
+    holds the lock for minutes, raise ``distributed.scheduler.worker-ttl`` where the
+    scheduler is started.
+
+    Parameters
+    ----------
+    after
+        Seconds without a heartbeat from which the check reports a worker.
+    """
+    silent = [w for w in view.now.workers if w.silent > after]
+    if not silent:
+        return
+    survey = view.now.survey
+    ttl = DEFAULT_TTL if survey is None else survey.worker_ttl
+    longest = max(silent, key=lambda w: w.silent)
+    ids = tuple(w.id for w in silent)
+    busy = any(w.executing or w.processing for w in silent)
+    which = "" if len(ids) == 1 else f", {workers_text([longest.id])}"
+    limit = "" if ttl is None else f"; after {seconds_text(ttl)} Dask removes it"
+    critical = ttl is not None and longest.silent > 0.5 * ttl
+    yield Finding(
+        severity=Severity.critical if critical else Severity.warning,
+        message=f"{workers_text(ids)} {are(ids)} silent{which} for "
+        f"{seconds_text(longest.silent)}{limit}"
+        + ("; a task runs there and may hold Python's global lock" if busy else ""),
+        subject=ids,
+        evidence={"seconds": longest.silent, "worker_ttl": ttl},
+    )
+
+
+def parked_keys(view: View) -> Iterator[Finding]:
+    """Find parking workers, which keep keys while another worker restarts.
+
+    ``restart`` and ``resize`` park keys that no other worker has room for, for the
+    seconds of a restart. A parking worker that stays was left by a restart that failed:
+    its worker did not return, and only the parking worker has these keys. It runs in
+    the process of a nanny and ends with it.
+
+    Remedy: If no restart is in progress, make sure that a worker runs and call
+    ``clustertune.restart(client)``, which first moves the keys back.
+    """
+    for worker in view.now.workers:
+        if worker.parking:
+            yield Finding(
+                severity=Severity.warning,
+                message=f"{workers_text([worker.id])} keeps "
+                f"{bytes_text(worker.counted)} of keys for a worker that is "
+                "restarting, or did not return from a restart",
+                subject=(worker.id,),
+                evidence={"bytes": worker.counted},
+            )
+
+
+# --- workers that may go during a fit -------------------------------------------------
+
+
+def adaptive_scaling(view: View) -> Iterator[Finding]:
+    """Find a cluster that scales by itself, also in the middle of a fit.
+
+    Adaptive scaling counts tasks. A fit is one long task per worker, and between two
+    fits there are no tasks. The cluster then closes workers that seem idle, which moves
+    or loses their data, and later starts empty ones (distributed#5080).
+
+    Remedy: Fit inside ``with clustertune.prepare(client, X, y) as (X, y):`` or ``with
+    clustertune.hold(client):``. Both keep workers from being closed meanwhile.
+    """
+    bounds = view.now.adaptive
+    if bounds is None:
+        return
+    if isinstance(bounds, Unknown):
+        yield Finding(
+            severity=Severity.unknown,
+            message=f"whether the cluster scales by itself: {bounds.reason}",
+        )
+        return
+    least, most = bounds
+    n_workers = len(view.now.workers)
+    if least == most:
+        return
+    above = "any number" if math.isinf(most) else f"{most:g}"
+    yield Finding(
+        severity=Severity.info,
+        message=f"the cluster scales by itself between {least} and {above} workers; "
+        f"during a fit it may close some of the {n_workers}, or add empty ones",
+        evidence={"least": least, "workers": n_workers},
+    )
+
+
+def lifetimes(view: View, *, within: float = 3600.0) -> Iterator[Finding]:
+    """Find workers whose lifetime ends.
+
+    ``--lifetime`` closes a worker after a time, before a batch system kills it. The
+    worker first moves its keys to others, if there is room, but does not wait for
+    running tasks (distributed#3141). A running fit then fails or hangs. Workers that
+    were started together end together, unless ``--lifetime-stagger`` is set.
+
+    Remedy: Train soon after the workers have started, or start them with a longer
+    ``--lifetime`` and a ``--lifetime-stagger``.
+
+    Parameters
+    ----------
+    within
+        Seconds until the first worker closes, within which it is a warning.
+    """
+    ending = [(d.expires, w) for w, d in details_of(view) if d.expires is not None]
+    if not ending:
+        return
+    first = max(0.0, min(at for at, _ in ending) - view.now.time)
+    ids = tuple(w.id for _, w in ending)
+    yield Finding(
+        severity=Severity.warning if first < within else Severity.info,
+        message=f"{workers_text(ids)} will close at the end of the set lifetime, the "
+        f"first in about {seconds_text(first)}; a fit that runs then fails",
+        subject=ids,
+        evidence={"seconds": first, "workers": len(ids)},
+    )
+
+
+# --- settings and software ------------------------------------------------------------
+
+
+def no_nanny(view: View) -> Iterator[Finding]:
+    """Find workers without a nanny.
+
+    A nanny restarts a worker that dies, kills it before it fills the host's memory, and
+    sets the thread pools of native libraries. Without a nanny ``terminate`` does not
+    act, and clustertune cannot restart the worker.
+
+    Remedy: Start workers without ``--no-nanny``, and a ``LocalCluster`` with
+    ``processes=True``. If a batch system or Kubernetes runs the worker processes, let
+    it restart them.
+    """
+    ids = tuple(w.id for w in view.now.workers if w.nanny is None and not w.parking)
+    if ids:
+        have = "has" if len(ids) == 1 else "have"
+        yield Finding(
+            severity=Severity.info,
+            message=f"{workers_text(ids)} {have} no nanny, which would restart a "
+            "worker that dies, or kill it before the host runs out of memory",
+            subject=ids,
+            evidence={"workers": len(ids)},
+        )
+
+
+def daemonic_workers(view: View) -> Iterator[Finding]:
+    """Find workers that cannot start the child processes which training needs.
+
+    Dask's nanny starts a worker as a daemonic process, and Python forbids such a
+    process to have children. ``DataLoader(num_workers=2)`` of PyTorch, or
+    ``multiprocessing``, fails there with ``daemonic processes are not allowed to have
+    children`` (distributed#2142). The check looks only if the workload starts
+    processes.
+
+    Remedy: Set ``distributed.worker.daemon`` to false where the nannies are started,
+    before they start, or use ``DataLoader(num_workers=0)``.
+    """
+    if not view.goal.workload.starts_processes:
+        return
+    ids = tuple(w.id for w, d in details_of(view) if d.daemon)
+    if ids:
+        yield Finding(
+            severity=Severity.warning,
+            message=f"{workers_text(ids)} {are(ids)} daemonic and cannot start "
+            f"processes, as {view.goal.workload.title} does",
+            subject=ids,
+            evidence={"workers": len(ids)},
+        )
+
+
+def unlike_workers(view: View, *, slack: float = 0.05) -> Iterator[Finding]:
+    """Find workers with other numbers of threads or other memory than the rest.
+
+    ``prepare`` places rows in proportion to threads, so a worker with twice the threads
+    gets twice the rows and needs twice the memory for them. Every round of a fit ends
+    when the slowest worker is done.
+
+    Remedy: Make all workers alike with ``clustertune.resize(client, nthreads=...,
+    memory_limit=...)``, or train only on workers that are alike:
+    ``clustertune.prepare(client, X, y, workers=[...])``.
+
+    Parameters
+    ----------
+    slack
+        Fraction of the largest memory per thread by which others may be below it.
+    """
+    workers = view.eligible_workers
+    threads = Counter(w.nthreads for w in workers)
+    limits = [w.memory_limit / w.nthreads for w in workers]
+    texts = []
+    if len(threads) > 1:
+        groups = ", ".join(
+            f"{plural(count, 'worker')} with {plural(n, 'thread')}"
+            for n, count in sorted(threads.items())
+        )
+        texts.append(f"workers are not alike: {groups}")
+    if limits and min(limits) < (1 - slack) * max(limits):
+        texts.append(
+            "workers have unequal memory per thread, and so for their rows: "
+            f"{bytes_text(min(limits))} to {bytes_text(max(limits))}"
+        )
+    for text in texts:
+        yield Finding(
+            severity=Severity.info,
+            message=text,
+            subject=tuple(w.id for w in workers),
+            evidence={"workers": len(workers)},
+        )
+
+
+def software_versions(view: View) -> Iterator[Finding]:
+    """Find different releases of Dask or training libraries in the cluster.
+
+    Client, scheduler and workers unpickle what the others pickle. With different
+    releases this fails with errors that do not name the cause, or training uses other
+    defaults. Dask compares its own packages when a client connects, and warns once, but
+    does not compare training libraries. The check compares distributions by name.
+
+    Remedy: Use the same environment everywhere: one container image or one lock file.
+    Install missing packages with ``distributed.diagnostics.plugin.PipInstall``.
+    """
+    survey = view.now.survey
+    if survey is None:
+        return
+    workers = [d.packages for _, d in details_of(view)]
+    sides = dict(survey.packages)
+    for name in sorted({n for p in [*sides.values(), *workers] for n in p}):
+        found = {
+            side: packages[name] for side, packages in sides.items() if name in packages
+        }
+        there = Counter(p[name] for p in workers if name in p)
+        if len({*found.values(), *there}) > 1:
+            yield _differing_releases(name, found, there)
+    needed = view.goal.workload.packages
+    lacking = [w.id for w, d in details_of(view) if not d.packages.keys() & needed]
+    if needed and lacking:
+        yield Finding(
+            severity=Severity.critical,
+            message=f"{needed[0]} is not installed on "
+            f"{plural(len(lacking), 'worker')} of {len(workers)}: the fit cannot run "
+            "there",
+            subject=tuple(lacking),
+            evidence={"package": needed[0], "workers": len(lacking)},
+        )
+
+
+def _differing_releases(
+    name: str, found: Mapping[str, str], there: Mapping[str, int]
+) -> Finding:
+    texts = [f"{side} {printable(v, longest=40)}" for side, v in found.items()]
+    texts += [
+        f"{plural(n, 'worker')} {printable(v, longest=40)}" for v, n in there.items()
+    ]
+    return Finding(
+        severity=Severity.warning,
+        message=f"{name} differs: {', '.join(texts)}",
+        subject=(name,),
+        evidence={"package": name, "releases": len({*found.values(), *there})},
+    )

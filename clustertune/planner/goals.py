@@ -1,0 +1,158 @@
+"""Goals of a call that the given data does not meet yet, such as ``rechunk=80`` (pure).
+
+Each goal is a function of the view. Its findings make the planner act; the function's
+name is the ``check`` of its findings in reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from clustertune.core.model import Finding, Layout, Severity, View
+from clustertune.core.wording import are, names_text, plural
+from clustertune.errors import RefusedError
+from clustertune.planner.chunking import even
+
+#: rows from which NumPy's multivariate_hypergeometric cannot draw
+TOO_MANY_TO_SHUFFLE = 10**9
+
+
+def unloaded_data(view: View) -> Iterator[Finding]:
+    """Find collections that are not in memory yet.
+
+    A training library loads lazy data inside every fit, and nothing decides its place
+    before. X and y of one Parquet data set that are loaded one after the other can
+    have different partitions, as Dask joins small column reads. Loaded in one call they
+    have the same partitions.
+
+    A library that reads its data once (``Incremental``, predictions) takes lazy data
+    partition by partition, so the data need not fit into memory. ``prepare`` leaves
+    such data lazy unless ``persist=True`` is set.
+
+    Remedy: ``X, y = clustertune.prepare(client, X, y)`` loads all of them in one call.
+    By hand run ``rows = client.persist(rows)``, and take X and y as columns of that.
+    """
+    labels = tuple(
+        m.label for layout in view.layouts for m in layout.members if not m.loaded
+    )
+    if labels:
+        what = "prepare persists them together in one call"
+        if not view.loads:
+            what = f"{view.goal.workload.title} reads it once, so it stays lazy"
+        yield Finding(
+            severity=Severity.info,
+            message=f"{names_text(labels)} {are(labels)} not in memory; {what}",
+            subject=labels,
+            evidence={"collections": len(labels)},
+        )
+
+
+def other_type(view: View) -> Iterator[Finding]:
+    """Find collections that must become another kind or number type.
+
+    ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Both
+    happen while partitions are loaded or cut, without an extra pass. Libraries that
+    train on the codes of categories need one list of categories everywhere. LightGBM
+    makes one array of all columns, and a column of int64 among float32 would make it
+    float64, so ``prepare`` casts such columns if no number changes.
+
+    Remedy: ``X, y = clustertune.prepare(client, X, y, to="array", dtype="float32")``
+    converts them.
+    """
+    for member in (m for layout in view.layouts for m in layout.members):
+        wanted = member.conversion
+        if wanted is not None:
+            yield Finding(
+                severity=Severity.info,
+                message=f"{member.label} is not {wanted}",
+                subject=(member.label,),
+                evidence={
+                    "kind": member.kind,
+                    "wanted": wanted.kind,
+                    "dtype": wanted.dtype,
+                },
+                fixed_by="rechunk",
+            )
+
+
+def other_order(view: View) -> Iterator[Finding]:
+    """Find rows that are not shuffled yet, as ``shuffle=`` asks for.
+
+    ``shuffle="rows"`` puts all rows in another order. ``shuffle="pieces"`` does so with
+    whole partitions. That moves no data, and helps if partitions differ (by date or
+    source) and a library takes them one after the other.
+    """
+    if view.goal.order not in ("rows", "pieces") or not view.layouts:
+        return
+    layout = view.layouts[0]
+    labels = tuple(m.label for m in layout.members)
+    rows = _known_rows(layout)
+    if view.goal.order == "rows" and rows >= TOO_MANY_TO_SHUFFLE:
+        yield Finding(
+            severity=Severity.critical,
+            message=f"the {layout.label} has {rows:,} rows, and "
+            f'shuffle="rows" can draw a uniform order of fewer than '
+            f"{TOO_MANY_TO_SHUFFLE:,}; nothing was shuffled",
+            subject=labels,
+            evidence={"rows": rows, "limit": TOO_MANY_TO_SHUFFLE},
+            remedy='Put the partitions in random order with shuffle="pieces", or '
+            "shuffle the rows before you load them.",
+        )
+        return
+    what = "rows" if view.goal.order == "rows" else "partitions"
+    yield Finding(
+        severity=Severity.info,
+        message=f"the {what} of the {layout.label} are not shuffled yet",
+        subject=labels,
+        fixed_by="reorder",
+    )
+
+
+def _known_rows(layout: Layout) -> int:
+    rows = layout.members[0].rows
+    return 0 if rows is None else int(rows.sum())
+
+
+def other_number(view: View) -> Iterator[Finding]:
+    """Find training data in another number of partitions than ``rechunk=`` asks for.
+
+    ``rechunk=80`` asks for 80 partitions of the training data, whose rows differ by at
+    most one. Without a number ``prepare`` chooses it to suit the workers.
+    """
+    wanted = view.goal.rechunk
+    layout = view.layouts[0] if view.layouts else None
+    if isinstance(wanted, bool) or layout is None or layout.members[0].rows is None:
+        return
+    rows = layout.members[0].rows
+    total = int(rows.sum())
+    if np.array_equal(rows, even(total, min(wanted, max(1, total)))):
+        return
+    yield Finding(
+        severity=Severity.info,
+        message=f"the {layout.label} has {plural(len(rows), 'partition')} of up to "
+        f"{int(rows.max(initial=0)):,} rows, and not {wanted:,} even ones yet",
+        subject=tuple(m.label for m in layout.members),
+        evidence={"pieces": len(rows), "wanted": wanted},
+        fixed_by=view.goal.cutting,
+    )
+
+
+#: by name
+GOALS: Mapping[str, Callable[[View], Iterator[Finding]]] = {
+    goal.__name__: goal
+    for goal in (other_number, other_order, other_type, unloaded_data)
+}
+#: the error with which a critical finding of a goal stops ``prepare``
+ERRORS: Mapping[str, type[Exception]] = {"other_order": RefusedError}
+
+
+def unmet(view: View) -> tuple[Finding, ...]:
+    """Findings of every goal that the given data does not meet."""
+    return tuple(
+        replace(finding, check=name)
+        for name, goal in GOALS.items()
+        for finding in goal(view)
+    )

@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clustertune.checks import ERRORS
+from clustertune.checks.fit import (
+    changed_pieces,
+    fit_memory,
+    missing_evals,
+    one_machine,
+    unnamed_workload,
+    unshared_evals,
+)
+from clustertune.core.model import Profile, Severity, Unknown
+from clustertune.errors import CapacityError
+from clustertune.testing import layout, snapshot, view, worker
+
+# --- fit_memory -----------------------------------------------------------------------
+
+
+TRIPLE = Profile(name="t", title="T", memory_multiple={4: 5.0, 8: 3.0})
+
+
+def small(id, **fields):
+    """Make a worker of 1000 bytes, of which a fit may fill 700."""
+    return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
+
+
+def data(nbytes, homes=(0,), **fields):
+    """Make an X of so many bytes."""
+    widths = {"X": nbytes // len(homes)}
+    return layout([1] * len(homes), homes, members=["X"], row_bytes=widths, **fields)
+
+
+def find_fit_memory(workers, *layouts, **goal):
+    """Findings where the fit needs three times the data."""
+    return list(fit_memory(view(workers, layouts, workload=TRIPLE, **goal)))
+
+
+PAIR = [small(0), small(1)]
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([data(400)], id="3 * 200 + 100 on each, all on one now"),
+        pytest.param([data(400, homes=(0, 1))], id="3 * 200 + 100 on each"),
+    ],
+)
+def test_silent(layouts):
+    """Nothing is said where even shares and their copies fit the workers."""
+    assert find_fit_memory(PAIR, *layouts) == []
+
+
+def test_no_workers_are_no_finding():
+    """Without any worker there is nothing to compare with."""
+    assert list(fit_memory(view(snapshots=[snapshot([])], layouts=[data(400)]))) == []
+
+
+def test_the_data_itself_is_not_counted_twice():
+    """What a worker manages of the given data is not other memory."""
+    full = small(0, process=500, managed=400)
+    assert find_fit_memory([full, small(1)], data(400)) == []
+    assert (
+        len(find_fit_memory([small(0, process=502, managed=402), small(1)], data(400)))
+        == 1
+    )
+
+
+def test_too_little_memory_is_a_warning_with_the_answer():
+    """The worst worker's need and lack are said, and how many workers would do."""
+    (finding,) = find_fit_memory([small(0, process=200), small(1)], data(600))
+    assert finding.severity is Severity.warning
+    assert finding.subject == (0, 1)
+    assert finding.message == (
+        "the fit needs about 1.1 KiB on worker 0, 400 B more than it may fill; 2 of 2 "
+        "workers lack memory; cheapest fix: 4 workers of this size (n_workers=4): "
+        "650 B on the fullest"
+    )
+    assert finding.evidence == {
+        "needed_bytes": 1100,
+        "lacking_bytes": 400,
+        "float32_bytes": 950,
+        "workers_needed": 4,
+        "limit_needed": 1638,
+    }
+
+
+def test_the_number_of_workers_would_really_do():
+    """With the number that was said there is no finding, with one less there is."""
+    size = data(1000)
+    (finding,) = find_fit_memory(PAIR, size)
+    n = finding.evidence["workers_needed"]
+    assert find_fit_memory([small(i) for i in range(n)], size) == []
+    assert len(find_fit_memory([small(i) for i in range(n - 1)], size)) == 1
+
+
+@pytest.mark.parametrize("process", [700, 800])
+def test_where_other_memory_fills_the_worker_no_number_would_do(process):
+    """More workers do not help against what their processes hold besides."""
+    (finding,) = find_fit_memory([small(0, process=process)], data(10))
+    assert finding.evidence["workers_needed"] is None
+    assert "more workers alone would not do" in finding.message
+    assert "n_workers=" not in finding.remedy
+
+
+def test_a_byte_too_little_is_too_little():
+    """The budget may be filled, not exceeded."""
+    assert find_fit_memory([small(0, memory_limit=1001), small(1)], data(400)) == []
+    (finding,) = find_fit_memory([small(0, process=101), small(1)], data(400))
+    assert finding.evidence["lacking_bytes"] == 1
+
+
+def test_strict_makes_it_critical():
+    """The user may ask that a lack of memory stops prepare."""
+    (finding,) = find_fit_memory(PAIR, data(1000), strict=True)
+    assert finding.severity is Severity.critical
+    assert ERRORS["fit_memory"] is CapacityError
+
+
+def test_the_fraction_is_the_goals():
+    """A user may allow the fit more of the memory."""
+    assert len(find_fit_memory(PAIR, data(500))) == 1
+    assert find_fit_memory(PAIR, data(500), memory_fraction=0.9) == []
+
+
+def test_the_multiple_is_that_of_the_item_size():
+    """Four-byte numbers have another multiple than eight-byte ones."""
+    assert find_fit_memory(PAIR, data(400)) == []
+    assert len(find_fit_memory(PAIR, data(400, itemsize=4))) == 1
+
+
+def test_shares_are_by_threads():
+    """A worker with three quarters of the threads needs that much of the data."""
+    (finding,) = find_fit_memory([small(0, nthreads=3), small(1)], data(400))
+    assert finding.subject == (0,)
+
+
+def test_eval_sets_need_memory_too():
+    """Their copies are made on the same workers."""
+    assert len(find_fit_memory(PAIR, data(400), data(200, label="eval_set[0]"))) == 1
+
+
+def test_workers_still_to_be_started_take_their_share():
+    """What n_workers will mend is no reason to stop."""
+    assert len(find_fit_memory(PAIR, data(800))) == 1
+    assert find_fit_memory(PAIR, data(800), n_workers=4) == []
+
+
+def test_workers_that_may_not_train_do_not_count():
+    """The workers that were asked for have all the data."""
+    assert len(find_fit_memory(PAIR, data(400), goal_workers=[0])) == 1
+
+
+def test_without_a_limit_the_hosts_memory_is_shared():
+    """Two workers without a limit have half of their host each."""
+    free = [small(i, memory_limit=0, host_memory=2000) for i in (0, 1)]
+    assert find_fit_memory(free, data(400)) == []
+    assert len(find_fit_memory(free, data(500))) == 1
+
+
+def test_data_that_is_not_loaded_tells_its_size_or_is_unknown():
+    """Without the size of the data there is one unknown, with the reason."""
+    assert len(find_fit_memory(PAIR, layout([500], None, members=["X"]))) == 1
+    (finding,) = find_fit_memory(
+        PAIR, layout([500], None, members=["X"], total_bytes=None)
+    )
+    assert finding.severity is Severity.unknown
+    assert finding.message == (
+        "whether the fit has enough memory is unknown: X is not loaded and does not "
+        "tell its size"
+    )
+
+
+def test_the_memory_of_silent_workers_is_unknown():
+    """No limit and no facts: said for all such workers together."""
+    mute = [small(i, memory_limit=0, facts=Unknown("no answer")) for i in (0, 1)]
+    (finding,) = find_fit_memory(mute, data(4000))
+    assert finding.severity is Severity.unknown
+    assert finding.message == "usable memory of workers 0 and 1 unknown: no answer"
+
+
+# --- one_machine ----------------------------------------------------------------------
+
+
+DOUBLE = Profile(name="t", title="T", memory_multiple={8: 2.0})
+
+
+def host(name, **fields):
+    """Make a worker with all 4 CPUs and 1000 bytes of a host of its own."""
+    cpus = {"nthreads": 4, "affinity": frozenset(range(4)), "host_memory": 1000}
+    return worker(name, **{"host": name, **cpus, **fields})
+
+
+def find_one_machine(workers, nbytes=350, **settings):
+    """Findings for so many bytes of data that are needed twice."""
+    data = layout([1], [0], members=["X"], row_bytes={"X": nbytes})
+    return list(one_machine(view(workers, [data], workload=DOUBLE), **settings))
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param([host("a"), host("b")], id="twice the threads of one host"),
+        pytest.param([host("a", facts=Unknown("no answer"))], id="facts unknown"),
+        pytest.param([host("a", host_memory=900)], id="too little memory"),
+        pytest.param([host("a", status="paused")], id="no worker may train"),
+    ],
+)
+def test_one_machine_silent(workers):
+    """Nothing is said where the cluster is faster, or one machine is not enough."""
+    assert find_one_machine(workers) == []
+
+
+def test_silent_without_data_or_its_size():
+    """Without knowing the data there is no hint."""
+    lazy = layout([1], None, total_bytes=None)
+    assert list(one_machine(view())) == []
+    assert list(one_machine(view([host("a")], [lazy]))) == []
+    assert list(one_machine(view(snapshots=[snapshot([])]))) == []
+
+
+def test_data_and_copies_that_fit_one_machine_are_information():
+    """Memory is estimated, the time is not: threads and CPUs are compared."""
+    (finding,) = find_one_machine([host("a")])
+    assert finding.severity is Severity.info
+    assert finding.message == (
+        "The data and its copies fit one machine: about 700 B of 1000 B on a; one "
+        "process without Dask on its 4 CPUs may be as fast as this cluster with 4 "
+        "threads"
+    )
+    assert finding.evidence == {
+        "needed_bytes": 700,
+        "memory": 1000,
+        "threads": 4,
+        "cpus": 4,
+    }
+
+
+def test_threads_without_a_cpu_of_their_own_do_not_count():
+    """Three workers on a host of one CPU are as fast as one is there."""
+    (finding,) = find_one_machine(
+        [host(n, host="a", affinity=frozenset({0})) for n in "abc"]
+    )
+    assert (finding.evidence["threads"], finding.evidence["cpus"]) == (1, 1)
+
+
+def test_more_data_than_the_machine_holds_is_silent():
+    """The fraction of the memory that a fit may fill is the goal's."""
+    assert find_one_machine([host("a")], nbytes=351) == []
+
+
+def test_the_host_with_most_cpus_is_taken():
+    """A small host beside does not hide the one that would do."""
+    small = host("a", nthreads=1, affinity=frozenset({0}))
+    (finding,) = find_one_machine([small, host("b")], alone=0.5)
+    assert (finding.evidence["threads"], finding.evidence["cpus"]) == (5, 4)
+    assert " on b;" in finding.message
+
+
+def test_a_host_with_too_little_memory_is_not_taken():
+    """The one with fewer CPUs but enough memory must do, or none."""
+    large = host("a", host_memory=500, nthreads=4, affinity=frozenset(range(8)))
+    small = host("b", nthreads=1)
+    (finding,) = find_one_machine([large, small], alone=0.5)
+    assert " on b;" in finding.message
+
+
+def test_how_fast_one_process_is_can_be_set():
+    """Where one process is not faster at equal CPUs, equal CPUs are not enough."""
+    assert len(find_one_machine([host("a")], alone=1.0)) == 1
+    assert find_one_machine([host("a")], alone=1.01) == []
+
+
+def test_the_process_itself_counts():
+    """One that has imported the library has less room for data."""
+    large = Profile(name="t", title="T", memory_multiple={8: 2.0}, base_bytes=100)
+    data = layout([1], [0], members=["X"], row_bytes={"X": 300})
+    (finding,) = one_machine(view([host("a")], [data], workload=large))
+    assert finding.evidence["needed_bytes"] == 700
+    data = layout([1], [0], members=["X"], row_bytes={"X": 301})
+    assert list(one_machine(view([host("a")], [data], workload=large))) == []
+
+
+# --- unnamed_workload -----------------------------------------------------------------
+
+
+DATA = layout([10], [0])
+RANKED = layout([10], [0], ("X", "y", "qid"))
+
+
+@pytest.mark.parametrize(
+    ("data", "goal"),
+    [
+        pytest.param([RANKED], {}, id="it was named"),
+        pytest.param([DATA], {"chosen": False}, id="no library needs more"),
+        pytest.param([], {"chosen": False}, id="no data"),
+    ],
+)
+def test_unnamed_workload_silent(data, goal):
+    """Where what will train is known, or any will do."""
+    imported = frozenset(("lightgbm",) if goal == {} else ())
+    assert list(unnamed_workload(view((), data, imported=imported, **goal))) == []
+
+
+def test_groups_for_any_library():
+    """A ranking is about to be trained, and nothing keeps its groups whole."""
+    (finding,) = unnamed_workload(view((), [RANKED], chosen=False))
+    assert finding.severity is Severity.warning
+    assert finding.message == (
+        "the data is prepared for any library, but a ranking needs query groups that "
+        "are whole and in order: pass estimator="
+    )
+
+
+def test_lightgbm_is_there():
+    """It may be what will train, and needs more than others."""
+    imported = frozenset(("lightgbm",))
+    (finding,) = unnamed_workload(view((), [DATA], chosen=False, imported=imported))
+    assert finding.severity is Severity.info
+    assert "every class on every worker: pass estimator=" in finding.message
+
+
+# --- changed_pieces -------------------------------------------------------------------
+
+
+def find_changed_pieces(kept, *, keeps=True, workers=2, data=None, given=None, **goal):
+    data = layout([10] * 4, [0, 1, 0, 1]) if data is None else data
+    seen = view([worker(i) for i in range(workers)], [data], kept=kept, **goal)
+    seen = replace(seen, given=given)
+    workload = replace(seen.goal.workload, keeps_pieces=keeps)
+    return list(
+        changed_pieces(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"kept": (40, 4)}, id="as many"),
+        pytest.param({"kept": None}, id="the first fit"),
+        pytest.param({"kept": None, "given": 4}, id="as it was given"),
+        pytest.param({"kept": (40, 4), "given": 1}, id="as for the fit before"),
+        pytest.param({"kept": None, "given": 1, "keeps": False}, id="of no account"),
+        pytest.param({"kept": (41, 5)}, id="other data"),
+        pytest.param({"kept": (40, 5), "keeps": False}, id="they do not matter"),
+        pytest.param({"kept": (40, 5), "data": layout(None, [0])}, id="rows unknown"),
+    ],
+)
+def test_changed_pieces_silent(how):
+    """Where the model is made of as many pieces, or it cannot be told."""
+    assert find_changed_pieces(**how) == []
+    assert list(changed_pieces(view())) == []
+
+
+def test_another_number():
+    """As many can be made again."""
+    (finding,) = find_changed_pieces((40, 5))
+    assert finding.severity is Severity.warning
+    assert finding.message.startswith(
+        "the training data has 4 partitions, and had 5 for the fit before: "
+    )
+    assert finding.evidence == {"pieces": 4, "before": 5}
+    assert finding.fixed_by == "rechunk"
+
+
+def test_what_cannot_be_as_before_is_said_only():
+    """Each worker needs a piece, or another number was asked for, or none may be."""
+    assert find_changed_pieces((40, 3), workers=4)[0].fixed_by == ""
+    assert find_changed_pieces((40, 5), rechunk=8)[0].fixed_by == ""
+    assert find_changed_pieces((40, 5), rechunk=False)[0].fixed_by == ""
+
+
+def test_another_number_than_was_given():
+    """Without any fit before, too; the remedy makes the model of the given data."""
+    for kept in (None, (41, 5)):
+        (finding,) = find_changed_pieces(kept, given=1)
+        assert finding.severity is Severity.info
+        assert finding.message.startswith(
+            "the training data was given in 1 partition and has 4 now: "
+        )
+        assert finding.evidence == {"pieces": 4, "given": 1}
+        assert finding.fixed_by == ""
+        assert "rechunk=1" in finding.remedy
+
+
+# --- missing_evals --------------------------------------------------------------------
+
+
+CATEGORIES = {"category": (1, "c")}
+
+
+def find_missing_evals(rows, homes, types=CATEGORIES, everywhere=True):
+    """Of an eval set beside training data on two workers."""
+    training = layout([10, 10], [0, 1])
+    evals = layout(rows, homes, ("eval_set[0].X", "eval_set[0].y"))
+    first, *others = (replace(m, types=types) for m in evals.members)
+    evals = replace(evals, members=(first, *others))
+    seen = view([worker("a"), worker("b")], [training, evals])
+    workload = replace(seen.goal.workload, eval_everywhere=everywhere)
+    return list(
+        missing_evals(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
+
+
+def test_silent_where_all_have_rows():
+    """And where there are no categories, or the library does not care."""
+    assert find_missing_evals([5, 5], [0, 1]) == []
+    assert find_missing_evals([10], [0], types={"float64": (3, "a")}) == []
+    assert find_missing_evals([10], [0], everywhere=False) == []
+
+
+def test_a_worker_without_rows():
+    """Pieces are moved where there are enough with rows, else cut if there are rows."""
+    (finding,) = find_missing_evals([5, 5], [0, 0])
+    assert "on worker b: " in finding.message
+    assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
+    assert finding.fixed_by == "rebalance"
+    assert find_missing_evals([10, 0], [0, 1])[0].fixed_by == "rechunk"
+    assert find_missing_evals([1], [0])[0].fixed_by == ""
+
+
+# --- unshared_evals -------------------------------------------------------------------
+
+
+TRAINING = layout([10] * 4, [0, 1, 0, 1])
+
+
+def find_unshared_evals(rows, homes, *, needed=True, copied=True, training=TRAINING):
+    valid = layout(rows, homes, ("Xv", "yv"), label="eval_set[0]")
+    if copied:
+        members = [
+            replace(m, keys=tuple((f"copied-{m.label}", i) for _, i in m.keys))
+            for m in valid.members
+        ]
+        valid = replace(valid, members=tuple(members))
+    seen = view((), [training, valid])
+    workload = replace(seen.goal.workload, eval_copies=needed)
+    return list(
+        unshared_evals(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
+
+
+def test_silent_where_every_worker_has_all():
+    """In the first piece of each, beside the training data."""
+    assert find_unshared_evals([7, 7, 0, 0], [0, 1, 0, 1]) == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"needed": False}, id="the library scores on all workers"),
+        pytest.param({"training": layout([10], None)}, id="not loaded"),
+    ],
+)
+def test_silent_where_it_does_not_matter(how):
+    """Or is not known yet."""
+    assert find_unshared_evals([5, 5], [0, 1], **how) == []
+    assert list(unshared_evals(view())) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "homes", "copied"),
+    [
+        pytest.param([5, 5], [0, 1], False, id="shared out"),
+        pytest.param([7, 7], [0, 1], True, id="fewer pieces"),
+        pytest.param([7, 0, 7, 0], [0, 1, 0, 1], True, id="twice on one worker"),
+        pytest.param([7, 6, 0, 0], [0, 1, 0, 1], True, id="unlike rows"),
+        pytest.param([7, 7, 0, 0], [0, 1, 1, 1], True, id="an empty piece elsewhere"),
+        pytest.param([7, 7, 0, 0], [0, 1, 0, 1], False, id="other rows, as it was cut"),
+    ],
+)
+def test_workers_without_all_of_it(rows, homes, copied):
+    """However it comes to be so, it is copied."""
+    (finding,) = find_unshared_evals(rows, homes, copied=copied)
+    assert finding.severity is Severity.warning
+    assert finding.subject == ("Xv", "yv")
+    assert finding.message.startswith("eval_set[0] is not completely on every worker")
+    assert finding.fixed_by == "replicate"

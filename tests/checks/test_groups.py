@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from clustertune.checks import ERRORS
+from clustertune.checks.groups import group_order, large_groups, split_groups
+from clustertune.core.model import Contents, Severity
+from clustertune.errors import GroupOrderError, GroupSplitError
+from clustertune.remote import content
+from clustertune.testing import layout, view, worker
+
+# --- group_order ----------------------------------------------------------------------
+
+
+def find_group_order(*pieces, needs="", order="", sorts=False, **goal):
+    """In data with these groups, one for each row."""
+    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
+    data = layout([len(p) for p in pieces], [0] * len(pieces), ("X", "qid"))
+    X, qid = data.members
+    data = replace(data, members=(X, replace(qid, contents=looked)))
+    seen = view((), [data], order=order, **goal)
+    workload = replace(seen.goal.workload, groups=needs, sorts_groups=sorts)
+    return list(group_order(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "needs", "order"),
+    [
+        pytest.param([[3, 1], [3]], "", "", id="nothing is needed"),
+        pytest.param([[3, 3], [3, 1]], "together", "", id="together across pieces"),
+        pytest.param([[1, 1], [], [1, 2]], "sorted", "", id="sorted, an empty piece"),
+        pytest.param([[1], [2]], "", "sort", id="sorted as was asked for"),
+        pytest.param([[], []], "sorted", "", id="no rows"),
+    ],
+)
+def test_silent_where_groups_lie_as_needed(pieces, needs, order):
+    """Or nothing needs it."""
+    assert find_group_order(*pieces, needs=needs, order=order) == []
+
+
+def test_silent_where_nobody_looked():
+    """Without groups, or before their values were read."""
+    assert list(group_order(view())) == []
+    assert list(group_order(view((), [layout([5], [0], ("X", "qid"))]))) == []
+
+
+def test_groups_that_come_back():
+    """Within a piece or across pieces; nothing puts it right unless asked for."""
+    for pieces in ([[1, 2, 1]], [[1, 2], [1]]):
+        (finding,) = find_group_order(*pieces, needs="together")
+        assert finding.severity is Severity.critical
+        assert finding.message == (
+            "groups in qid come back after another group; Any training library would "
+            "split them"
+        )
+        assert finding.subject == ("X", "qid")
+        assert finding.fixed_by == ""
+    assert ERRORS["group_order"] is GroupOrderError
+
+
+def test_groups_that_are_not_ascending():
+    """Wrong for one library, right for another."""
+    assert find_group_order([2, 1], needs="together") == []
+    (finding,) = find_group_order([2, 1], needs="sorted")
+    assert "do not come in ascending order" in finding.message
+    assert "would sort them in every fit" in finding.message
+    assert finding.severity is Severity.critical
+
+
+def test_they_are_put_in_order_where_that_was_asked_for():
+    """Which is no error, whatever will train."""
+    (finding,) = find_group_order([2, 1], needs="", order="sort")
+    assert finding.severity is Severity.info
+    assert finding.fixed_by == "reorder"
+    (finding,) = find_group_order([2, 1], needs="sorted", order="sort")
+    assert finding.severity is Severity.critical
+    assert finding.fixed_by == "reorder"
+
+
+def test_a_library_that_sorts_rows_itself():
+    """They are sorted without being asked to, unless pieces must stay as they are."""
+    for pieces in ([[1, 2, 1]], [[2, 1], [3]]):
+        (finding,) = find_group_order(*pieces, needs="sorted", sorts=True)
+        assert finding.fixed_by == "reorder"
+        assert "would sort them in every fit" in finding.message
+        (finding,) = find_group_order(
+            *pieces, needs="sorted", sorts=True, rechunk=False
+        )
+        assert finding.severity is Severity.critical
+        assert finding.fixed_by == ""
+
+
+def test_rows_that_were_sorted():
+    """Without being asked to: their order is another one, which is said."""
+    looked = Contents(pieces=(content.runs(np.array([1, 1, 2])),))
+    data = layout([3], [0], ("X", "qid", "row_order"))
+    X, qid, order = data.members
+    data = replace(data, members=(X, replace(qid, contents=looked), order))
+    for asked, expected in (("", 1), ("sort", 0)):
+        seen = view((), [data], order=asked)
+        workload = replace(seen.goal.workload, groups="sorted", sorts_groups=True)
+        seen = replace(seen, goal=replace(seen.goal, workload=workload))
+        found_there = list(group_order(seen))
+        assert [f.severity for f in found_there] == [Severity.info] * expected
+        assert all(".row_order" in f.remedy for f in found_there)
+
+
+@pytest.mark.parametrize(("needs", "order"), [("sorted", ""), ("", "sort"), ("", "")])
+def test_rows_without_a_group(needs, order):
+    """No order helps them, so the remedy is no order."""
+    finding, *_ = find_group_order([1.0, np.nan], [np.nan], needs=needs, order=order)
+    needed = bool(needs or order)
+    assert finding.severity is (Severity.critical if needed else Severity.warning)
+    assert finding.message.startswith("qid has 2 rows without a group")
+    assert not finding.fixed_by
+    assert "sort=True" not in finding.remedy
+
+
+# --- split_groups ---------------------------------------------------------------------
+
+
+def find_split_groups(*pieces):
+    """From (first, last, whether one comes back), or nothing of an empty piece."""
+    told = [
+        {"ends": None, "scattered": False}
+        if p is None
+        else {"ends": [p[0], p[1]], "scattered": p[2]}
+        for p in pieces
+    ]
+    data = layout(
+        [10] * len(told), None, ("qid",), contents=Contents(pieces=tuple(told))
+    )
+    return list(split_groups(view((), [data])))
+
+
+def test_silent_where_groups_are_whole():
+    """Empty pieces are between nothing."""
+    assert find_split_groups((1, 2, False), None, (3, 5, False)) == []
+    assert list(split_groups(view((), [layout([10], [0], ("qid",))]))) == []
+
+
+def test_groups_that_are_cut():
+    """Also across an empty piece; and those that come back."""
+    (finding,) = find_split_groups((1, 2, False), None, (2, 5, False))
+    assert finding.severity is Severity.warning
+    assert (
+        finding.message
+        == "qid has 1 group in two partitions, which a ranking would split"
+    )
+    (finding,) = find_split_groups((1, 2, True), (3, 5, True))
+    assert (
+        finding.message
+        == "qid has groups that come back in 2 partitions, which a ranking would split"
+    )
+
+
+def ranked(*pieces, others=None, needs="together", **goal):
+    """In data with these groups, one for each row; X may be cut otherwise."""
+    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
+    rows = [len(p) for p in pieces]
+    qid = layout(rows, [0] * len(rows), ("qid",), contents=looked).members[0]
+    others = rows if others is None else others
+    X = layout(others, [0] * len(others), ("X",)).members[0]
+    data = replace(layout(rows, [0] * len(rows)), members=(X, qid))
+    seen = view((), [data], **goal)
+    workload = replace(seen.goal.workload, groups=needs)
+    return list(split_groups(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+def test_silent_where_pieces_end_with_groups():
+    """Of all members; what is out of order is not cut yet, it is refused or sorted."""
+    assert ranked([1, 1], [], [2, 3]) == []
+    assert ranked([1, 1], [2, 3], others=[2, 1, 1]) == []
+    assert ranked([1, 2], [1]) == []
+    assert ranked([2], [2, 1], needs="sorted") == []
+
+
+def test_groups_that_pieces_cut():
+    """Where the workload ranks, they are put right, if cutting is allowed."""
+    (finding,) = ranked([1, 1], [1, 2])
+    assert finding.severity is Severity.critical
+    assert finding.message == (
+        "1 group of qid would be split, as a partition ends within it"
+    )
+    assert finding.subject == ("X", "qid")
+    assert finding.fixed_by == "rechunk"
+    (finding,) = ranked([1, 1], [2, 2], others=[1, 2, 1])
+    assert finding.evidence == {"count": 2}
+    (finding,) = ranked([1, 1], [1, 2], rechunk=False)
+    assert finding.fixed_by == ""
+    assert ERRORS["split_groups"] is GroupSplitError
+
+
+# --- large_groups ---------------------------------------------------------------------
+
+
+MIB = 2**20
+
+
+def find_large_groups(
+    *pieces, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB
+):
+    """In data with these groups, one for each row of a MiB."""
+    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
+    homes = [0] * len(pieces) if loaded else None
+    data = layout(
+        [len(p) for p in pieces],
+        homes,
+        ("X", "qid"),
+        row_bytes={"X": row_bytes - 8},
+        contents=looked,
+    )
+    workers = [worker(i, memory_limit=limit, process=0) for i in range(2)]
+    seen = view(workers, [data])
+    workload = replace(seen.goal.workload, groups=needs)
+    return list(large_groups(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="they fit"),
+        pytest.param({"limit": 4 * MIB, "needs": ""}, id="nobody needs them whole"),
+        pytest.param({"limit": 4 * MIB, "loaded": False}, id="not loaded"),
+    ],
+)
+def test_silent(how):
+    """Where the largest group has room, or none is needed."""
+    assert find_large_groups([7] * 5, [8], **how) == []
+    assert list(large_groups(view())) == []
+
+
+def test_one_that_fits_no_worker():
+    """Rows of all its runs count; its name comes from the data."""
+    (finding,) = find_large_groups(["a\x07", "b"], ["a\x07"] * 3, limit=5 * MIB)
+    assert finding.severity is Severity.critical
+    assert "\x07" not in finding.message
+    assert finding.message.endswith(
+        "of qid has 4 rows (4.0 MiB), and no worker has more than 3.0 MiB free below "
+        "the thresholds at which it spills"
+    )
+    assert finding.evidence == {"rows": 4, "bytes": 4 * MIB}
+    assert finding.fixed_by == ""
+    assert ERRORS["large_groups"] is GroupSplitError

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.checks import ERRORS
+from clustertune.checks.labels import missing_classes, row_order
+from clustertune.core.model import Contents, Severity
+from clustertune.errors import ClassCoverageError
+from clustertune.remote import content
+from clustertune.remote.content import labels
+from clustertune.testing import layout, view, worker
+
+# --- missing_classes ------------------------------------------------------------------
+
+
+THREE = [worker(i) for i in range(3)]
+
+
+def find_missing_classes(*pieces, homes=(0, 1), needed=False, workers=(), **goal):
+    """In data with pieces of these labels, one for each row; None: no classes."""
+    looked = [
+        {"classes": None} if p is None else content.classes(np.array([*p]), 64)
+        for p in pieces
+    ]
+    data = layout(
+        [1 if p is None else len(p) for p in pieces],
+        list(homes),
+        contents=Contents(pieces=tuple(looked)),
+    )
+    seen = view(workers, [data], **goal)
+    workload = replace(seen.goal.workload, needs_all_classes=needed)
+    return list(
+        missing_classes(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_silent_where_all_are_everywhere(needed):
+    """On every worker, not in every piece; of what are no classes nothing is said."""
+    assert find_missing_classes("ab", "ba", needed=needed) == []
+    assert (
+        find_missing_classes("a", "b", "b", "a", homes=(0, 0, 1, 1), needed=needed)
+        == []
+    )
+    assert find_missing_classes(None, "a", needed=needed) == []
+    assert find_missing_classes("aa", "a", needed=needed) == []
+    assert list(missing_classes(view((), [layout([10], [0])]))) == []
+    assert list(missing_classes(view())) == []
+
+
+def test_silent_of_workers_without_rows():
+    """Other checks speak of them, where rows will come to them anyway."""
+    assert find_missing_classes("ab", "ab", homes=(0, 0)) == []
+    paused = [worker(0), worker(1), worker(2, status="paused")]
+    assert (
+        find_missing_classes(
+            "ab", "ab", "a", homes=(0, 1, 2), needed=True, workers=paused
+        )
+        == []
+    )
+
+
+def test_silent_before_pieces_fit_each_other():
+    """Where y is cut otherwise than X, its pieces are not those of the workers."""
+    data = layout([2, 2], [0, 1], contents=Contents(pieces=({"classes": [["a", 2]]},)))
+    y = replace(data.members[1], rows=np.array([1, 3]))
+    data = replace(data, members=(data.members[0], y))
+    assert list(missing_classes(view((), [data]))) == []
+
+
+def test_a_worker_lacks_one():
+    """As bad as the workload takes it."""
+    (finding,) = find_missing_classes("abc", "a")
+    assert finding.severity is Severity.info
+    assert finding.subject == (1,)
+    assert "worker 1 lacks 2, for example b" in finding.message
+    assert finding.fixed_by == ""
+    (finding,) = find_missing_classes("abcabc", "aa", needed=True)
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("X", "y")
+    assert finding.evidence == {"classes": 3, "workers": 1}
+    assert ERRORS["missing_classes"] is ClassCoverageError
+
+
+def test_whole_pieces_move_where_that_will_do():
+    """Else they are cut, if they may be."""
+    (finding,) = find_missing_classes(
+        "a", "b", "b", "a", homes=(0, 1, 1, 0), needed=True
+    )
+    assert finding.fixed_by == "rebalance"
+    (finding,) = find_missing_classes("aa", "bb", needed=True)
+    assert finding.fixed_by == "rechunk"
+    (finding,) = find_missing_classes("aa", "bb", needed=True, rechunk=False)
+    assert finding.fixed_by == ""
+    # each is in two pieces, and yet three pieces cannot be shared out to two workers
+    (finding,) = find_missing_classes("ab", "ac", "bc", homes=(0, 0, 1), needed=True)
+    assert finding.fixed_by == "rechunk"
+
+
+def test_a_worker_without_rows_lacks_all():
+    """Where it will need them."""
+    (finding,) = find_missing_classes("ab", "ab", homes=(0, 0), needed=True)
+    assert "worker 1 lacks 2" in finding.message
+
+
+def test_fewer_rows_than_workers():
+    """No way to share them out: the text says what to do."""
+    (finding,) = find_missing_classes(
+        "aaa", "aab", "aba", homes=range(3), needed=True, workers=THREE
+    )
+    assert finding.severity is Severity.critical
+    assert finding.message == (
+        "class b of y has 2 rows, too few for 3 workers: Any training library needs "
+        "every class on each"
+    )
+    assert finding.fixed_by == ""
+    assert "train on 2 workers, named in workers=" in finding.remedy
+
+
+def test_labels_of_an_unknown_estimator():
+    """They are shared out where that is possible; nothing is refused."""
+    (finding,) = find_missing_classes("aa", "bb", needed=None)
+    assert finding.severity is Severity.warning
+    assert finding.fixed_by == "rechunk"
+    (finding,) = find_missing_classes(
+        "aaa", "aab", "aba", homes=range(3), needed=None, workers=THREE
+    )
+    assert finding.severity is Severity.info
+    assert finding.fixed_by == ""
+    assert finding.message.startswith("label b of y has 2 rows, too few for 3 workers")
+    assert "estimator=" in finding.remedy
+
+
+def test_a_class_of_a_strange_name():
+    """It comes from the data, and may be anything."""
+    (finding,) = find_missing_classes(["\x1b[2J", "b"], ["b"], needed=True)
+    assert "\x1b" not in finding.message
+
+
+# --- row_order ------------------------------------------------------------------------
+
+
+def find_row_order(*pieces, homes=(0, 1), needed=None):
+    contents = Contents(pieces=tuple(labels(np.asarray(p)) for p in pieces))
+    rows = [len(p) for p in pieces]
+    data = layout(rows, list(homes), ("X", "y"), contents=contents)
+    seen = view((), [data])
+    workload = replace(seen.goal.workload, random_order=needed)
+    return list(row_order(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+CHANCE = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda n: CHANCE.normal(size=n),
+        lambda n: CHANCE.integers(0, 3, n),
+        lambda n: CHANCE.choice(["a", "b"], n, p=[0.99, 0.01]),
+        lambda n: CHANCE.integers(0, 5000, n),
+        np.ones,
+    ],
+    ids=["numbers", "classes", "a rare text", "many numbers", "one value"],
+)
+def test_silent_where_order_is_random(draw):
+    """Whatever labels are, and however few rows a worker has."""
+    for n in (1, 20, 3000):
+        assert find_row_order(draw(3000), draw(n)) == []
+
+
+@pytest.mark.parametrize("kind", ["f8", "i8", "U4"])
+def test_sorted_labels(kind):
+    """As bad as the library takes it."""
+    values = np.repeat([0, 1], 500).astype(kind)
+    (finding,) = find_row_order(values[:500], values[500:])
+    assert finding.severity is Severity.info
+    assert finding.subject == (0, 1)
+    assert finding.evidence["shift"] == 1.0
+    (finding,) = find_row_order(values[:500], values[500:], needed=True)
+    assert finding.severity is Severity.warning
+    assert find_row_order(values[:500], values[500:], needed=False) == []
+
+
+def test_pieces_that_differ_on_one_worker_are_mixed_there():
+    """What counts is what each worker holds."""
+    low, high = np.zeros(500), np.ones(500)
+    assert find_row_order(low, high, low, high, homes=(0, 0, 1, 1)) == []
+    assert len(find_row_order(low, high, low, high, homes=(0, 1, 0, 1))) == 1
+
+
+def test_what_cannot_be_told():
+    """Labels of several columns; data that was not read, or lies nowhere."""
+    assert find_row_order(np.ones((9, 2)), np.ones((9, 2))) == []
+    assert list(row_order(view((), [layout([10], [0])]))) == []
+    assert list(row_order(view())) == []
+    assert find_row_order(np.zeros(500), np.ones(500), homes=(-1, 0)) == []
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_live(c, s, a, b):
+    """Labels as they were written, sorted."""
+    X, y = c.persist([da.ones((4000, 2), chunks=1000), da.arange(4000, chunks=1000)])
+    await wait([X, y])
+    X, y = await clustertune.prepare(c, X, y)
+    report = await clustertune.check(c, X, y, deep=True)
+    assert {"row_order"} <= {f.check for f in report.found}
+    report = await clustertune.check(c, X, y, deep=True, workload="xgboost")
+    assert "row_order" not in {f.check for f in report.found}

@@ -1,0 +1,507 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clustertune.checks.memory import (
+    child_processes,
+    memory_growth,
+    memory_limits,
+    memory_pressure,
+    memory_settings,
+    phantom_memory,
+    spill_space,
+    unmanaged_memory,
+    unneeded_keys,
+)
+from clustertune.core.model import Severity, Unknown
+from clustertune.testing import details, layout, prefix, runs, survey, view, worker
+
+# --- memory_pressure ------------------------------------------------------------------
+
+
+GIB = 2**30
+
+
+def find_memory_pressure(*workers, **settings):
+    """Severities and messages for these workers."""
+    return [
+        (f.severity, f.message)
+        for f in memory_pressure(view(workers=workers), **settings)
+    ]
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        pytest.param({}, id="healthy"),
+        pytest.param({"process": 0, "managed": 0}, id="empty"),
+        pytest.param({"process": int(2.3 * GIB)}, id="process below spill"),
+        pytest.param({"managed": int(1.9 * GIB)}, id="managed below target"),
+        pytest.param({"memory_limit": 0, "process": 99 * GIB}, id="no limit"),
+        pytest.param(
+            {"process": 4 * GIB, "spill": None, "pause": None, "terminate": None},
+            id="thresholds of the process off",
+        ),
+        pytest.param({"managed": 4 * GIB, "target": None}, id="target off"),
+        pytest.param(
+            {"memory_limit": 0, "facts": Unknown("no answer")},
+            id="unknown but no limit",
+        ),
+    ],
+)
+def test_silent(quiet):
+    """Nothing is said below all thresholds that are on."""
+    assert find_memory_pressure(worker(0, **quiet)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "severity", "threshold"),
+    [
+        ({"process": int(3.9 * GIB)}, Severity.critical, "terminate"),
+        ({"process": int(3.3 * GIB)}, Severity.critical, "pause"),
+        ({"process": int(3.0 * GIB)}, Severity.warning, "spill"),
+        ({"managed": int(2.5 * GIB)}, Severity.warning, "target"),
+        ({"process": int(2.5 * GIB)}, Severity.info, "spill"),
+        ({"managed": int(2.1 * GIB)}, Severity.info, "target"),
+        ({"process": 2 * GIB, "pause": 0.5}, Severity.critical, "pause"),
+        ({"process": 2 * GIB, "spill": None, "pause": 0.55}, Severity.info, "pause"),
+    ],
+)
+def test_the_worst_threshold_that_is_reached_is_named(fields, severity, threshold):
+    """A worker is reported once, for the worst of its own thresholds."""
+    ((level, message),) = find_memory_pressure(worker(0, **fields))
+    assert level is severity
+    assert f"the {threshold} threshold" in message
+
+
+def test_the_message_says_measure_amount_and_what_comes_next():
+    """Measured bytes, their share of the limit, and what the worker does."""
+    ((_, message),) = find_memory_pressure(worker(0, process=3 * GIB))
+    assert message == (
+        "worker 0 is at or over the spill threshold: process memory is 3.0 GiB, 75% of "
+        "the limit of 4.0 GiB; at 70% it writes keys to disk until it is below its "
+        "target"
+    )
+
+
+def test_keys_on_disk_are_a_warning():
+    """Spilled bytes are summed over the workers that have some."""
+    ((severity, message),) = find_memory_pressure(
+        worker(0, spilled=GIB), worker(1, spilled=GIB)
+    )
+    assert severity is Severity.warning
+    assert message.startswith("workers 0 and 1 have 2.0 GiB of keys on disk")
+
+
+def test_a_thousand_workers_are_one_finding():
+    """Workers at the same threshold are listed together, the fullest named."""
+    crowd = [worker(i, process=3 * GIB + i) for i in range(1000)]
+    (finding,) = memory_pressure(view(workers=crowd))
+    assert finding.subject == tuple(range(1000))
+    assert "workers 0, 1, 2 and 997 more are" in finding.message
+    assert "; worker 999 is fullest: " in finding.message
+    assert finding.evidence["process_bytes"] == 3 * GIB + 999
+
+
+def test_of_two_workers_the_fullest_is_named():
+    """The measured figures are those of the worker closest to acting."""
+    pair = worker(0, process=3 * GIB), worker(1, process=3 * GIB + 1)
+    ((_, message),) = find_memory_pressure(*pair)
+    assert message.startswith(
+        "workers 0 and 1 are at or over the spill threshold; worker 1 is fullest: "
+    )
+
+
+def test_near_sets_how_close_is_close():
+    """With a smaller distance the same worker is not mentioned."""
+    close = worker(0, process=int(2.5 * GIB))
+    assert len(find_memory_pressure(close)) == 1
+    assert find_memory_pressure(close, near=0.05) == []
+
+
+def test_unknown_thresholds_are_said_once_for_each_reason():
+    """Workers whose facts are unknown are grouped by the reason."""
+    mute = [worker(i, facts=Unknown("no answer")) for i in range(3)]
+    assert find_memory_pressure(*mute) == [
+        (
+            Severity.unknown,
+            "memory thresholds of workers 0, 1 and 2 unknown: no answer",
+        )
+    ]
+
+
+def test_an_unknown_nanny_leaves_the_other_thresholds():
+    """Where only the terminate threshold is unknown, the others are compared."""
+    paused = worker(0, process=int(3.9 * GIB), terminate=Unknown("nanny gone"))
+    (critical, first), (unknown, second) = find_memory_pressure(paused)
+    assert (critical, unknown) == (Severity.critical, Severity.unknown)
+    assert "the pause threshold" in first
+    assert second == "terminate threshold of worker 0 unknown: nanny gone"
+
+
+def test_keys_on_disk_are_reported_without_knowing_thresholds():
+    """What was measured is said although thresholds are unknown."""
+    mute = worker(0, spilled=GIB, facts=Unknown("no answer"))
+    assert [s for s, _ in find_memory_pressure(mute)] == [
+        Severity.warning,
+        Severity.unknown,
+    ]
+
+
+# --- memory_settings ------------------------------------------------------------------
+
+
+def find_memory_settings(**thresholds):
+    return list(memory_settings(view([worker(0, **thresholds), worker(1)])))
+
+
+@pytest.mark.parametrize(
+    "thresholds",
+    [
+        {},
+        {"target": None, "spill": None},
+        {"pause": None, "terminate": None},
+        {"target": 0.7, "spill": 0.7},
+        {"terminate": Unknown("no answer")},
+        {"facts": Unknown("no answer")},
+    ],
+)
+def test_silent_where_they_act_in_order(thresholds):
+    """Also where some are off, equal, or not known."""
+    assert find_memory_settings(**thresholds) == []
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "text"),
+    [
+        ({"target": 0.8}, "target (80%) is above spill (70%), which acts first"),
+        ({"spill": 0.9}, "spill (90%) is above pause (80%)"),
+        ({"pause": 0.97}, "pause (97%) is above terminate (95%)"),
+        ({"spill": None, "target": 0.9}, "target (90%) is above pause (80%)"),
+        ({"terminate": 1.2}, "terminate is 120% of the limit"),
+    ],
+)
+def test_another_order(thresholds, text):
+    """Which of them never acts is said."""
+    (finding,) = find_memory_settings(**thresholds)
+    assert finding.severity is Severity.warning
+    assert text in finding.message
+    assert finding.subject == (0,)
+
+
+def test_no_limit():
+    """Nothing acts then; some clusters are meant so."""
+    (finding,) = find_memory_settings(memory_limit=0, target=0.9)
+    assert finding.severity is Severity.info
+    assert "1 worker has no memory limit" in finding.message
+
+
+# --- memory_limits --------------------------------------------------------------------
+
+
+def find_memory_limits(n, **options):
+    return list(memory_limits(view([worker(i, **options) for i in range(n)])))
+
+
+def test_silent_where_they_fit():
+    """All of the memory, or no limit, or what is not known."""
+    assert find_memory_limits(4, host_memory=16 * GIB) == []
+    assert find_memory_limits(4, host_memory=8 * GIB, memory_limit=0) == []
+    assert find_memory_limits(4, facts=Unknown("no answer")) == []
+
+
+def test_hosts_are_summed_each_for_itself():
+    """Four workers on two hosts."""
+    some = [worker(i, host=f"10.0.0.{i % 2}", host_memory=8 * GIB) for i in range(4)]
+    assert list(memory_limits(view(some))) == []
+
+
+def test_more_than_there_is():
+    """The container's memory counts where it has less."""
+    (finding,) = find_memory_limits(4, host_memory=10 * GIB)
+    assert finding.severity is Severity.warning
+    assert "add up to 16.0 GiB, but they can use only 10.0 GiB" in finding.message
+    assert finding.subject == (0, 1, 2, 3)
+
+
+# --- unmanaged_memory -----------------------------------------------------------------
+
+
+def find_unmanaged_memory(*workers):
+    return list(unmanaged_memory(view(workers)))
+
+
+def test_silent_where_it_is_usual():
+    """Python and the libraries; a third of the limit beyond that."""
+    assert (
+        find_unmanaged_memory(worker(0), worker(1, process=GIB, managed=GIB // 2)) == []
+    )
+
+
+def test_silent_where_it_may_be_in_use():
+    """Of a task that runs; of a process that is the client's too; without a limit."""
+    full = {"process": 3 * GIB}
+    assert (
+        find_unmanaged_memory(
+            worker(0, **full, processing=1), worker(1, **full, executing=1)
+        )
+        == []
+    )
+    assert (
+        find_unmanaged_memory(worker(0, **full, address="inproc://127.0.0.1/1/2")) == []
+    )
+    assert find_unmanaged_memory(worker(0, **full, memory_limit=0)) == []
+
+
+def test_idle_workers_with_much_are_found():
+    """The worst of them is named."""
+    some = [worker(0, process=2 * GIB), worker(1, process=3 * GIB), worker(2)]
+    (finding,) = find_unmanaged_memory(*some)
+    assert finding.severity is Severity.warning
+    assert finding.subject == (0, 1)
+    assert "worker 1 has 3.0 GiB of the limit of 4.0 GiB" in finding.message
+
+
+# --- phantom_memory -------------------------------------------------------------------
+
+
+def find_phantom_memory(*workers):
+    return list(phantom_memory(view(workers)))
+
+
+def test_silent_where_the_process_has_it():
+    """A little more may be managed: numbers are not of the same moment."""
+    assert (
+        find_phantom_memory(worker(0), worker(1, process=GIB, managed=GIB + GIB // 8))
+        == []
+    )
+
+
+def test_silent_where_a_process_is_shared():
+    """Workers of one process manage what is partly the others'."""
+    assert (
+        find_phantom_memory(
+            worker(0, address="inproc://127.0.0.1/1/2", managed=3 * GIB)
+        )
+        == []
+    )
+
+
+def test_counted_twice():
+    """A warning only where the worker writes to disk for it."""
+    (finding,) = find_phantom_memory(worker(0, process=GIB, managed=2 * GIB))
+    assert finding.severity is Severity.info
+    (finding,) = find_phantom_memory(worker(0, process=GIB, managed=3 * GIB), worker(1))
+    assert finding.severity is Severity.warning
+    assert finding.subject == (0,)
+    assert "3.0 GiB of keys" in finding.message
+    (finding,) = find_phantom_memory(
+        worker(0, process=GIB, managed=3 * GIB, target=None)
+    )
+    assert finding.severity is Severity.info
+
+
+# --- child_processes ------------------------------------------------------------------
+
+
+def find_child_processes(**answers):
+    return list(
+        child_processes(view([worker(0, details=details(**answers)), worker(1)]))
+    )
+
+
+def test_silent_without_children():
+    """Or with small ones, or where nobody asked, or got an answer."""
+    assert find_child_processes() == []
+    assert find_child_processes(child_count=2, child_memory=100 * 2**20) == []
+    assert list(child_processes(view())) == []
+    assert list(child_processes(view([worker(0, details=Unknown("no answer"))]))) == []
+
+
+def test_silent_in_the_clients_own_process():
+    """Its children are the user's own."""
+    big = details(child_count=1, child_memory=3 * GIB)
+    there = worker(0, details=big, address="inproc://127.0.0.1/1/2")
+    assert list(child_processes(view([there]))) == []
+
+
+def test_children_with_memory():
+    """A warning where worker and children exceed the limit together."""
+    (finding,) = find_child_processes(child_count=1, child_memory=GIB)
+    assert finding.severity is Severity.info
+    assert "1 child process of worker 0 holds 1.0 GiB" in finding.message
+    (finding,) = find_child_processes(child_count=4, child_memory=4 * GIB)
+    assert finding.severity is Severity.warning
+    assert "105% of its limit" in finding.message
+
+
+# --- memory_growth --------------------------------------------------------------------
+
+
+MIB = 2**20
+
+
+def find_memory_growth(*floors, **options):
+    """Of one worker, from its floors after each run, in MiB."""
+    past = runs(*({0: n * MIB} for n in floors))
+    return list(memory_growth(view([worker(0)], runs=past), **options))
+
+
+def test_silent_where_nobody_asked():
+    """Prepare does not ask for past runs."""
+    assert list(memory_growth(view())) == []
+
+
+def test_silent_where_memory_stays():
+    """Up and down, less than counts, or a first rise that ends."""
+    for floors in ((200, 210, 195, 205), (200, 210, 220), (200, 700, 702, 701, 703)):
+        assert find_memory_growth(*floors) == []
+
+
+def test_unknown_with_too_few_runs():
+    """Two runs make one step, which may be chance."""
+    for floors, text in (((), "no run was seen yet"), ((200, 900), "2 runs")):
+        (finding,) = find_memory_growth(*floors)
+        assert finding.severity is Severity.unknown
+        assert text in finding.message
+
+
+def test_growth_is_found_with_the_runs_that_are_left():
+    """By the median step: one that is odd does not count for much."""
+    (finding,) = find_memory_growth(200, 700, 1200, 1300, 1800)
+    assert finding.severity is Severity.warning
+    # spills at 0.7 of 4 GiB: (2867.2 - 1800) / 500
+    assert finding.evidence == {
+        "bytes_per_run": 500 * MIB,
+        "runs": 5,
+        "runs_until_spill": 3,
+        "runs_until_pause": 3,
+        "runs_until_terminate": 5,
+    }
+    assert finding.message == (
+        "unmanaged memory of worker 0 grows from run to run: worker 0 keeps 500.0 MiB "
+        "more after each of the last 5 runs. It will spill (at 2.8 GiB) in run 3 from "
+        "now, pause (at 3.2 GiB) in run 3 from now and be killed by its nanny (at 3.8 "
+        "GiB) in run 5 from now"
+    )
+    assert "between two runs, after at most 2 more runs" in finding.remedy
+    (finding,) = find_memory_growth(1200, 2000, 2800)
+    assert "Run ``clustertune.restart(client)`` before the next run" in finding.remedy
+    (finding,) = find_memory_growth(200, 250, 300, 350)
+    assert finding.severity is Severity.info
+
+
+def test_silent_for_workers_that_are_new_or_never_pause():
+    """They have no past, or no threshold to reach."""
+    past = runs({0: 200 * MIB}, {0: 700 * MIB}, {0: 1200 * MIB})
+    assert list(memory_growth(view([worker(1)], runs=past))) == []
+    none = worker(0, spill=None, pause=None, terminate=None)
+    assert list(memory_growth(view([none], runs=past))) == []
+    (finding,) = memory_growth(view([worker(0, pause=None)], runs=past))
+    assert "runs_until_pause" not in finding.evidence
+    assert list(memory_growth(view([worker(0, memory_limit=0)], runs=past))) == []
+
+
+def test_only_runs_that_ended_alike_are_compared():
+    """A computation after each fit is a run as well, and need not leak."""
+    past = runs(*({0: n * MIB} for n in (200, 201, 700, 701, 1200, 1201)))
+    ends = ("training", "gap") * 3
+    alike = tuple(replace(run, ended_by=end) for run, end in zip(past, ends))
+    (finding,) = memory_growth(view([worker(0)], runs=alike))
+    assert finding.evidence["bytes_per_run"] == 500 * MIB
+    assert finding.evidence["runs"] == 3
+
+
+def test_memory_that_comes_with_data_is_no_leak():
+    """Loading data grows the process by more than the keys."""
+    past = runs(*({0: n * MIB} for n in (200, 700, 1200)))
+    loaded = tuple(
+        replace(run, managed={0: i * 600 * MIB}) for i, run in enumerate(past)
+    )
+    assert list(memory_growth(view([worker(0)], runs=loaded))) == []
+
+
+# --- unneeded_keys --------------------------------------------------------------------
+
+
+def find_unneeded_keys(managed, *prefixes, layouts=None):
+    data = layout([1000] * 4, [0, 0, 1, 1])  # 352,000 bytes
+    some = [worker(i, managed=managed) for i in range(2)]
+    given = [data] if layouts is None else layouts
+    return list(unneeded_keys(view(some, given, survey=survey(prefixes=prefixes))))
+
+
+def test_silent_where_others_take_little():
+    """Of 8 GiB; or nothing was given to compare with; or nobody asked."""
+    assert find_unneeded_keys(GIB // 4) == []
+    assert find_unneeded_keys(3 * GIB, layouts=[]) == []
+    assert (
+        list(unneeded_keys(view([worker(0, managed=3 * GIB)], [layout([1], [0])])))
+        == []
+    )
+
+
+def test_other_keys():
+    """The largest kinds that are in memory are named."""
+    kinds = (
+        prefix("old", memory=5, nbytes=GIB),
+        prefix("gone", memory=0, nbytes=9 * GIB),
+        prefix("small", memory=1, nbytes=10),
+    )
+    (finding,) = find_unneeded_keys(GIB // 2, *kinds)
+    assert finding.severity is Severity.info
+    assert "largest kinds of all keys: old (1.0 GiB)" in finding.message
+    (finding,) = find_unneeded_keys(2 * GIB, *kinds)
+    assert finding.severity is Severity.warning
+
+
+# --- spill_space ----------------------------------------------------------------------
+
+
+def find_spill_space(spilled=0, thresholds=None, **disk):
+    options = {"spilled": spilled, "details": details(**disk), **(thresholds or {})}
+    return list(spill_space(view([worker(i, **options) for i in range(2)])))
+
+
+def test_silent_with_a_local_disk_with_room():
+    """Or where nobody asked."""
+    assert find_spill_space() == []
+    assert list(spill_space(view())) == []
+
+
+def test_silent_where_nothing_spills():
+    """Without thresholds, or without a limit, the disk does not matter."""
+    off = {"target": None, "spill": None}
+    assert find_spill_space(thresholds=off, disk="tmpfs", disk_free=0) == []
+    assert find_spill_space(thresholds={"memory_limit": 0}, disk_free=0) == []
+
+
+def test_disks_that_are_none():
+    """A warning once there is something on them."""
+    for kind, where in (("tmpfs", "in memory"), ("nfs4", "on a network")):
+        (finding,) = find_spill_space(disk=kind)
+        assert finding.severity is Severity.info
+        assert where in finding.message
+        (finding,) = find_spill_space(spilled=1, disk=kind)
+        assert finding.severity is Severity.warning
+
+
+def test_no_room():
+    """Against what all workers on that disk may hold."""
+    assert find_spill_space(disk_free=GIB) == []
+    (finding,) = find_spill_space(disk_free=GIB // 2)
+    assert finding.severity is Severity.warning
+    assert (
+        find_spill_space(disk_free=2 * GIB, thresholds={"memory_limit": 40 * GIB})[
+            0
+        ].severity
+        is Severity.info
+    )
+    (finding,) = find_spill_space(spilled=1, disk_free=GIB // 2)
+    assert finding.severity is Severity.warning
+    assert (
+        "512.0 MiB are free on the disk to which workers 0 and 1 spill"
+        in finding.message
+    )

@@ -1,0 +1,570 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clustertune.checks import ERRORS
+from clustertune.checks.partitions import (
+    column_chunks,
+    differing_boundaries,
+    large_pieces,
+    no_rows,
+    scattered_data,
+    too_few_pieces,
+    too_many_pieces,
+)
+from clustertune.core.model import Layout, Profile, Severity
+from clustertune.errors import AlignmentError
+from clustertune.testing import layout, member, snapshot, view, worker
+
+# --- differing_boundaries -------------------------------------------------------------
+
+
+def pair(x, y, label="training data", homes=True, **fields):
+    """Make a layout of X and y with these rows."""
+    rows = {"X": x, "y": y}
+    members = [
+        member(name, r, [0] * len(r) if homes else None, **fields)
+        for name, r in rows.items()
+    ]
+    return Layout(label=label, members=tuple(members))
+
+
+def find_differing_boundaries(*layouts):
+    """Findings for these layouts."""
+    return list(differing_boundaries(view(layouts=layouts)))
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([10, 20], [0, 1])], id="the same"),
+        pytest.param([layout([10, 20], None)], id="the same, not loaded"),
+        pytest.param([layout(None, [0, 1], members=["X"])], id="X alone, rows unknown"),
+        pytest.param(
+            [layout([10, 20], [0, 1]), layout([5], [0], label="eval_set[0]")],
+            id="an eval set is cut otherwise than the training data",
+        ),
+    ],
+)
+def test_silent(layouts):
+    """Nothing is said where all members of each layout are cut alike."""
+    assert find_differing_boundaries(*layouts) == []
+
+
+def test_critical_findings_stop_with_an_alignment_error():
+    """Training on labels of other rows must not happen."""
+    assert ERRORS["differing_boundaries"] is AlignmentError
+
+
+def test_other_boundaries_are_critical():
+    """As many pieces and rows, cut elsewhere: the silent case."""
+    (finding,) = find_differing_boundaries(pair([100, 100, 100], [100, 50, 150]))
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("X", "y")
+    assert finding.message == (
+        "X and y have 300 rows each, but are cut at different rows, so a fit could "
+        "pair rows with wrong labels; the first partition that differs is number 1: "
+        "100 rows in X, 50 rows in y"
+    )
+    assert finding.remedy == "y = y.rechunk({0: X.chunks[0]})"
+    assert finding.evidence["same_total"] is True
+
+
+def test_boundaries_are_compared_before_loading_where_they_are_known():
+    """Arrays know their rows before they are in memory."""
+    (finding,) = find_differing_boundaries(pair([100, 100], [150, 50], homes=False))
+    assert finding.severity is Severity.critical
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "piece", "text"),
+    [
+        ([10, 10], [20], 0, "10 rows in X, 20 rows in y"),
+        ([10], [10, 0], 1, "none in X, 0 rows in y"),
+        ([10, 0], [10], 1, "0 rows in X, none in y"),
+    ],
+)
+def test_other_numbers_of_pieces_are_critical(x, y, piece, text):
+    """The first piece that the other has not, or has otherwise, is named."""
+    (finding,) = find_differing_boundaries(pair(x, y))
+    assert finding.severity is Severity.critical
+    assert finding.evidence["piece"] == piece
+    assert finding.message.endswith(text)
+
+
+def test_other_totals_are_critical_and_no_cut_helps():
+    """Both numbers of rows are said, and rechunk is not proposed."""
+    (finding,) = find_differing_boundaries(pair([50_000, 50_000], [50_000, 49_000]))
+    assert finding.severity is Severity.critical
+    assert finding.message.startswith(
+        "X has 100,000 rows, y has 99,000, so their rows cannot be paired; "
+    )
+    assert finding.remedy == "Make X and y from the same rows. No cut can match them."
+    assert finding.evidence["same_total"] is False
+
+
+def test_every_member_is_compared():
+    """A weight that differs is found beside a y that does not."""
+    weight = member("sample_weight", [15, 5], [0, 0])
+    three = layout([10, 10], [0, 0])
+    three = Layout(label=three.label, members=(*three.members, weight))
+    (finding,) = find_differing_boundaries(three)
+    assert finding.subject == ("X", "sample_weight")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "remedy"),
+    [
+        (
+            ("dataframe", "array"),
+            "y = y.rechunk({0: tuple(X.map_partitions(len).compute())})",
+        ),
+        (("dataframe", "series"), ""),
+    ],
+)
+def test_the_remedy_suits_the_kinds(kinds, remedy):
+    """Frames cannot be cut at given rows: there the page's remedy holds."""
+    members = [
+        member(name, rows, [0, 0], kind=kind)
+        for name, rows, kind in zip("Xy", ([1, 3], [2, 2]), kinds, strict=True)
+    ]
+    (finding,) = find_differing_boundaries(
+        Layout(label="training data", members=tuple(members))
+    )
+    assert finding.remedy == remedy
+
+
+def test_an_eval_set_is_compared_within_itself():
+    """The remedy names the collections as the user does."""
+    rows = {"eval_set[0].X": [1, 3], "eval_set[0].y": [2, 2]}
+    members = [member(label, r, [0, 0]) for label, r in rows.items()]
+    (finding,) = find_differing_boundaries(
+        Layout(label="eval_set[0]", members=tuple(members))
+    )
+    assert finding.remedy == "y = y.rechunk({0: X.chunks[0]})"
+
+
+@pytest.mark.parametrize("n_pieces", [8, 3])
+def test_counts_of_pieces_prove_nothing_before_loading(n_pieces):
+    """Equal or not, piece counts of lazy frames change when they are loaded."""
+    lazy = [
+        member(label, None, None, kind="dataframe", keys=tuple(range(n)))
+        for label, n in (("X", 8), ("y", n_pieces))
+    ]
+    (finding,) = find_differing_boundaries(
+        Layout(label="training data", members=tuple(lazy))
+    )
+    assert finding.severity is Severity.unknown
+    assert finding.message == (
+        "whether the training data is cut at the same rows is unknown: rows of X and y "
+        "are learned after loading"
+    )
+
+
+def test_counts_of_loaded_pieces_are_what_they_are():
+    """Loaded data whose rows were not counted still has its number of pieces."""
+    members = [member("X", None, [0] * 8), member("y", None, [0] * 3)]
+    severe, unknown = find_differing_boundaries(
+        Layout(label="training data", members=tuple(members))
+    )
+    assert severe.severity is Severity.critical
+    assert (
+        severe.message
+        == "X has 8 partitions, y has 3, so a fit could pair rows with wrong labels"
+    )
+    assert unknown.severity is Severity.unknown
+    assert unknown.message.endswith("rows of X and y could not be counted")
+
+
+def test_what_is_known_is_compared_although_something_is_not():
+    """A lazy X does not keep y and weight from being compared."""
+    members = [
+        member("X", None, None, kind="dataframe", keys=(0, 1)),
+        member("y", [10, 10], [0, 0]),
+        member("sample_weight", [5, 15], [0, 0]),
+    ]
+    severe, unknown = find_differing_boundaries(
+        Layout(label="training data", members=tuple(members))
+    )
+    assert severe.subject == ("y", "sample_weight")
+    assert unknown.subject == ("X",)
+
+
+# --- column_chunks --------------------------------------------------------------------
+
+
+def test_silent_for_whole_rows():
+    """Arrays that are cut by rows only are as they should be."""
+    assert list(column_chunks(view())) == []
+    assert list(column_chunks(view(layouts=[layout([10, 10], [0, 1])]))) == []
+
+
+def test_blocks_of_columns_are_critical():
+    """An array cut by columns stops the fit, and prepare before it."""
+    x = member("eval_set[0].X", [10], [0], column_blocks=2)
+    cut = Layout(label="eval_set[0]", members=(x, member("eval_set[0].y", [10], [0])))
+    (finding,) = column_chunks(view(layouts=[layout([10], [0]), cut]))
+    assert ERRORS["column_chunks"] is AlignmentError
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("eval_set[0].X",)
+    assert finding.message == (
+        "eval_set[0].X is cut into 2 blocks of columns, but a fit needs all "
+        "columns of a row in one partition"
+    )
+    assert finding.remedy == "X = X.rechunk({1: -1})"
+
+
+# --- no_rows --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([10, 0], [0, 1])], id="an empty piece"),
+        pytest.param([layout(None, [0, 1])], id="rows unknown"),
+        pytest.param([layout([10, 10], None)], id="not loaded"),
+    ],
+)
+def test_no_rows_silent(layouts):
+    """Nothing is said while there is a row, or nobody has counted."""
+    assert list(no_rows(view(layouts=layouts))) == []
+
+
+def test_no_row_at_all():
+    """A collection of empty pieces only stops what was asked for, by its name."""
+    found = list(no_rows(view(layouts=[layout([0, 0], [0, 1])])))
+    assert [f.severity for f in found] == [Severity.critical] * 2
+    assert found[0].message == "X has no rows, so nothing can be trained on it"
+    assert found[1].subject == ("y",)
+
+
+# --- too_few_pieces -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([10, 10], [0, 0])], id="a piece each, wherever it is"),
+        pytest.param([layout([1, 1], [0, 0])], id="a row each"),
+        pytest.param([layout([10, 10], None)], id="a piece each, not loaded"),
+        pytest.param([layout([10] * 41, [0] * 41)], id="uneven within the tolerance"),
+        pytest.param([layout(None, [0])], id="rows unknown"),
+        pytest.param(
+            [layout([10, 10], [0, 1]), layout([5], [0], label="eval_set[0]")],
+            id="one piece of an eval set",
+        ),
+    ],
+)
+def test_too_few_pieces_silent(layouts):
+    """Nothing is said where pieces can be shared out evenly, or are not known."""
+    assert list(too_few_pieces(view(layouts=layouts))) == []
+
+
+def test_no_workers_are_no_finding():
+    """Without any worker there is nobody to have a piece."""
+    assert (
+        list(
+            too_few_pieces(view(snapshots=[snapshot([])], layouts=[layout([10], None)]))
+        )
+        == []
+    )
+
+
+def test_workers_that_may_not_train_need_no_piece():
+    """One piece is enough for the one worker that was asked for."""
+    data = [layout([10], [0])]
+    assert list(too_few_pieces(view(layouts=data, goal_workers=[0]))) == []
+
+
+def test_fewer_pieces_than_workers_are_critical():
+    """The remedy has the rows of a piece that give each thread four."""
+    workers = [worker(i) for i in range(3)]
+    (finding,) = too_few_pieces(
+        view(workers=workers, layouts=[layout([600, 600], None)])
+    )
+    assert ERRORS["too_few_pieces"] is AlignmentError
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("X", "y")
+    assert finding.message == (
+        "the training data has 2 partitions with rows for 3 workers: 1 worker cannot "
+        "train"
+    )
+    assert finding.remedy == "X = X.rechunk({0: 100}); y = y.rechunk({0: 100})"
+    assert finding.evidence == {"pieces": 2, "workers": 3}
+
+
+def test_pieces_without_rows_do_not_count():
+    """An empty piece gives a worker nothing to train on."""
+    (finding,) = too_few_pieces(view(layouts=[layout([10, 0], [0, 1])]))
+    assert finding.evidence["pieces"] == 1
+
+
+def test_workers_still_to_be_started_are_counted():
+    """It is said before the cluster is scaled, not after."""
+    data = [layout([10, 10], [0, 1])]
+    (finding,) = too_few_pieces(view(layouts=data, n_workers=5))
+    assert finding.evidence["workers"] == 5
+
+
+def test_the_remedy_suits_frames():
+    """Frames are cut into a number of partitions, four for each thread."""
+    data = [layout([100], [0], kind="dataframe")]
+    (finding,) = too_few_pieces(view(layouts=data))
+    assert finding.remedy == (
+        "X = X.repartition(npartitions=8); y = y.repartition(npartitions=8)"
+    )
+
+
+def test_the_remedy_cuts_as_prepare_would():
+    """One piece for every thread where a task costs more than small pieces are worth;
+    those of workers to come count as the others'."""
+    threads = [worker(0, nthreads=1), worker(1, nthreads=3)]
+    now = snapshot(threads, overhead=1e-3)
+    (finding,) = too_few_pieces(view(snapshots=[now], layouts=[layout([600], [0])]))
+    assert finding.remedy == "X = X.rechunk({0: 150}); y = y.rechunk({0: 150})"
+    (finding,) = too_few_pieces(
+        view(snapshots=[now], layouts=[layout([600], [0])], n_workers=3)
+    )
+    assert finding.remedy == "X = X.rechunk({0: 100}); y = y.rechunk({0: 100})"
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 17])
+def test_the_remedys_pieces_are_enough(rows):
+    """However few rows there are, pieces so cut suffice for every worker."""
+    (finding,) = too_few_pieces(view(layouts=[layout([rows], [0])]))
+    size = int(finding.remedy.split("rechunk({0: ")[1].split("}")[0])
+    assert -(-rows // size) >= 2
+
+
+def test_fewer_rows_than_workers_that_all_need_some():
+    """Rows are named as the cause, and only fewer workers help."""
+    seen = view(layouts=[layout([1], [0])])
+    exact = replace(seen.goal.workload, exact_rows=True)
+    seen = replace(seen, goal=replace(seen.goal, workload=exact))
+    (finding,) = too_few_pieces(seen)
+    assert finding.message == (
+        "the training data has 1 row for 2 workers: Any training library needs as many "
+        "rows on each, and cutting makes no more rows"
+    )
+    assert finding.severity is Severity.critical
+    assert finding.fixed_by == ""
+    assert finding.remedy == "Name at most 1 worker in workers=."
+
+
+@pytest.mark.parametrize("rechunk", [True, False, 2])
+def test_no_more_workers_are_expected_than_can_train(rechunk):
+    """Workers to come that will get no rows need no partition."""
+    seen = view(layouts=[layout([1, 1], [0, 1])], n_workers=5, rechunk=rechunk)
+    assert list(too_few_pieces(seen)) == []
+
+
+def test_pieces_that_cannot_be_even_are_information():
+    """Three equal pieces on two workers cost a third of the time."""
+    (finding,) = too_few_pieces(view(layouts=[layout([10] * 3, [0, 0, 1])]))
+    assert finding.severity is Severity.info
+    assert finding.message == (
+        "the training data has 3 partitions, the largest of 10 rows: one of 2 workers "
+        "has 1.33 times its share at best, and the others wait for it"
+    )
+    assert finding.evidence["best"] == pytest.approx(4 / 3)
+
+
+def test_a_larger_tolerance_accepts_them():
+    """What the goal allows is not mentioned."""
+    data = [layout([10] * 3, [0, 0, 1])]
+    assert list(too_few_pieces(view(layouts=data, tolerance=1 / 3))) == []
+    assert len(list(too_few_pieces(view(layouts=data, tolerance=0.33)))) == 1
+
+
+# --- too_many_pieces ------------------------------------------------------------------
+
+
+TEN = Profile(name="t", title="T", memory_multiple={8: 2}, max_pieces_per_thread=10)
+
+
+def pieces(n, **fields):
+    """Make data of n pieces of 880 bytes, on the first worker."""
+    return layout([10] * n, [0] * n, **fields)
+
+
+def find_too_many_pieces(*layouts, workers=(), **settings):
+    """Findings where 10 pieces are the limit for each thread."""
+    return list(too_many_pieces(view(workers, layouts, workload=TEN), **settings))
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([pieces(20)], id="as many as the limit"),
+        pytest.param([layout([20_000] * 21, [0] * 21)], id="many but large"),
+        pytest.param([layout(None, [0] * 20)], id="few, bytes unknown"),
+    ],
+)
+def test_too_many_pieces_silent(layouts):
+    """Nothing is said of few pieces, or of large ones."""
+    assert find_too_many_pieces(*layouts) == []
+
+
+def test_the_limit_is_for_each_thread_that_may_train():
+    """More threads may have more pieces; a paused worker's do not count."""
+    assert find_too_many_pieces(pieces(21), workers=[worker(0, nthreads=3)]) == []
+    nobody = [worker(0, status="paused")]
+    assert find_too_many_pieces(pieces(21), workers=nobody) == []
+    one = [worker(0), worker(1, nthreads=3, status="paused")]
+    assert len(find_too_many_pieces(pieces(21), workers=one)) == 1
+
+
+def test_many_small_pieces_are_a_warning():
+    """Number, threads and mean size are said."""
+    (finding,) = find_too_many_pieces(pieces(21))
+    assert finding.severity is Severity.warning
+    assert finding.message == (
+        "the training data has 21 partitions for 2 threads: 880 B each, so handling "
+        "them can take longer than their work"
+    )
+    assert finding.evidence == {"pieces": 21, "threads": 2}
+
+
+@pytest.mark.parametrize(
+    ("n", "severity"), [(160, Severity.warning), (161, Severity.critical)]
+)
+def test_far_too_many_are_critical(n, severity):
+    """From eight times the limit on, prepare stops."""
+    (finding,) = find_too_many_pieces(pieces(n))
+    assert finding.severity is severity
+    assert ERRORS["too_many_pieces"] is AlignmentError
+
+
+def test_eval_sets_are_never_critical():
+    """An eval set in far too many pieces is slow, but no reason to stop."""
+    (finding,) = find_too_many_pieces(pieces(2), pieces(1000, label="eval_set[0]"))
+    assert finding.severity is Severity.warning
+
+
+def test_a_number_that_is_wanted_is_never_critical():
+    """Asked for, or kept as the model depends on it: nothing would join them."""
+    kept = replace(TEN, keeps_pieces=True)
+    for goal in ({"rechunk": 161}, {"workload": kept, "kept": (1610, 161)}):
+        seen = view((), [pieces(161)], **{"workload": TEN} | goal)
+        (finding,) = too_many_pieces(seen)
+        assert finding.severity is Severity.warning
+        assert not finding.fixed_by
+    for goal in ({"rechunk": 80}, {"workload": TEN, "kept": (1610, 161)}):
+        seen = view((), [pieces(161)], **{"workload": TEN} | goal)
+        (finding,) = too_many_pieces(seen)
+        assert finding.severity is Severity.critical
+        assert finding.fixed_by == "rechunk"
+
+
+def test_settings_say_what_is_small_and_what_is_excess():
+    """Smaller pieces may be allowed, and fewer of them be too many."""
+    assert find_too_many_pieces(pieces(21), small=880) == []
+    (finding,) = find_too_many_pieces(pieces(21), excess=1.0)
+    assert finding.severity is Severity.critical
+
+
+def test_many_pieces_of_unknown_size_are_unknown():
+    """Before loading a frame does not say whether its pieces are small."""
+    keys = tuple(range(21))
+    (finding,) = find_too_many_pieces(layout(None, None, kind="dataframe", keys=keys))
+    assert finding.severity is Severity.unknown
+    assert finding.message == (
+        "the training data has 21 partitions for 2 threads: their size is unknown: X "
+        "is not loaded and does not tell its size"
+    )
+
+
+# --- large_pieces ---------------------------------------------------------------------
+
+
+WORKERS = [worker(0, memory_limit=8000), worker(1, memory_limit=4000)]
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([11, 11], [0, 1])], id="968 of 4000 bytes"),
+        pytest.param([layout([11, 11], None)], id="968 of 4000 bytes, not loaded"),
+    ],
+)
+def test_large_pieces_silent(layouts):
+    """Nothing is said of pieces up to a quarter of the smallest worker."""
+    assert list(large_pieces(view(workers=WORKERS, layouts=layouts))) == []
+
+
+def test_just_a_quarter_is_silent():
+    """The limit may be reached."""
+    workers = [worker(0, memory_limit=4 * 880)]
+    assert list(large_pieces(view(workers=workers, layouts=[layout([10], [0])]))) == []
+    assert (
+        len(list(large_pieces(view(workers=workers, layouts=[layout([11], [0])])))) == 1
+    )
+
+
+def test_without_a_limit_nothing_is_compared():
+    """No worker, or none with a memory limit, is no finding."""
+    data = [layout([1000], [0])]
+    assert (
+        list(large_pieces(view(workers=[worker(memory_limit=0)], layouts=data))) == []
+    )
+    assert list(large_pieces(view(snapshots=[snapshot([])], layouts=data))) == []
+
+
+def test_small_workers_that_may_not_train_do_not_count():
+    """Only workers that may hold the data are compared."""
+    data = [layout([20], [0])]
+    assert (
+        list(large_pieces(view(workers=WORKERS, layouts=data, goal_workers=[0]))) == []
+    )
+
+
+def test_a_large_piece_is_a_warning():
+    """Its bytes are compared with the smallest worker's limit."""
+    (finding,) = large_pieces(view(workers=WORKERS, layouts=[layout([5, 20], [0, 1])]))
+    assert finding.severity is Severity.warning
+    assert finding.subject == ("X", "y")
+    assert finding.message == (
+        "a partition of the training data has 1.7 KiB, 44% of the 3.9 KiB that "
+        "worker 1 may use: moving or cutting it takes twice that memory"
+    )
+    assert finding.evidence == {"piece_bytes": 1760, "limit_bytes": 4000}
+
+
+def test_fraction_sets_how_large_is_large():
+    """Half of a worker may be allowed."""
+    data = [layout([20], [0])]
+    assert list(large_pieces(view(workers=WORKERS, layouts=data), fraction=0.5)) == []
+
+
+def test_sizes_that_are_not_known_are_unknown():
+    """A frame that is not loaded does not tell how large its pieces are."""
+    lazy = layout(None, None, keys=(0, 1))
+    (finding,) = large_pieces(view(workers=WORKERS, layouts=[lazy]))
+    assert finding.severity is Severity.unknown
+    assert finding.message == (
+        "the size of the partitions of the training data is unknown: X is not loaded "
+        "and does not tell its size"
+    )
+
+
+# --- scattered_data -------------------------------------------------------------------
+
+
+def test_silent_where_data_has_a_recipe():
+    """Whatever it is."""
+    assert list(scattered_data(view((), [layout([10], [0])]))) == []
+
+
+def test_without_a_recipe():
+    """Counted over all collections."""
+    (finding,) = scattered_data(view((), [layout([10, 10], [0, 1], scattered=2)]))
+    assert finding.severity is Severity.info
+    assert finding.subject == ("X", "y")
+    assert "4 partitions of X and y are lost if the worker dies" in finding.message

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import pytest
+
+from clustertune.checks.placement import (
+    empty_workers,
+    separated_pairs,
+    surplus_copies,
+    uneven_rows,
+)
+from clustertune.core.model import Severity
+from clustertune.planner.trainers import chosen
+from clustertune.testing import layout, view, worker
+
+# --- empty_workers --------------------------------------------------------------------
+
+
+THREE = [worker(i) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([10] * 3, [0, 1, 2])], id="one piece each"),
+        pytest.param([layout([1] * 3, [0, 1, 2])], id="one row each"),
+        pytest.param([layout([10] * 2, [0, 1])], id="fewer pieces than workers"),
+        pytest.param([layout([10, 10, 0], [0, 1, 1])], id="fewer pieces with rows"),
+        pytest.param([layout([10] * 3, None)], id="not loaded"),
+        pytest.param([layout(None, [0] * 3)], id="rows unknown"),
+        pytest.param(
+            [
+                layout([10] * 3, [0, 1, 2]),
+                layout([9] * 3, [0] * 3, label="eval_set[0]"),
+            ],
+            id="eval set on one worker",
+        ),
+    ],
+)
+def test_silent(layouts):
+    """Nothing is said where every worker trains, or where it cannot be decided."""
+    assert list(empty_workers(view(workers=THREE, layouts=layouts))) == []
+
+
+def test_workers_that_may_not_train_may_be_empty():
+    """A paused worker, or one that was not asked for, needs no data."""
+    workers = [worker(0), worker(1, status="paused"), worker(2)]
+    data = [layout([10] * 3, [0] * 3)]
+    assert (
+        list(empty_workers(view(workers=workers, layouts=data, goal_workers=[0]))) == []
+    )
+
+
+def test_a_worker_without_pieces_is_a_warning():
+    """All data on the first of three workers leaves two that will not train."""
+    (finding,) = empty_workers(view(workers=THREE, layouts=[layout([10] * 3, [0] * 3)]))
+    assert finding.severity is Severity.warning
+    assert finding.subject == (1, 2)
+    assert finding.message == (
+        "no rows of the training data on workers 1 and 2: only 1 of 3 workers "
+        "will train"
+    )
+
+
+def test_pieces_without_rows_do_not_count():
+    """A worker that holds only empty pieces is empty."""
+    data = layout([10, 10, 10, 0], [0, 1, 1, 2])
+    (finding,) = empty_workers(view(workers=THREE, layouts=[data]))
+    assert finding.subject == (2,)
+
+
+def test_one_row_makes_a_piece():
+    """However small pieces are, each can give a worker something to do."""
+    (finding,) = empty_workers(
+        view(workers=THREE, layouts=[layout([1] * 3, [0, 1, 1])])
+    )
+    assert finding.subject == (2,)
+
+
+def test_a_copy_is_not_a_share():
+    """A worker that only has copies of what others hold is empty."""
+    data = layout([10] * 3, {"X": [0, 1, [1, 2]], "y": [0, 1, 1]})
+    (finding,) = empty_workers(view(workers=THREE, layouts=[data]))
+    assert finding.subject == (2,)
+
+
+def test_workers_that_cannot_have_rows():
+    """Where there are too few rows for all, that is the cause which is named."""
+    seen = chosen(view(THREE, [layout([1, 1], [0, 2])]))
+    (finding,) = empty_workers(seen)
+    assert finding.severity is Severity.warning
+    assert finding.message == (
+        "the training data has 2 rows: only 2 of 3 workers will train, without worker 1"
+    )
+    assert finding.subject == (1,)
+    assert finding.evidence == {"empty": 1, "workers": 3, "rows": 2}
+    seen = chosen(view(THREE, [layout([4, 4], [0, 2])], rechunk=False))
+    (finding,) = empty_workers(seen)
+    assert finding.message.startswith("the training data has 2 partitions: only 2 of 3")
+    assert "Leave out rechunk=" in finding.remedy
+
+
+# --- uneven_rows ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([10] * 4, [0, 1, 0, 1])], id="even"),
+        pytest.param([layout([105, 95], [0, 1])], id="within the tolerance"),
+        pytest.param([layout([0, 0], [0, 0])], id="no rows"),
+        pytest.param([layout([10] * 4, None)], id="not loaded"),
+        pytest.param([layout(None, [0] * 4)], id="rows unknown"),
+        pytest.param(
+            [layout([10] * 2, [0, 1]), layout([10] * 4, [0] * 4, label="eval_set[0]")],
+            id="eval set on one worker",
+        ),
+    ],
+)
+def test_uneven_rows_silent(layouts):
+    """Nothing is said of even rows, or where it cannot be decided."""
+    assert list(uneven_rows(view(layouts=layouts))) == []
+
+
+def test_shares_are_by_threads():
+    """A worker with twice the threads should hold twice the rows."""
+    workers = [worker(0, nthreads=2), worker(1, nthreads=1)]
+    data = [layout([10] * 3, [0, 0, 1])]
+    assert list(uneven_rows(view(workers=workers, layouts=data))) == []
+
+
+def test_all_rows_on_one_worker_are_a_warning():
+    """The fullest worker is named with its rows, and what moving can reach."""
+    (finding,) = uneven_rows(view(layouts=[layout([10] * 4, [1] * 4)]))
+    assert finding.severity is Severity.warning
+    assert finding.subject == (1,)
+    assert finding.message == (
+        "worker 1 holds 2 times its share of rows: 40 of 40 of the training data; "
+        "moving whole partitions can reduce that to 1"
+    )
+    assert finding.evidence["imbalance"] == pytest.approx(2.0)
+    assert finding.evidence["best"] == pytest.approx(1.0)
+
+
+def test_the_tolerance_is_the_goals():
+    """What is uneven for one goal is even enough for another."""
+    data = [layout([12, 8, 1, 1], [0, 1, 0, 0])]
+    assert len(list(uneven_rows(view(layouts=data)))) == 1
+    assert list(uneven_rows(view(layouts=data, tolerance=0.5))) == []
+
+
+def test_what_no_move_can_better_is_information():
+    """Three equal pieces on two workers lie as evenly as they can."""
+    (finding,) = uneven_rows(view(layouts=[layout([10] * 3, [0, 1, 0])]))
+    assert finding.severity is Severity.info
+    assert finding.message.endswith("whole partitions cannot be placed more evenly")
+
+
+@pytest.mark.parametrize(
+    ("workers", "goal"),
+    [
+        pytest.param([worker(0), worker(1, status="paused")], {}, id="paused"),
+        pytest.param([worker(0), worker(1)], {"goal_workers": [0]}, id="not asked for"),
+    ],
+)
+def test_rows_on_workers_that_may_not_train_are_a_warning(workers, goal):
+    """Such rows are wrong although the others are not too full."""
+    data = [layout([10] * 4, [0, 1, 0, 1])]
+    (finding,) = uneven_rows(view(workers=workers, layouts=data, **goal))
+    assert finding.severity is Severity.warning
+    assert finding.subject == (1,)
+    assert finding.message == (
+        "20 rows of the training data on worker 1, which is not running or not in "
+        "workers=, so a fit must move them first"
+    )
+
+
+def test_rows_of_eval_sets_on_such_workers_are_found_too():
+    """A worker that may not train should not hold an eval set either."""
+    sets = [layout([10], [0]), layout([5], [1], label="eval_set[0]")]
+    (finding,) = uneven_rows(view(layouts=sets, goal_workers=[0]))
+    assert "5 rows of the eval_set[0] on worker 1" in finding.message
+
+
+def test_no_eligible_worker_is_survived():
+    """Rows on paused workers alone are found without dividing by nothing."""
+    workers = [worker(0, status="paused")]
+    (finding,) = uneven_rows(view(workers=workers, layouts=[layout([10], [0])]))
+    assert finding.evidence == {"rows": 10, "of_rows": 10}
+
+
+# --- separated_pairs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([10] * 4, [0, 0, 0, 1])], id="together, uneven"),
+        pytest.param([layout([10] * 2, [0, 1], members=["X"])], id="X alone"),
+        pytest.param(
+            [layout([10] * 2, {"X": [0, 1], "y": [[0, 1], [0, 1]]})], id="y copied"
+        ),
+        pytest.param([layout([10, 0], {"X": [0, 0], "y": [0, 1]})], id="empty piece"),
+        pytest.param([layout([10] * 2, None)], id="not loaded"),
+        pytest.param(
+            [layout(None, {"X": [0, 0], "y": [1, 1]})], id="rows unknown: no pairs"
+        ),
+    ],
+)
+def test_separated_pairs_silent(layouts):
+    """Nothing is said where each piece is whole on some worker, or not known."""
+    assert list(separated_pairs(view(layouts=layouts))) == []
+
+
+def test_separated_pieces_are_counted_with_what_must_travel():
+    """Of a separated pair at least the smaller part travels."""
+    torn = layout([10] * 4, {"X": [0, 0, 1, 1], "y": [0, 1, 1, 0]})
+    (finding,) = separated_pairs(view(layouts=[torn]))
+    assert finding.severity is Severity.warning
+    assert finding.subject == ("X", "y")
+    assert finding.message == (
+        "2 of 4 partitions (50%) of the training data are split over several workers; "
+        "a fit ships at least 160 B to join them"
+    )
+    assert finding.evidence == {"apart": 2, "pieces": 4, "bytes": 160}
+
+
+def test_a_piece_of_one_row_counts():
+    """Only pieces without rows are of no concern."""
+    (finding,) = separated_pairs(view(layouts=[layout([1], {"X": [0], "y": [1]})]))
+    assert finding.evidence == {"apart": 1, "pieces": 1, "bytes": 8}
+
+
+def test_every_member_counts():
+    """A weight on a third worker separates a piece whose X and y are together."""
+    members = ["X", "y", "sample_weight"]
+    workers = [worker(i) for i in range(3)]
+    torn = layout([10], {"X": [0], "y": [0], "sample_weight": [2]}, members=members)
+    (finding,) = separated_pairs(view(workers=workers, layouts=[torn]))
+    assert finding.evidence["bytes"] == 80
+
+
+def test_eval_sets_are_looked_at():
+    """An eval set's pairs travel at each fit too."""
+    torn = layout([10], {"X": [0], "y": [1]}, label="eval_set[0]")
+    (finding,) = separated_pairs(view(layouts=[layout([10], [0]), torn]))
+    assert "eval_set[0]" in finding.message
+
+
+# --- surplus_copies -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param([], id="no data"),
+        pytest.param([layout([10] * 2, [0, 1])], id="one copy each"),
+        pytest.param([layout([10] * 2, {"X": [0, 0], "y": [1, 1]})], id="apart"),
+        pytest.param([layout([10] * 2, None)], id="not loaded"),
+    ],
+)
+def test_surplus_copies_silent(layouts):
+    """Nothing is said where every key lies on one worker, wherever that is."""
+    assert list(surplus_copies(view(layouts=layouts))) == []
+
+
+def test_copies_are_counted_by_piece():
+    """A piece counts once, however many of its members have copies."""
+    given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
+    (finding,) = surplus_copies(view(layouts=[given]))
+    assert finding.severity is Severity.info
+    assert finding.evidence == {"copied": 2, "pieces": 3}

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import pytest
+
+from clustertune.checks.threads import blocked_loops, thread_count, thread_pools
+from clustertune.core.model import Pool, Profile, Severity, Unknown
+from clustertune.testing import details, snapshot, survey, view, worker
+
+# --- thread_count ---------------------------------------------------------------------
+
+
+ALL = frozenset(range(8))
+
+
+def find_thread_count(*workers, **settings):
+    """Findings for these workers."""
+    return list(thread_count(view(workers=workers), **settings))
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(
+            [worker(i, nthreads=2, affinity=ALL) for i in range(4)],
+            id="stock LocalCluster: all CPUs, each sees all",
+        ),
+        pytest.param(
+            [worker(0, nthreads=4, affinity=ALL, quotas=(("/c", 3.5),))],
+            id="quota of 3.5, rounded up",
+        ),
+        pytest.param(
+            [worker(0, nthreads=3, affinity=ALL, quotas=(("/c", 3.5),))],
+            id="quota of 3.5, rounded down",
+        ),
+        pytest.param(
+            [worker(0, nthreads=1, affinity=ALL, quotas=(("/c", 0.5),))],
+            id="half a CPU",
+        ),
+        pytest.param(
+            [worker(0, nthreads=15, affinity=frozenset(range(16)), host="h")],
+            id="one of 16 idle: within the slack",
+        ),
+        pytest.param(
+            [
+                worker(i, nthreads=2, affinity=ALL, quotas=((f"/pod{i}", 2.0),))
+                for i in range(2)
+            ],
+            id="two containers",
+        ),
+    ],
+)
+def test_silent(workers):
+    """Nothing is said where threads and CPUs match."""
+    assert find_thread_count(*workers) == []
+
+
+def test_threads_are_summed_over_the_workers_of_a_host():
+    """Two workers that each use all CPUs of one host compete."""
+    pair = [worker(i, nthreads=8, affinity=ALL) for i in (0, 1)]
+    (finding,) = find_thread_count(*pair)
+    assert finding.severity is Severity.warning
+    assert finding.message == (
+        "more threads than usable CPUs on host 127.0.0.1: 16 threads of workers "
+        "0 and 1 share 8 CPUs and wait for each other"
+    )
+    assert finding.evidence == {"hosts": 1, "threads": 16, "cpus": 8}
+
+
+def test_the_same_workers_on_two_hosts_do_not_compete():
+    """Hosts are counted apart."""
+    assert (
+        find_thread_count(
+            *(worker(i, nthreads=8, affinity=ALL, host=f"h{i}") for i in (0, 1))
+        )
+        == []
+    )
+
+
+def test_a_quota_around_the_workers_cgroup_counts():
+    """A quota on a parent, which Dask overlooks, makes threads compete."""
+    quotas = (("/job/step", 8.0), ("/job", 2.0))
+    (finding,) = find_thread_count(worker(0, nthreads=8, affinity=ALL, quotas=quotas))
+    assert finding.severity is Severity.warning
+    assert finding.evidence["cpus"] == 2.0
+
+
+def test_one_container_over_its_quota_is_found_beside_an_idle_one():
+    """Sums of the host do not hide a worker that competes with itself."""
+    full = worker(0, nthreads=4, affinity=ALL, quotas=(("/a", 2.0),))
+    idle = worker(1, nthreads=2, affinity=ALL, quotas=(("/b", 4.0),))
+    (finding,) = find_thread_count(full, idle)
+    assert "4 threads of worker 0 share 2 CPUs" in finding.message
+
+
+def test_idle_cpus_of_a_remote_host_are_a_warning():
+    """A host that seems to be there for the workers should be used whole."""
+    (finding,) = find_thread_count(worker(0, nthreads=1, affinity=ALL, host="10.0.0.7"))
+    assert finding.severity is Severity.warning
+    assert "host 10.0.0.7" in finding.message
+    assert "keeps 1 of 8 CPUs busy" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("host", "scheduler"),
+    [("127.0.0.1", "tcp://127.0.0.1:1"), ("10.0.0.1", "tcp://10.0.0.1:8786")],
+)
+def test_idle_cpus_of_the_schedulers_host_are_information(host, scheduler):
+    """One worker of one thread on the user's machine is mostly meant."""
+    small = worker(0, nthreads=1, affinity=frozenset({0, 1}), host=host)
+    moment = snapshot([small], scheduler=scheduler)
+    (finding,) = thread_count(view(snapshots=[moment]))
+    assert finding.severity is Severity.info
+
+
+def test_idle_cpus_of_shared_hosts_are_information():
+    """Where other jobs are meant to use the hosts, idle CPUs are not our concern."""
+    (finding,) = find_thread_count(
+        worker(0, affinity=ALL, host="10.0.0.7"), shared=True
+    )
+    assert finding.severity is Severity.info
+
+
+def test_slack_allows_more_difference():
+    """With half the CPUs as slack, four of eight threads are enough."""
+    half = worker(0, nthreads=4, affinity=ALL, host="h")
+    assert len(find_thread_count(half)) == 1
+    assert find_thread_count(half, slack=0.5) == []
+
+
+def test_a_thousand_hosts_are_one_finding():
+    """Hosts with the same condition are counted, three named."""
+    crowd = [worker(i, affinity=ALL, host=f"h{i}") for i in range(1000)]
+    (finding,) = find_thread_count(*crowd)
+    assert "hosts h0, h1, h2 and 997 more" in finding.message
+    assert len(finding.subject) == 1000
+
+
+def test_unknown_facts_are_said_once_for_each_reason():
+    """A host of which one worker is silent is not judged by the others."""
+    mute = worker(1, facts=Unknown("no answer"))
+    (finding,) = find_thread_count(worker(0, nthreads=64, affinity=ALL), mute)
+    assert finding.severity is Severity.unknown
+    assert finding.message == "usable CPUs of worker 1 unknown: no answer"
+
+
+def test_host_names_are_made_safe():
+    """A host's name cannot act on a terminal."""
+    (finding,) = find_thread_count(worker(0, affinity=ALL, host="h\x1b[2J"))
+    assert finding.message.isprintable()
+
+
+# --- thread_pools ---------------------------------------------------------------------
+
+
+def find_thread_pools(
+    threads, *, nthreads=2, workers=2, address="tcp://127.0.0.1/{}", kind=""
+):
+    pools = (Pool(api="blas", library="libopenblas", threads=threads),)
+    some = [
+        worker(
+            i,
+            nthreads=nthreads,
+            address=address.format(i),
+            details=details(pools=pools),
+        )
+        for i in range(workers)
+    ]
+    library = Profile(
+        name="x", title="The library", memory_multiple={8: 2.0}, threads=kind
+    )
+    return list(thread_pools(view(some, workload=library)))
+
+
+def test_silent_with_pools_of_one():
+    """As the nanny sets them; and up to twice the CPUs."""
+    assert find_thread_pools(1) == []
+    assert find_thread_pools(2) == []
+    assert list(thread_pools(view())) == []
+
+
+def test_too_many_threads():
+    """Tasks of all workers of the host, times their pools."""
+    (finding,) = find_thread_pools(8)
+    assert finding.severity is Severity.warning
+    assert "could run 32 native threads at once" in finding.message
+    assert "on 4 CPUs" in finding.message
+    (finding,) = find_thread_pools(8, address="inproc://127.0.0.1/1/{}")
+    assert finding.severity is Severity.info
+
+
+def test_without_threadpoolctl():
+    """What the environment says is no answer, but it is told."""
+    blind = details(pools=None, variables={"OMP_NUM_THREADS": "4"})
+    (finding,) = thread_pools(view([worker(0, details=blind)]))
+    assert finding.severity is Severity.unknown
+    assert "the environment sets OMP_NUM_THREADS=4" in finding.message
+
+
+def test_a_library_that_takes_the_threads_of_its_worker():
+    """Pools are nothing to it; other tasks have them still."""
+    (finding,) = find_thread_pools(8, kind="worker")
+    assert finding.severity is Severity.info
+    assert finding.message.endswith("; The library ignores these pools")
+    assert find_thread_pools(1, nthreads=4, kind="worker") == []
+
+
+def test_a_library_that_trains_in_its_pools():
+    """Where the nanny has set them to 1, threads of the worker are idle."""
+    (finding,) = find_thread_pools(1, nthreads=4, kind="pools")
+    assert finding.severity is Severity.info
+    assert "0 and 1 the pool is smaller than the worker (1 of 4" in finding.message
+    assert "torch.set_num_threads" in finding.remedy
+    assert find_thread_pools(2, kind="pools") == []
+    assert find_thread_pools(1, nthreads=4) == []
+
+
+# --- blocked_loops --------------------------------------------------------------------
+
+
+def test_silent_while_they_tick():
+    """A busy machine may be late now and then."""
+    some = [worker(0, loop_delay=0.02), worker(1, loop_delay=0.3)]
+    assert list(blocked_loops(view(some, survey=survey()))) == []
+    assert list(blocked_loops(view(some))) == []
+
+
+def test_blocked():
+    """Of workers, and of the scheduler."""
+    some = [worker(0, loop_delay=0.6), worker(1, loop_delay=4.0), worker(2)]
+    workers, scheduler = blocked_loops(view(some, survey=survey(loop_delay=2.0)))
+    assert workers.severity is scheduler.severity is Severity.warning
+    assert workers.subject == (0, 1)
+    assert "4 s between two ticks" in workers.message
+    assert scheduler.subject == ("scheduler",)

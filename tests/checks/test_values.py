@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clustertune.checks.values import (
+    mixed_numbers,
+    not_finite,
+    text_columns,
+    unlike_categories,
+    wide_numbers,
+)
+from clustertune.core.model import Contents, Severity
+from clustertune.testing import layout, view
+
+# --- not_finite -----------------------------------------------------------------------
+
+
+def find_not_finite(label, *pieces):
+    contents = Contents(pieces=tuple({"not_finite": list(p)} for p in pieces))
+    data = layout([10] * len(pieces), None, (label,), contents=contents)
+    return list(not_finite(view((), [data])))
+
+
+def test_silent_where_values_are_good():
+    """Features may be lacking; and nothing is known that was not asked for."""
+    assert find_not_finite("X", (3, 0), (0, 0)) == []
+    assert find_not_finite("y", (0, 0)) == []
+    assert list(not_finite(view((), [layout([10], [0])]))) == []
+
+
+def test_what_no_fit_can_use():
+    """Labels that are lacking are worse than infinite features."""
+    (finding,) = find_not_finite("X", (3, 1), (0, 1))
+    assert finding.severity is Severity.warning
+    assert (
+        finding.message
+        == "X has 2 infinite values, on which a fit fails or trains a useless model"
+    )
+    (finding,) = find_not_finite("y", (1, 0), (0, 0))
+    assert finding.severity is Severity.critical
+    assert (
+        finding.message
+        == "y has 1 missing label, on which a fit fails or trains a useless model"
+    )
+
+
+# --- unlike_categories ----------------------------------------------------------------
+
+
+def find_unlike_categories(*pieces):
+    contents = Contents(pieces=tuple({"categories": p} for p in pieces))
+    data = layout([10] * len(pieces), None, ("X",), contents=contents)
+    return list(unlike_categories(view((), [data])))
+
+
+def test_silent_where_they_are_the_same():
+    """In every piece, in the same order."""
+    assert find_unlike_categories({"a": "['u', 'v']"}, {"a": "['u', 'v']"}) == []
+    assert find_unlike_categories({}, {}) == []
+    assert list(unlike_categories(view((), [layout([10], [0])]))) == []
+
+
+def test_other_lists():
+    """Named by column."""
+    (finding,) = find_unlike_categories(
+        {"a": "['u']", "b": "[1]"}, {"a": "['v']", "b": "[1]"}
+    )
+    assert finding.severity is Severity.warning
+    assert "different categories in 1 column: a" in finding.message
+
+
+# --- text_columns ---------------------------------------------------------------------
+
+
+def find_text_columns(label="X", **types):
+    data = layout([10], [0], (label,), kind="dataframe", types=types)
+    return list(text_columns(view((), [data])))
+
+
+def test_silent_for_numbers():
+    """And for what is no feature."""
+    assert find_text_columns(float64=(3, "a"), bool=(1, "b"), Int64=(1, "c")) == []
+    assert find_text_columns(label="y", object=(1, "label")) == []
+
+
+@pytest.mark.parametrize("dtype", ["object", "string", "datetime64[ns]", "str"])
+def test_what_is_refused(dtype):
+    """Before a worker says so."""
+    (finding,) = find_text_columns(**{dtype: (2, "city")})
+    assert finding.severity is Severity.warning
+    assert "2 columns of type" in finding.message
+    assert "(city, ...)" in finding.message
+
+
+def test_categories():
+    """Some libraries take them."""
+    (finding,) = find_text_columns(label="eval_set[0].X", category=(1, "city"))
+    assert finding.severity is Severity.info
+
+
+# --- mixed_numbers --------------------------------------------------------------------
+
+
+def find_mixed_numbers(kind="dataframe", **types):
+    data = layout([10], [0], ("X",), kind=kind, types=types)
+    return list(mixed_numbers(view((), [data])))
+
+
+def test_silent_where_all_are_alike():
+    """Or most are wide already; or it is no frame."""
+    assert (
+        find_mixed_numbers(float32=(10, "a"))
+        == find_mixed_numbers(float64=(10, "a"))
+        == []
+    )
+    assert find_mixed_numbers(float32=(2, "a"), float64=(10, "b")) == []
+    assert find_mixed_numbers(float32=(9, "a"), int8=(1, "b")) == []
+    assert find_mixed_numbers(kind="array") == []
+
+
+def test_one_wide_column():
+    """Named with its type."""
+    (finding,) = find_mixed_numbers(float32=(9, "a"), int64=(1, "id"))
+    assert finding.severity is Severity.info
+    assert "9 columns of float32 and 1 of wider numbers (id: int64)" in finding.message
+
+
+# --- wide_numbers ---------------------------------------------------------------------
+
+
+def find_wide_numbers(kept, itemsize=8, rows=10**8):
+    seen = view((), [layout([rows], [0], itemsize=itemsize)])
+    workload = replace(seen.goal.workload, feature_bytes=kept)
+    return list(wide_numbers(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+def test_silent_where_it_does_not_matter():
+    """Unknown libraries, narrow numbers, small data, no data, no numbers."""
+    assert (
+        find_wide_numbers(None)
+        == find_wide_numbers(4, itemsize=4)
+        == find_wide_numbers(4, rows=1000)
+        == []
+    )
+    assert find_wide_numbers(4, itemsize=None) == []
+    assert list(wide_numbers(view())) == []
+
+
+def test_half_would_do():
+    """With the bytes that would be spared."""
+    (finding,) = find_wide_numbers(4)
+    assert finding.severity is Severity.info
+    assert finding.evidence["bytes"] == 80 * 10**8 // 2

@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.checks.workers import (
+    adaptive_scaling,
+    daemonic_workers,
+    lifetimes,
+    missing_workers,
+    no_nanny,
+    parked_keys,
+    paused_workers,
+    silent_workers,
+    software_versions,
+    unlike_workers,
+)
+from clustertune.core.model import Severity, Unknown
+from clustertune.testing import details, snapshot, survey, view, worker
+from tests.processes import soon
+
+# --- missing_workers ------------------------------------------------------------------
+
+
+def test_none_at_all():
+    """Nothing can run, whatever was asked for."""
+    (finding,) = missing_workers(view(snapshots=[snapshot([])]))
+    assert finding.severity is Severity.critical
+    assert finding.message == "no worker is running (workers: none)"
+    (finding,) = missing_workers(view([worker(i, status="paused") for i in range(2)]))
+    assert finding.message == "no worker is running (workers: 2 paused)"
+
+
+@pytest.mark.parametrize("n_workers", [None, 1, 2])
+def test_silent_with_enough_workers(n_workers):
+    """No number was asked for, or as many or more run."""
+    assert list(missing_workers(view(n_workers=n_workers))) == []
+
+
+def test_fewer_running_workers_than_asked_for_are_a_warning():
+    """A paused worker is not one of those that were asked for."""
+    workers = [worker(0), worker(1, status="paused")]
+    (finding,) = missing_workers(view(workers=workers, n_workers=4))
+    assert finding.severity is Severity.warning
+    assert finding.message == "1 of 4 wanted workers running"
+    assert finding.evidence == {"have": 1, "wanted": 4, "can_scale": True}
+
+
+def test_why_the_cluster_cannot_be_scaled_is_said():
+    """Where the client cannot scale, the reason is part of the finding."""
+    moment = snapshot([], can_scale="it was connected by address")
+    (finding,) = missing_workers(view(snapshots=[moment], n_workers=1))
+    assert finding.message == (
+        "0 of 1 wanted worker running; this client cannot scale it: it was connected "
+        "by address"
+    )
+    assert finding.evidence["can_scale"] is False
+
+
+# --- paused_workers -------------------------------------------------------------------
+
+
+GIB = 2**30
+
+
+def find_paused_workers(*workers, **goal):
+    """Findings for these workers."""
+    return list(paused_workers(view(workers=workers, **goal)))
+
+
+def test_silent_while_all_run():
+    """Running workers, and those that are only starting, are no finding."""
+    assert find_paused_workers(worker(0), worker(1, status="init")) == []
+
+
+def test_paused_workers_are_critical():
+    """All paused workers are one finding that says what does not happen there."""
+    (finding,) = find_paused_workers(
+        worker(0), *(worker(i, status="paused") for i in (1, 2))
+    )
+    assert finding.severity is Severity.critical
+    assert finding.subject == (1, 2)
+    assert finding.message.startswith(
+        "workers 1 and 2 are paused: no task starts there and no data is placed there; "
+        "a fit on them can hang"
+    )
+
+
+def test_why():
+    """What fills it, beside the threshold; or that nothing does."""
+    full = worker(1, status="paused", process=int(3.5 * GIB), managed=GIB)
+    (finding,) = find_paused_workers(worker(0), full)
+    assert finding.message.endswith(
+        "; it has 3.5 GiB in memory, above 80% of its limit of 4.0 GiB: 1.0 GiB of "
+        "keys and 2.5 GiB unmanaged"
+    )
+    (finding,) = find_paused_workers(worker(0, status="paused"), full)
+    assert "; worker 1, the fullest, has 3.5 GiB" in finding.message
+    (finding,) = find_paused_workers(worker(0, status="paused"), worker(1))
+    assert "was paused by hand" in finding.message
+    (finding,) = find_paused_workers(worker(0, status="paused", memory_limit=0))
+    assert finding.message.endswith("can hang")
+
+
+def test_since_when_is_what_the_worker_says():
+    """Also with one reading."""
+    said = details(paused=75.0)
+    (finding,) = find_paused_workers(
+        worker(0), worker(1, status="paused", details=said)
+    )
+    assert "paused, for at least 75 s:" in finding.message
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_live(c, s, a, b):
+    """As a worker says it."""
+    a.memory_manager.memory_pause_fraction = 1e-9
+    a.status = Status.paused
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    report = await clustertune.check(c)
+    (finding,) = (f for f in report.found if f.check == "paused_workers")
+    assert 0 < finding.evidence["seconds"] < 60
+    assert ", for at least" in finding.message
+
+
+def test_a_paused_worker_that_was_not_asked_for_is_information():
+    """A fit on other workers does not depend on it."""
+    (finding,) = find_paused_workers(
+        worker(0), worker(1, status="paused"), goal_workers=[0]
+    )
+    assert finding.severity is Severity.info
+    assert finding.subject == (1,)
+
+
+def test_how_long_is_told_as_far_as_it_was_seen():
+    """The time is counted from the first of the snapshots that show it paused."""
+    window = [
+        snapshot([worker(0, status=status)], time=time)
+        for time, status in [(0, "paused"), (10, "running"), (20, "paused")]
+    ]
+    window.append(snapshot([worker(0, status="paused")], time=50.0))
+    (finding,) = paused_workers(view(snapshots=window))
+    assert "paused, for at least 30 s:" in finding.message
+    assert finding.evidence["seconds"] == 30
+
+
+def test_the_longest_time_is_that_of_one_of_them():
+    """Of several workers the longest pause is told, and that it is one's."""
+    early = snapshot([worker(0, status="paused"), worker(1)], time=0)
+    late = snapshot([worker(i, status="paused") for i in (0, 1)], time=40.0)
+    (finding,) = paused_workers(view(snapshots=[early, late]))
+    assert "paused, one of them for at least 40 s:" in finding.message
+
+
+def test_a_closing_worker_is_a_warning():
+    """A worker that closes gracefully does not train, but nothing hangs on it."""
+    (finding,) = find_paused_workers(worker(0), worker(1, status="closing_gracefully"))
+    assert finding.severity is Severity.warning
+    assert finding.message == "worker 1 is about to close and will not train"
+
+
+# --- silent_workers -------------------------------------------------------------------
+
+
+def find_silent_workers(seconds, ttl=300.0, **options):
+    some = [worker(0, silent=seconds, **options), worker(1)]
+    return list(silent_workers(view(some, survey=survey(worker_ttl=ttl))))
+
+
+def test_silent_while_workers_speak():
+    """A heartbeat may be late."""
+    assert find_silent_workers(10) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ttl", "severity"),
+    [
+        (60, 300, Severity.warning),
+        (200, 300, Severity.critical),
+        (200, None, Severity.warning),
+        (31, 60, Severity.critical),
+    ],
+)
+def test_silence(seconds, ttl, severity):
+    """Worse the nearer the scheduler is to giving the worker up."""
+    (finding,) = find_silent_workers(seconds, ttl)
+    assert finding.severity is severity
+    assert finding.subject == (0,)
+
+
+def test_a_task_that_may_hold_the_lock():
+    """It is the first to be suspected."""
+    (finding,) = find_silent_workers(60, executing=1)
+    assert "a task runs there and may hold Python's global lock" in finding.message
+    (finding,) = silent_workers(view([worker(0, silent=60)]))
+    assert "after 5 min Dask removes it" in finding.message
+
+
+# --- parked_keys ----------------------------------------------------------------------
+
+
+PARKING = worker(
+    "clustertune-parking-1", parking=True, status="closing_gracefully", managed=2**20
+)
+
+
+def test_silent_without():
+    """Nothing is parked in a cluster that works."""
+    assert list(parked_keys(view())) == []
+
+
+def test_a_parking_worker():
+    """It is named with what it keeps, and is not said to close."""
+    seen = view([worker(0), PARKING])
+    (finding,) = parked_keys(seen)
+    assert finding.severity is Severity.warning
+    assert finding.subject == ("clustertune-parking-1",)
+    assert finding.evidence == {"bytes": 2**20}
+    assert "keeps 1.0 MiB of keys" in finding.message
+    assert list(paused_workers(seen)) == []
+
+
+# --- adaptive_scaling -----------------------------------------------------------------
+
+
+def find_adaptive_scaling(adaptive):
+    seen = snapshot([worker(0), worker(1)], adaptive=adaptive)
+    return list(adaptive_scaling(view(snapshots=[seen])))
+
+
+def test_silent_where_the_number_stays():
+    """Not adaptive, or held at one number."""
+    assert find_adaptive_scaling(None) == []
+    assert find_adaptive_scaling((2, 2)) == []
+
+
+def test_adaptive():
+    """Bounds and workers are named; the remedy is that of the page."""
+    for most, text in ((8, "between 1 and 8"), (math.inf, "between 1 and any number")):
+        (finding,) = find_adaptive_scaling((1, most))
+        assert finding.severity is Severity.info
+        assert text in finding.message
+        assert finding.remedy == ""
+
+
+def test_unknown():
+    """A manager that keeps the bounds to itself."""
+    (finding,) = find_adaptive_scaling(Unknown("the gateway keeps them"))
+    assert finding.severity is Severity.unknown
+    assert "the gateway keeps them" in finding.message
+
+
+# --- lifetimes ------------------------------------------------------------------------
+
+
+def find_lifetimes(*ends):
+    return list(
+        lifetimes(
+            view([worker(i, details=details(expires=e)) for i, e in enumerate(ends)])
+        )
+    )
+
+
+def test_silent_where_none_is_set():
+    """Or where nobody asked."""
+    assert find_lifetimes(None, None) == []
+    assert list(lifetimes(view())) == []
+
+
+def test_lifetimes():
+    """A warning where the first ends within the hour, or has ended."""
+    (finding,) = find_lifetimes(7200.0, None)
+    assert finding.severity is Severity.info
+    assert finding.subject == (0,)
+    (finding,) = find_lifetimes(7200.0, 600.0)
+    assert finding.severity is Severity.warning
+    assert "the first in about 10 min" in finding.message
+    (finding,) = find_lifetimes(-5.0)
+    assert finding.evidence["seconds"] == 0
+
+
+# --- no_nanny -------------------------------------------------------------------------
+
+
+def test_silent_with_nannies():
+    """Each worker has one."""
+    assert list(no_nanny(view())) == []
+
+
+def test_without():
+    """Information: some clusters are meant so."""
+    (finding,) = no_nanny(view([worker(0), worker(1, nanny=None)]))
+    assert finding.severity is Severity.info
+    assert finding.subject == (1,)
+
+
+# --- daemonic_workers -----------------------------------------------------------------
+
+
+def find_daemonic_workers(starts, daemon=True):
+    seen = view([worker(0, details=details(daemon=daemon)), worker(1)])
+    workload = replace(seen.goal.workload, starts_processes=starts)
+    return list(
+        daemonic_workers(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
+
+
+def test_silent_where_no_processes_are_needed():
+    """Every stock worker is daemonic."""
+    assert find_daemonic_workers(False) == []
+    assert find_daemonic_workers(True, daemon=False) == []
+
+
+def test_processes_that_cannot_be_started():
+    """Before the fit finds out."""
+    (finding,) = find_daemonic_workers(True)
+    assert finding.severity is Severity.warning
+    assert finding.subject == (0,)
+
+
+# --- unlike_workers -------------------------------------------------------------------
+
+
+def find_unlike_workers(*workers):
+    return list(unlike_workers(view(workers)))
+
+
+def test_silent_where_they_are_alike():
+    """Limits may differ by a little."""
+    assert find_unlike_workers(worker(0), worker(1, memory_limit=4 * GIB - 2**20)) == []
+    double = worker(1, nthreads=2, memory_limit=8 * GIB, status="paused")
+    assert find_unlike_workers(worker(0), double) == []
+
+
+def test_threads_and_memory():
+    """One with twice the threads gets twice the rows, so it needs twice the memory."""
+    (finding,) = find_unlike_workers(
+        worker(0), worker(1, nthreads=2, memory_limit=8 * GIB)
+    )
+    assert finding.severity is Severity.info
+    assert "1 worker with 1 thread, 1 worker with 2 threads" in finding.message
+    (finding,) = find_unlike_workers(worker(0), worker(1, memory_limit=8 * GIB))
+    assert "unequal memory per thread" in finding.message
+    assert len(find_unlike_workers(worker(0), worker(1, nthreads=2))) == 2
+
+
+# --- software_versions ----------------------------------------------------------------
+
+
+def find_software_versions(client, scheduler, *workers, needed=()):
+    some = [worker(i, details=details(packages=p)) for i, p in enumerate(workers)]
+    both = {"client": client, "scheduler": scheduler}
+    seen = view(some, survey=survey(packages=both))
+    workload = replace(seen.goal.workload, packages=needed)
+    return list(
+        software_versions(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
+
+
+def test_silent_where_they_are_the_same():
+    """What a side does not have is no difference."""
+    same = {"dask": "1"}
+    assert (
+        find_software_versions(
+            {**same, "xgboost": "3"}, same, {**same, "xgboost": "3"}, same
+        )
+        == []
+    )
+    assert list(software_versions(view())) == []
+
+
+def test_other_releases():
+    """Named for each side, workers counted."""
+    (finding,) = find_software_versions(
+        {"xgboost": "3.2"},
+        {},
+        {"xgboost": "3.1"},
+        {"xgboost": "3.1"},
+        {"xgboost": "3.2"},
+    )
+    assert finding.severity is Severity.warning
+    text = "xgboost differs: client 3.2, 2 workers 3.1, 1 worker 3.2"
+    assert finding.message == text
+
+
+def test_what_trains_is_missing():
+    """Where the workload needs it, the fit cannot run there."""
+    (finding,) = find_software_versions(
+        {}, {}, {"xgboost": "3"}, {}, needed=("xgboost", "x")
+    )
+    assert finding.severity is Severity.critical
+    assert finding.subject == (1,)

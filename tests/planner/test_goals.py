@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clustertune import checks
+from clustertune.core.model import Conversion, Severity
+from clustertune.errors import RefusedError
+from clustertune.planner import goals
+from clustertune.planner.goals import (
+    ERRORS,
+    other_number,
+    other_order,
+    other_type,
+    unloaded_data,
+)
+from clustertune.testing import layout, member, view
+
+# --- other_number ---------------------------------------------------------------------
+
+
+def find_other_number(rows, wanted):
+    return list(other_number(view(layouts=[layout(rows, None)], rechunk=wanted)))
+
+
+def test_silent_without_a_number():
+    """Whether pieces suit the workers is the subject of other checks."""
+    assert find_other_number([10, 10], True) == []
+    assert find_other_number([10, 10], False) == []
+
+
+def test_silent_without_data():
+    """Nothing is cut where nothing was given."""
+    assert list(other_number(view(rechunk=3))) == []
+
+
+def test_silent_when_there_are_so_many():
+    """As many even pieces as were asked for, or one for each row."""
+    assert find_other_number([3, 3, 4], 3) == []
+    assert find_other_number([1, 1], 5) == []
+
+
+def test_others_are_found():
+    """Too few, too many, and uneven ones."""
+    for rows in ([10], [2] * 5, [1, 9, 2]):
+        (finding,) = find_other_number(rows, 3)
+        assert finding.severity is Severity.info
+        assert finding.fixed_by == "rechunk"
+        assert finding.evidence == {"pieces": len(rows), "wanted": 3}
+
+
+# --- other_order ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["", "sort"])
+def test_silent_where_no_shuffle_was_asked_for(order):
+    """Whether rows are to be sorted is another question."""
+    assert list(other_order(view((), [layout([10], [0])], order=order))) == []
+    assert list(other_order(view(order="rows"))) == []
+
+
+@pytest.mark.parametrize("order", ["rows", "pieces"])
+def test_a_shuffle_that_was_asked_for(order):
+    """Of the training data; once it is done the goal has it no more."""
+    valid = layout([5], [0], ("Xv", "yv"), label="eval_set[0]")
+    (finding,) = other_order(view((), [layout([10], [0]), valid], order=order))
+    assert finding.severity is Severity.info
+    assert finding.subject == ("X", "y")
+    what = {"rows": "rows", "pieces": "partitions"}[order]
+    assert finding.message == f"the {what} of the training data are not shuffled yet"
+    assert finding.fixed_by == "reorder"
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(10**9 - 1, False), (10**9, True)])
+def test_more_rows_than_can_be_shuffled(rows, refused):
+    """NumPy would raise an error of its own; whole pieces can be shuffled."""
+    data = layout([rows - 5, 5], [0, 0])
+    (finding,) = other_order(view((), [data], order="rows"))
+    assert (finding.severity is Severity.critical) == refused
+    assert bool(finding.fixed_by) != refused
+    assert ERRORS["other_order"] is RefusedError
+    (pieces,) = other_order(view((), [data], order="pieces"))
+    assert pieces.fixed_by == "reorder"
+
+
+# --- other_type -----------------------------------------------------------------------
+
+
+ARRAY = Conversion(kind="array", dtype="float32", row_bytes=40)
+
+
+def find_other_type(**overrides):
+    data = layout([10, 10], [0, 1])
+    X = member("X", [10, 10], [0, 1], **overrides)
+    return list(other_type(view(layouts=[layout([10], None), data, _with(X)])))
+
+
+def _with(X):
+    return layout([10, 10], [0, 1], ("X",)).__class__(label="eval_set[0]", members=(X,))
+
+
+def test_silent_where_nothing_was_asked_for():
+    """Frames are as good as arrays, and any number type will do."""
+    assert find_other_type(kind="dataframe") == []
+
+
+def test_what_must_change_is_found():
+    """Kind or number type; cutting puts it right, also where pieces may not be cut."""
+    for kind in ("dataframe", "array"):
+        (finding,) = find_other_type(kind=kind, conversion=ARRAY)
+        assert finding.severity is Severity.info
+        assert finding.subject == ("X",)
+        assert finding.message == "X is not an Array of float32"
+        assert finding.evidence == {"kind": kind, "wanted": "array", "dtype": "float32"}
+        assert finding.fixed_by == "rechunk"
+
+
+# --- unloaded_data --------------------------------------------------------------------
+
+
+def test_silent_for_loaded_data():
+    """What is in memory needs no loading."""
+    assert list(unloaded_data(view())) == []
+    assert list(unloaded_data(view(layouts=[layout([10], [0])]))) == []
+
+
+def test_all_that_is_not_loaded_is_one_finding():
+    """Members of all layouts are loaded in one call, so they are said together."""
+    lazy = layout([10], None, members=["eval_set[0].X", "eval_set[0].y"])
+    (finding,) = unloaded_data(view(layouts=[layout([10], [0]), lazy]))
+    assert finding.severity is Severity.info
+    assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
+    assert finding.message == (
+        "eval_set[0].X and eval_set[0].y are not in memory; prepare persists "
+        "them together in one call"
+    )
+
+
+def test_what_is_read_once_stays():
+    """Unless it is to be loaded, or some of it is in memory."""
+    seen = view(layouts=[layout([10], None)])
+    once = replace(seen.goal.workload, persist=False, title="Incremental")
+    for persist, stays in ((None, True), (True, False)):
+        goal = replace(seen.goal, workload=once, persist=persist)
+        (finding,) = unloaded_data(replace(seen, goal=goal))
+        stay = finding.message.endswith("Incremental reads it once, so it stays lazy")
+        assert stay is stays
+
+
+# --- all goals ------------------------------------------------------------------------
+
+
+def test_goals_that_are_not_met():
+    """Findings have the names of their goals, as reports show them."""
+    seen = view((), [layout([10] * 4, [0] * 4)], order="rows", rechunk=3)
+    assert [f.check for f in goals.unmet(seen)] == ["other_number", "other_order"]
+    assert goals.unmet(view((), [layout([10] * 4, [0] * 4)])) == ()
+    assert goals.unmet(view()) == ()
+
+
+def test_goals_are_no_findings_of_checks():
+    """Nothing is wrong with the cluster."""
+    seen = view((), [layout([10] * 4, None)], rechunk=3)
+    names = {f.check for f in goals.unmet(seen)}
+    assert names == {"other_number", "unloaded_data"}
+    assert not names & {f.check for f in checks.run(seen)}
