@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
-from distributed import CancelledError, Client, Future, wait
+from distributed import Client
 
 from clustertune.actions.cluster.lease import Lease
 from clustertune.collections import graphs
@@ -125,9 +125,7 @@ class Computing:
                 await self._lease.ask("free_stuck", name=pin)
             if meanwhile is not None:
                 await meanwhile()
-            # looking at 100,000 states takes as long as the pause should
-            await asyncio.sleep(len(futures) * 1e-6)
-            await self._done_soon(pending[-1], pause)
+            await graphs.wait_for_last(self.client, pending, pause)
         await self._refuse_failed(futures)
         if meanwhile is not None:
             await meanwhile()
@@ -148,14 +146,6 @@ class Computing:
             next_time = monotonic() + max(GLANCE, RARELY * (monotonic() - start))
 
         return glance
-
-    async def _done_soon(self, future: Future[Any], seconds: float) -> None:
-        """Wait for one of many, which are then looked at again, or so long."""
-        with self.client.as_current():
-            done: Any = wait(future, timeout=seconds)
-        # one that is cancelled is no surprise to whoever looks at it next
-        with suppress(asyncio.TimeoutError, CancelledError):
-            await done
 
     async def _refuse_failed(self, futures: list[Any]) -> None:
         for future in futures:
