@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from distributed.utils_test import gen_cluster
 
 from clustertune.errors import NoWorkersError
-from clustertune.remote import roles
-from clustertune.training import frameworks, run_roles
+from clustertune.training import frameworks, remote_roles, run_roles
 
 SPEC = {"ps": ["10.0.0.1:7"], "worker": ["10.0.0.2:8", "[::1]:9"]}
 
@@ -39,8 +40,8 @@ def test_tensorflow_with_parameter_servers() -> None:
         "task": {"type": "worker", "index": 1},
     }
     assert servers.target(SPEC, "worker", 0) == "grpc://10.0.0.2:8"
-    assert servers.bare is not None
-    assert (servers.workload, servers.equal) == ("tf_ps", False)
+    assert servers.server is not None
+    assert (servers.workload, servers.synchronous) == ("tf_ps", False)
 
 
 def test_tensorflow_without_parameter_servers() -> None:
@@ -54,8 +55,8 @@ def test_tensorflow_without_parameter_servers() -> None:
     }
     assert mirrored.environment(spec, "scorer", 0) == {}
     assert mirrored.target(spec, "worker", 0) is None
-    assert mirrored.bare is None
-    assert (mirrored.workload, mirrored.equal) == ("tf_mirrored", True)
+    assert mirrored.server is None
+    assert (mirrored.workload, mirrored.synchronous) == ("tf_mirrored", True)
     with pytest.raises(
         ValueError, match=r"needs a role 'worker' .* there are 'trainer'"
     ):
@@ -76,7 +77,7 @@ def test_no_framework_sets_nothing() -> None:
     none = frameworks.choose(None)
     assert none.environment(SPEC, "worker", 0) == {}
     assert none.target(SPEC, "worker", 0) is None
-    assert none.bare is None
+    assert none.server is None
 
 
 def test_an_unknown_framework_is_told_which_there_are() -> None:
@@ -89,15 +90,51 @@ def test_an_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "old")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = dict(os.environ)
-    ours = {"RANK": "1", "WORLD_SIZE": "2", roles.VARIABLE: "worker 1"}
-    with roles.environment(ours):
+    ours = {"RANK": "1", "WORLD_SIZE": "2", remote_roles.VARIABLE: "worker 1"}
+    with remote_roles.environment(ours):
         assert os.environ["RANK"] == "1"
-        other = roles.environment({roles.VARIABLE: "ps 0"})
-        with pytest.raises(RuntimeError, match="is worker 1 already"), other:
+        other = remote_roles.environment({remote_roles.VARIABLE: "ps 0"})
+        with pytest.raises(RuntimeError, match="runs worker 1 already"), other:
             pass
     assert dict(os.environ) == before
-    with pytest.raises(KeyError), roles.environment(ours):
+    with pytest.raises(KeyError), remote_roles.environment(ours):
         raise KeyError
     assert dict(os.environ) == before
-    with roles.environment({}):
+    with remote_roles.environment({}):
         assert dict(os.environ) == before
+
+
+# --- sockets of TensorFlow; tests/deep has the rest ---
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_nobody_reaches_a_socket_that_was_shut(connected: bool) -> None:
+    """Its owner still has it; who was connected hears that it is over."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as other:
+        host, port = server.getsockname()
+        place = f"{host}:{port}"
+        assert frameworks._accepts(place)
+        server.accept()[0].close()
+        if connected:
+            other.connect((host, port))
+            accepted, _ = server.accept()
+        frameworks._shut_down(port)
+        assert not frameworks._accepts(place)
+        assert server.fileno() >= 0
+        if connected:
+            with accepted:
+                assert other.recv(1) == b""
+
+
+def test_who_waits_for_a_server_can_be_told_to_stop() -> None:
+    """And says for which."""
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        places = [f"127.0.0.1:{there.getsockname()[1]}"]
+        with socket.socket() as bound:  # nobody listens
+            bound.bind(("127.0.0.1", 0))
+            places.append(f"127.0.0.1:{bound.getsockname()[1]}")
+            context = SimpleNamespace(spec={"ps": places}, wait=lambda seconds: True)
+            with pytest.raises(
+                RuntimeError, match=r"the TensorFlow server of ps 1 accepted"
+            ):
+                frameworks._wait_for_servers(context)

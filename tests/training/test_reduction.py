@@ -26,7 +26,7 @@ from clustertune.errors import (
     ItemError,
     NoWorkersError,
 )
-from clustertune.training import batching, map_reduce
+from clustertune.training import map_reduce, reduction_plan
 from tests.processes import blocking, until
 from tests.processes import cluster as processes
 
@@ -68,16 +68,16 @@ async def test_a_sum_of_items(c: Any, s: Any, a: Any, b: Any) -> None:
         (3, 4, 5),
         (6, 7, 8, 9),
     ]
-    assert [x.apart for x in plan.arguments] == [False, True, *[False] * 5]
+    assert [x.separate for x in plan.arguments] == [False, True, *[False] * 5]
 
 
-@pytest.mark.parametrize("worth", [0, 1 << 30])
+@pytest.mark.parametrize("limit", [0, 1 << 30])
 @gen_cluster(client=True, nthreads=TWO)
 async def test_numbers_lie_where_they_are_read_fast(
-    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, worth: int
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """At multiples of their size, on all workers, however they came there."""
-    monkeypatch.setattr(batching, "WORTH", worth)
+    monkeypatch.setattr(reduction_plan, "MAX_REPEATED", limit)
 
     def f(i: int, x: Any, y: Any) -> int:
         return (x.ctypes.data | y.ctypes.data) % 8
@@ -149,7 +149,7 @@ async def test_iterating_piles_up_nothing(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same array is sent again as another task; the last ones are gone."""
-    monkeypatch.setattr(batching, "WORTH", 100)
+    monkeypatch.setattr(reduction_plan, "MAX_REPEATED", 100)
     w, most = np.ones(1000), 0
     for _ in range(50):
         step = await map_reduce(c, lambda i, w: w[:3] * i, range(9), broadcast=(w,))
@@ -189,7 +189,7 @@ async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
         await map_reduce(c, refuse, [1])
     with pytest.raises(ItemError, match=r"item 8 .* fit .*: shape \(8,\) after shape"):
         await map_reduce(c, lambda i: np.ones(i if i == 8 else 3), range(9))
-    with pytest.raises(ItemError, match=r"reduce failed when the result of item"):
+    with pytest.raises(ItemError, match=r"reduce failed at the result of item"):
         await map_reduce(c, inc, range(9), reduce=lambda x, y: x / 0)
     await async_poll_for(lambda: not s.tasks, 5)
 
@@ -215,11 +215,12 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (TypeError, "others are not",
          lambda: map_reduce(c, inc, [1, c.submit(inc, 1)])),
         (TypeError, "y must be a Dask", lambda: map_reduce(c, inc, (X, [1]))),
-        (AlignmentError, "2 pieces and y has 5",
+        (AlignmentError, "2 partitions and y has 5",
          lambda: map_reduce(c, inc, (X, X.rechunk((2, 2))))),
-        (AlignmentError, "piece 0 of X has 5 rows and that of y has 4",
+        (AlignmentError, "partition 0 of X has 5 rows and that of y has 4",
          lambda: map_reduce(c, inc, (X, X.rechunk(((4, 6), 2))))),
-        (AlignmentError, "cut in columns", lambda: map_reduce(c, inc, X.rechunk(1))),
+        (AlignmentError, "several column blocks",
+         lambda: map_reduce(c, inc, X.rechunk(1))),
     ]  # fmt: skip
     for error, said, call in cases:
         with pytest.raises(error, match=said):

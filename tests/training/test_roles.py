@@ -27,9 +27,8 @@ from clustertune.errors import (
     RoleError,
     TimedOutError,
 )
-from clustertune.remote import roles as remote
 from clustertune.remote import ship
-from clustertune.training import frameworks, run_roles
+from clustertune.training import frameworks, remote_roles, run_roles
 from clustertune.training.frameworks import Framework
 from tests.processes import blocking, until
 from tests.processes import cluster as processes
@@ -44,8 +43,10 @@ def left(s: Any, *workers: Any) -> list[Any]:
     """What is still there of roles: tasks, parts, handlers, threads."""
     found: list[Any] = [key for key in s.tasks if str(key).startswith("role-")]
     found += [key for w in workers for key in w.state.tasks if "role-" in str(key)]
-    found += [w for w in workers if hasattr(w, remote.PARTS)]
-    found += [h for w in workers for h in w.handlers if h.startswith(remote.PARTS)]
+    found += [w for w in workers if hasattr(w, remote_roles.ENDPOINTS)]
+    found += [
+        h for w in workers for h in w.handlers if h.startswith(remote_roles.ENDPOINTS)
+    ]
     found += [t for t in threading.enumerate() if t.name == "clustertune-batches"]
     return found
 
@@ -193,7 +194,7 @@ async def test_others_stop_when_training_has_ended(
     c: Any, s: Any, *workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that a framework supplies, too."""
-    fake = Framework(name="fake", bare=remote_server, alone=False)
+    fake = Framework(name="fake", server=remote_server, own_process=False)
     monkeypatch.setattr(frameworks, "choose", lambda name, roles=(): fake)
     roles = {"ps": 1, "worker": (1, lambda ctx: "done"), "scorer": (1, until_stopped)}
     found = await (await run_roles(c, roles)).result()
@@ -261,7 +262,7 @@ async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
             # the end of the block tells
             async with await run_roles(c, {"worker": (1, function)}) as roles:
                 await async_poll_for(lambda: "failed" in repr(roles), 10)
-    with pytest.raises(RoleError, match="is not heard of any more: TypeError"):
+    with pytest.raises(RoleError, match="returned no readable result: TypeError"):
         await (await run_roles(c, {"a": (1, lambda ctx: threading.Lock())})).result()
     with pytest.raises(RoleError, match=r"worker 0 .*failed: .*pickle"):
         await (
@@ -315,9 +316,9 @@ async def test_a_lost_worker(c: Any, s: Any, a: Any, b: Any) -> None:
 
     roles = await run_roles(c, {"worker": (1, report)})
     # as if another process had the same address now
-    for name in [h for h in other.handlers if h.startswith(remote.PARTS)]:
+    for name in [h for h in other.handlers if h.startswith(remote_roles.ENDPOINTS)]:
         del other.handlers[name]
-    with pytest.raises(RoleError, match=r"worker 0 .* was started again"):
+    with pytest.raises(RoleError, match=r"worker 0 .* was restarted"):
         await roles.result()
     await nothing_left(s, other)
 
@@ -349,14 +350,14 @@ async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
         await roles.result()
     await nothing_left(s, a, b)
     with pytest.raises(RuntimeError, match="a role is not started again"):
-        await c.submit(remote.play, "gone", "key", b"")
+        await c.submit(remote_roles.run_role, "gone", "key", b"")
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_interrupted_all_stop(c: Any, s: Any, a: Any, b: Any) -> None:
     """A time limit alone stops nobody."""
     roles = await run_roles(c, {"worker": (2, until_stopped)})
-    with pytest.raises(TimedOutError, match=r"<Roles: worker: playing, playing>"):
+    with pytest.raises(TimedOutError, match=r"<Roles: worker: running, running>"):
         await roles.result(timeout="50 ms")
     waiting = asyncio.ensure_future(roles.result())
     await asyncio.sleep(0)
@@ -372,8 +373,8 @@ async def test_interrupted_all_stop(c: Any, s: Any, a: Any, b: Any) -> None:
 @gen_cluster(client=True, nthreads=TWO)
 async def test_what_nobody_asks_for_goes(c: Any, s: Any, a: Any, b: Any) -> None:
     """As after a client that was killed before its tasks began."""
-    about = {"name": "x", "linger": 0.2}
-    await ship.on_workers(c, remote.hire, [a.address], timeout=10, **about)
+    about = {"name": "x", "expiry": 0.2}
+    await ship.on_workers(c, remote_roles.register, [a.address], timeout=10, **about)
     assert len(left(s, a)) == 2
     await nothing_left(s, a)
 
@@ -391,10 +392,11 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (TypeError, "roles must be a mapping", lambda: run_roles(c, [f])),
         (TypeError, "roles must be a mapping", lambda: run_roles(c, {})),
         (TypeError, "a name must be a text", lambda: run_roles(c, {1: (1, f)})),
-        (ValueError, "must be .how many", lambda: run_roles(c, {"a": (0, f)})),
-        (ValueError, "must be .how many", lambda: run_roles(c, {"a": (f, 1)})),
-        (ValueError, "must be .how many", lambda: run_roles(c, {"a": f})),
-        (TypeError, "must have a function", lambda: run_roles(c, {"a": (1, "f")})),
+        (ValueError, "must be .number, function", lambda: run_roles(c, {"a": (0, f)})),
+        (ValueError, "must be .number, function", lambda: run_roles(c, {"a": (f, 1)})),
+        (ValueError, "must be .number, function", lambda: run_roles(c, {"a": f})),
+        (TypeError, "must have a function of ctx",
+         lambda: run_roles(c, {"a": (1, "f")})),
         (ValueError, r"framework=None has none .*\{'ps': \(1, function\)\}",
          lambda: run_roles(c, {"ps": 1})),
         (ValueError, '"torch" has none for it',
@@ -402,7 +404,7 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (ValueError, "must be one of", lambda: run_roles(c, one, framework="jax")),
         (TypeError, r"roles\['a'\] cannot be sent",
          lambda: run_roles(c, {"a": (1, lambda ctx: lock)})),
-        (ValueError, "target_role='worker' has the data, and is none of the roles 'a'",
+        (ValueError, "target_role='worker' must be a role, .* the roles are 'a'",
          lambda: run_roles(c, {"a": (1, f)}, data=X)),
         (ValueError, "data is empty", lambda: run_roles(c, one, data=())),
         (TypeError, "must be a Dask", lambda: run_roles(c, one, data=np.ones(3))),
@@ -428,14 +430,14 @@ async def test_roles_of_a_framework_need_processes(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what it needs must be there; batches must be there on every rank."""
-    fake = Framework(name="fake", equal=True)
+    fake = Framework(name="fake", synchronous=True)
     monkeypatch.setattr(frameworks, "choose", lambda name, roles=(): fake)
     with pytest.raises(NoWorkersError, match="in one process with others"):
         await run_roles(c, {"worker": (2, until_stopped)})
-    fake = Framework(name="fake", equal=True, modules=("no_such_module",))
+    fake = Framework(name="fake", synchronous=True, modules=("no_such_module",))
     with pytest.raises(NoWorkersError, match="no_such_module cannot be imported on"):
         await run_roles(c, {"worker": (1, until_stopped)})
-    fake = Framework(name="fake", equal=True, alone=False)
+    fake = Framework(name="fake", synchronous=True, own_process=False)
     X = da.ones((10, 2), chunks=(5, 2))
     with pytest.raises(ValueError, match=r"batch_size=6, but one of the 2 .* 5 rows"):
         await run_roles(c, {"worker": (2, until_stopped)}, data=X, batch_size=6)

@@ -8,7 +8,7 @@ import pytest
 from distributed.utils_test import gen_cluster
 from sklearn.utils import _openmp_helpers
 
-from clustertune.remote import pools
+from clustertune.training import remote_fits
 
 
 @pytest.fixture
@@ -23,15 +23,15 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_cpus_that_are_counted(s: Any, a: Any, b: Any) -> None:
     """Two workers of one process share the limit; what counts once counts before it."""
     cpus = {p: joblib.cpu_count(only_physical_cores=p) for p in (True, False)}
-    before = os.environ.get(pools.COUNTED)
-    assert await pools.limit(a, "mine", {}, 1) == 1
-    assert await pools.limit(b, "mine", {}, 2) == 1
+    before = os.environ.get(remote_fits.CPU_COUNT)
+    assert await remote_fits.limit_threads(a, "mine", {}, 1) == 1
+    assert await remote_fits.limit_threads(b, "mine", {}, 2) == 1
     assert joblib.cpu_count(only_physical_cores=True) == 1
-    await pools.restore(a, "mine")
+    await remote_fits.restore_threads(a, "mine")
     assert joblib.cpu_count() == 1
     assert cpus == _openmp_helpers._CPU_COUNTS
-    await pools.restore(b, "mine")
-    assert os.environ.get(pools.COUNTED) == before
+    await remote_fits.restore_threads(b, "mine")
+    assert os.environ.get(remote_fits.CPU_COUNT) == before
 
 
 @gen_cluster(client=False, nthreads=[("127.0.0.1", 1)])
@@ -40,7 +40,7 @@ async def test_a_share_of_the_machine(
 ) -> None:
     """A worker that came later is taken to be alone there."""
     monkeypatch.setattr("dask.system.CPU_COUNT", 8)
-    assert pools.share(a, {a.address: 3}, None) == 2
-    assert pools.share(a, {a.address: 16}, None) == 1
-    assert pools.share(a, {}, None) == 8
-    assert pools.share(a, {a.address: 3}, 5) == 5
+    assert remote_fits.thread_share(a, {a.address: 3}, None) == 2
+    assert remote_fits.thread_share(a, {a.address: 16}, None) == 1
+    assert remote_fits.thread_share(a, {}, None) == 8
+    assert remote_fits.thread_share(a, {a.address: 3}, 5) == 5

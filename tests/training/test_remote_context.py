@@ -12,7 +12,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune.remote.batches import Feed, cut
+from clustertune.training.remote_context import BatchReader, split_rows
 
 
 def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
@@ -31,7 +31,7 @@ def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
 def test_every_row_is_in_one_batch_beside_its_label(
     counts: list[int], size: int | None, steps: int | None
 ) -> None:
-    found = list(cut(pieces(counts), size, steps))
+    found = list(split_rows(pieces(counts), size, steps))
     x = [list(batch[0][:, 1]) for batch in found]
     assert [list(-batch[1]) for batch in found] == x
     flat = [row for batch in x for row in batch]
@@ -51,7 +51,7 @@ def test_frames_and_sparse_rows() -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[7, 8, 9])
     sparse = scipy.sparse.csr_matrix(np.eye(3))
     given = [(frame, frame["a"], sparse), (frame[:1], frame["a"][:1], sparse[:1])]
-    first, second = cut(given, 2, None)
+    first, second = split_rows(given, 2, None)
     assert first[0].equals(frame[:2])
     assert list(second[0].index) == list(second[1].index) == [9, 7]
     assert second[2].toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
@@ -65,7 +65,7 @@ def test_what_is_not_asked_for_is_not_read() -> None:
             read.append(piece)
             yield piece
 
-    assert len(list(cut(source(), 2, 2))) == 2
+    assert len(list(split_rows(source(), 2, 2))) == 2
     assert len(read) == 2
 
 
@@ -81,13 +81,13 @@ def test_a_slow_consumer_holds_the_reader_back() -> None:
                 full.set()
             yield (i,)
 
-    feed = Feed(source(), ahead=4)
+    reader = BatchReader(source(), ahead=4)
     assert full.wait(10)
-    assert [next(feed)[0] for _ in range(3)] == [0, 1, 2]
-    feed.close()
+    assert [next(reader)[0] for _ in range(3)] == [0, 1, 2]
+    reader.close()
     assert len(made) <= 3 + 4 + 1
-    assert not feed._thread.is_alive()
-    assert list(feed) == []
+    assert not reader._thread.is_alive()
+    assert list(reader) == []
 
 
 def test_an_error_of_the_reader_is_raised_after_what_was_read() -> None:
@@ -95,9 +95,9 @@ def test_an_error_of_the_reader_is_raised_after_what_was_read() -> None:
         yield (1,)
         raise KeyError("piece")
 
-    feed = Feed(source(), ahead=4)
-    assert next(feed) == (1,)
+    reader = BatchReader(source(), ahead=4)
+    assert next(reader) == (1,)
     with pytest.raises(KeyError, match="piece"):
-        next(feed)
-    assert list(feed) == []
-    feed.close()
+        next(reader)
+    assert list(reader) == []
+    reader.close()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.remote import summing
+from clustertune.training import remote_sums
 
 
 class Gradient(NamedTuple):
@@ -32,7 +32,7 @@ def batch(
     function: Any, numbers: Any, *columns: Any, broadcast: Any = (), reduce: Any = None
 ) -> Any:
     codes = cloudpickle.dumps(function), cloudpickle.dumps(reduce)
-    return summing.batch(*codes, numbers, columns, broadcast)
+    return remote_sums.sum_batch(*codes, numbers, columns, broadcast)
 
 
 def test_nests_of_arrays_and_numbers() -> None:
@@ -71,7 +71,7 @@ def test_what_came_in_is_not_changed() -> None:
         part.setflags(write=False)
     assert total(*parts).tolist() == [3, 3, 3]
     nothing = cloudpickle.dumps(None)
-    assert summing.join(nothing, [0, 1, 2], parts).tolist() == [3, 3, 3]
+    assert remote_sums.join_sums(nothing, [0, 1, 2], parts).tolist() == [3, 3, 3]
     assert total(parts[0]) is parts[0]
 
 
@@ -108,9 +108,9 @@ KEPT = {
 @pytest.mark.parametrize("returned", KEPT)
 def test_what_somebody_else_has_is_not_changed(returned: str) -> None:
     items = [np.ones(3) for _ in range(4)]
-    total = summing._Total(pickle.dumps(None))
+    total = remote_sums._Total(pickle.dumps(None))
     for number, item in enumerate(items):
-        total.take(number, [KEPT[returned](item)])
+        total.add([KEPT[returned](item)], number)
     assert all(item.tolist() == [1, 1, 1] for item in items)
     assert _kept.pop(0).tolist() == [1, 1, 1]
     assert all(kept.tolist() == [2, 2, 2] for kept in _kept)
@@ -119,9 +119,9 @@ def test_what_somebody_else_has_is_not_changed(returned: str) -> None:
 
 def test_what_nobody_else_has_is_added_to() -> None:
     """One array less to make: its memory would have to be cleared first."""
-    total, where = summing._Total(pickle.dumps(None)), set()
+    total, where = remote_sums._Total(pickle.dumps(None)), set()
     for number in range(3):
-        total.take(number, [np.ones(3)])
+        total.add([np.ones(3)], number)
         where.add(total.value.ctypes.data)
     assert (total.value.tolist(), len(where)) == ([3, 3, 3], 1)
 
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_named(first: Any, second: Any, said: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         total(first, second)
     mark, what, number, error, _ = caught.value.args
-    assert (mark, what) == (summing.FAILED, "sum")
+    assert (mark, what) == (remote_sums.FAILED, "sum")
     assert number == (0 if isinstance(first, str) else 1)
     with pytest.raises((TypeError, ValueError), match=said):
         raise error

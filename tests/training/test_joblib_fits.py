@@ -189,7 +189,7 @@ def test_the_same_models_as_without_dask(
     big = np.empty(10**9)  # of which no page is ever touched
     with pytest.raises(CapacityError, match="a copy of the data"):
         joblib_backend(client, big).__enter__()
-    with pytest.raises(TypeError, match=r"arrays\[1\] is a Array: .* compute\(\)"):
+    with pytest.raises(TypeError, match=r"arrays\[1\] is a Array, .* compute\(\)"):
         joblib_backend(client, X, da.ones(3)).__enter__()
     with pytest.raises(NoWorkersError, match=r"n_workers=3, but within 0\.1 s only 2"):
         joblib_backend(client, X, n_workers=3, timeout=0.1).__enter__()
