@@ -23,59 +23,25 @@ POLL_INTERVAL = 0.2  # seconds between two attempts to connect to a server
 CONNECT_TIMEOUT = 2.0  # seconds in which a running server accepts
 
 
-def _no_variables(spec: Spec, role: str, rank: int) -> dict[str, str]:  # noqa: ARG001
-    return {}
-
-
-def _no_target(spec: Spec, role: str, rank: int) -> str | None:  # noqa: ARG001
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """Requirements of a framework.
-
-    Attributes
-    ----------
-    name
-        Value of the argument ``framework``.
-    modules
-        Modules that workers must be able to import.
-    workload
-        Workload with which :func:`clustertune.prepare` places the data.
-    synchronous
-        Whether ranks run in step, so all need the same number of batches.
-    environment
-        Environment variables of a role, by spec, role and rank.
-    target
-        Address for a role's function, by spec, role and rank.
-    around
-        Context manager around a role's function. Its argument is the context.
-    server
-        Function of roles that are given as a number alone; None if there is none.
-    own_process
-        Whether each role needs its own process.
-    """
+    """Requirements of a framework."""
 
     name: str | None
-    modules: tuple[str, ...] = ()
-    workload: str = "generic"
-    synchronous: bool = False
-    environment: Callable[[Spec, str, int], dict[str, str]] = _no_variables
-    target: Callable[[Spec, str, int], str | None] = _no_target
-    around: Callable[[Any], Any] = nullcontext
-    server: Callable[[Any], Any] | None = None
-    own_process: bool = True
+    modules: tuple[str, ...] = ()  # that workers must be able to import
+    workload: str = "generic"  # for ``prepare``
+    synchronous: bool = False  # ranks run in step and need equally many batches
+    #: environment variables of a role, by spec, role and rank
+    environment: Callable[[Spec, str, int], dict[str, str]] = lambda *_: {}
+    #: address for a role's function, by spec, role and rank
+    target: Callable[[Spec, str, int], str | None] = lambda *_: None
+    around: Callable[[Any], Any] = nullcontext  # context manager around the function
+    server: Callable[[Any], Any] | None = None  # function of roles without one
+    own_process: bool = True  # each role needs its own process
 
 
 def choose(name: object, roles: Collection[str] = ()) -> Framework:
-    """Return the framework of a name for these roles; None means no framework.
-
-    Raises
-    ------
-    ValueError
-        The name is unknown, or the framework needs other roles.
-    """
+    """Return the framework of a name for these roles; None means no framework."""
     if name is None:
         return NONE
     if name == "torch":

@@ -55,63 +55,35 @@ logger = logging.getLogger("clustertune")
 
 @dataclass(frozen=True, slots=True)
 class WorkerCapacity:
-    """A worker that will run fits.
-
-    Attributes
-    ----------
-    address, id, host
-        Address, name, and machine as reported by Dask.
-    machine
-        Identity of the machine; empty if unknown.
-    threads
-        Number of concurrent fits.
-    limit
-        Memory limit in bytes; 0 means none.
-    used
-        Bytes of the process.
-    """
+    """A worker that will run fits."""
 
     address: str
     id: str | int
     host: str
-    machine: str
+    machine: str  # its identity; empty if unknown
     threads: int
-    limit: int
-    used: int
+    limit: int  # bytes; 0 means none
+    used: int  # bytes of the process
 
 
 @dataclass(frozen=True, slots=True)
 class ClientMachine:
-    """The machine of the client: identity (or empty), usable CPUs, free bytes."""
+    """The machine of the client."""
 
-    machine: str
-    cpus: int
-    free: int
+    machine: str  # its identity; empty if unknown
+    cpus: int  # usable
+    free: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The state when a block began.
-
-    Attributes
-    ----------
-    workers
-        The workers.
-    client
-        The client's machine.
-    nbytes
-        Bytes of the data, of which each worker has a copy.
-    copying
-        Seconds for copying the data to the workers.
-    nested
-        Whether fits wait for tasks of their own.
-    """
+    """The state when a block began."""
 
     workers: tuple[WorkerCapacity, ...]
     client: ClientMachine
-    nbytes: int
-    copying: float
-    nested: bool
+    nbytes: int  # of the data, of which each worker has a copy
+    copying: float  # seconds
+    nested: bool  # fits may wait for tasks that they made
 
     @property
     def threads(self) -> int:
@@ -120,30 +92,16 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """All fits of one function.
-
-    Attributes
-    ----------
-    name
-        Name of the function.
-    fits, workers
-        Number of fits, and of workers that ran them.
-    median, longest, spent
-        Seconds in the workers: median, longest and total.
-    seconds
-        Seconds that the caller waited.
-    widest
-        Largest number of fits in one call.
-    """
+    """All fits of one function."""
 
     name: str
     fits: int
-    workers: int
-    median: float
-    longest: float
-    spent: float
-    seconds: float
-    widest: int
+    workers: int  # that ran them
+    median: float  # seconds of a fit
+    longest: float  # seconds of a fit
+    spent: float  # seconds of all fits
+    seconds: float  # that the caller waited
+    widest: int  # largest number of fits in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +149,7 @@ class Backend:
     def busy(self) -> float | None:
         """Fraction of the workers' thread time that fits used.
 
-        None if nothing was fitted, or fits waited for tasks of their own.
+        None if nothing was fitted, or with ``nested=True``.
         """
         return busy_fraction(self._setup, self.works)
 

@@ -204,18 +204,22 @@ def limited_threads(
 ) -> Iterator[None]:
     """Limit the threads of native libraries on workers until the block ends."""
     name, addresses = uuid4().hex, list(sharing)
-    limits = {"tasks_per_machine": sharing, "threads": threads}
-    limit, restore = remote_fits.limit_threads, remote_fits.restore_threads
+    limits = {"name": name, "tasks_per_machine": sharing, "threads": threads}
     try:
-        _warn(client.sync(_run, client, limit, addresses, name=name, **limits))
+        _on_workers(client, remote_fits.limit_threads, addresses, **limits)
         yield
     finally:
         if client.status == "running":
             left = [a for a in addresses if a in client.nthreads()]
-            _warn(client.sync(_run, client, restore, left, name=name))
+            _on_workers(client, remote_fits.restore_threads, left, name=name)
 
 
-def _warn(answers: Mapping[str, Any]) -> None:
+def _on_workers(
+    client: Client, function: Any, workers: list[str], **arguments: Any
+) -> None:
+    """Call a function on workers and warn of errors."""
+    arguments = {"timeout": LOAD_TIMEOUT, **arguments}
+    answers = client.sync(ship.on_workers, client, function, workers, **arguments)
     for address, answer in answers.items():
         if isinstance(answer, BaseException):
             text = printable(repr(answer), longest=300)
@@ -227,14 +231,6 @@ def _warn(answers: Mapping[str, Any]) -> None:
             )
 
 
-async def _run(
-    client: Client, function: Any, workers: list[str], **arguments: Any
-) -> dict[str, Any]:
-    return await ship.on_workers(
-        client, function, workers, timeout=LOAD_TIMEOUT, **arguments
-    )
-
-
 @contextmanager
 def replicated(
     client: Client, prefix: str, arrays: Sequence[Any]
@@ -244,7 +240,7 @@ def replicated(
     try:
         start = perf_counter()
         # before the first replica exists, because the memory manager may run any time
-        client.sync(_keep_replicas, client, prefix)
+        _on_scheduler(client, copies.keep, name=prefix, owner=client.id, prefix=prefix)
         for i, array in enumerate(arrays):
             key = f"{prefix}-{i}"
             found = client.scatter({key: array}, broadcast=True, hash=False)
@@ -254,14 +250,8 @@ def replicated(
         for future in futures:
             future.release()
         if client.status == "running":
-            client.sync(_release_replicas, client, prefix)
+            _on_scheduler(client, copies.let_go, name=prefix)
 
 
-async def _keep_replicas(client: Client, prefix: str) -> None:
-    await ship.on_scheduler(
-        client, copies.keep, name=prefix, owner=client.id, prefix=prefix
-    )
-
-
-async def _release_replicas(client: Client, name: str) -> None:
-    await ship.on_scheduler(client, copies.let_go, name=name)
+def _on_scheduler(client: Client, function: Any, **arguments: Any) -> None:
+    client.sync(ship.on_scheduler, client, function, **arguments)

@@ -36,108 +36,53 @@ Reduce = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class SumRequest:
-    """Checked arguments of a sum.
-
-    Attributes
-    ----------
-    client
-        A connected client.
-    function, reduction
-        Pickled functions; a pickled None as reduction means a sum.
-    values, collections, futures
-        The items: a sequence in this process that can be sliced, or row-aligned
-        collections, or futures.
-    broadcast
-        Further arguments of the function.
-    remarks
-        Advice for the caller.
-    """
+    """Checked arguments of a sum. Items are values, collections or futures."""
 
     client: Client
-    function: bytes
-    reduction: bytes
+    function: bytes  # pickled
+    reduction: bytes  # pickled; None means a sum
     broadcast: tuple[Any, ...]
-    values: Any = None
-    collections: tuple[Any, ...] = ()
+    values: Any = None  # a sequence of this process that can be sliced
+    collections: tuple[Any, ...] = ()  # row-aligned
     futures: tuple[Future[Any], ...] = ()
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # advice for the caller
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A task that adds the results of some items, in this order.
+    """A task that adds the results of some items, in this order."""
 
-    Attributes
-    ----------
-    worker
-        Address of the worker.
-    items
-        Numbers of the items; a range for neighbours without holders.
-    """
-
-    worker: str
-    items: Sequence[int]
+    worker: str  # address
+    items: Sequence[int]  # their numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A task that adds the results of other tasks, in this order.
+    """A task that adds the results of other tasks, in this order."""
 
-    Attributes
-    ----------
-    worker
-        Address of the worker.
-    parts
-        Numbers of the tasks: batches are numbered first, then joins.
-    """
-
-    worker: str
-    parts: tuple[int, ...]
+    worker: str  # address
+    parts: tuple[int, ...]  # numbers of the tasks: batches first, then joins
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument that all tasks need.
+    """An argument that all tasks need."""
 
-    Attributes
-    ----------
-    name
-        Name as in the call, ``broadcast[0]``.
-    nbytes
-        Bytes of one copy; None for a future.
-    separate
-        Whether it is sent as a separate task instead of with each batch.
-    """
-
-    name: str
-    nbytes: int | None
-    separate: bool
+    name: str  # as in the call, ``broadcast[0]``
+    nbytes: int | None  # of one copy; None for a future
+    separate: bool  # sent as a separate task instead of with each batch
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tasks of :func:`clustertune.training.map_reduce`; printable.
-
-    Attributes
-    ----------
-    batches, joins
-        The tasks. The last task makes the result.
-    arguments
-        Arguments that are sent to the workers in addition to items.
-    workers
-        By address the name of each worker.
-    threads
-        By address the threads of each worker.
-    remarks
-        Advice for the caller.
-    """
+    """Tasks of :func:`clustertune.training.map_reduce`; the last makes the result."""
 
     batches: tuple[Batch, ...]
     joins: tuple[Join, ...]
     arguments: tuple[Argument, ...]
-    workers: Mapping[str, str | int]
-    threads: Mapping[str, int]
-    remarks: tuple[str, ...] = ()
+    workers: Mapping[str, str | int]  # names by address
+    threads: Mapping[str, int]  # by address
+    remarks: tuple[str, ...] = ()  # advice for the caller
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -149,15 +94,7 @@ class Plan:
 def check_arguments(
     client: Any, func: Any, items: Any, broadcast: Any, reduce: Any
 ) -> SumRequest:
-    """Check the arguments of :func:`clustertune.training.map_reduce`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has a wrong type or value, or a function does not pickle.
-    AlignmentError
-        Collections are not row-aligned, or have several column blocks.
-    """
+    """Check the arguments of :func:`clustertune.training.map_reduce`."""
     entrance.check_client(client)
     for name, value in {"func": func, "reduce": reduce}.items():
         if not callable(value) and not (name == "reduce" and value is None):
@@ -175,52 +112,38 @@ def check_arguments(
             )
     request = SumRequest(
         client=client,
-        function=_pickled("func", func),
-        reduction=_pickled("reduce", reduce),
+        function=pickled("func", func),
+        reduction=pickled("reduce", reduce),
         broadcast=tuple(broadcast),
     )
     return _with_items(request, items)
 
 
 def refuse_unpicklable(request: SumRequest) -> None:
-    """Name the argument that does not pickle, after the graph could not be sent.
+    """Raise an error that names the argument that does not pickle.
 
-    Pickling each argument takes long, so a graph that can be sent is not checked.
-
-    Raises
-    ------
-    TypeError
-        An item or broadcast argument does not pickle.
+    This takes long, so it is called only after a graph could not be sent.
     """
+    # the callback keeps arrays from being copied
+    options = {"protocol": 5, "buffer_callback": lambda _: False}
     for i, value in enumerate(request.broadcast):
-        _refuse_unpicklable(f"broadcast[{i}]", value)
+        pickled(f"broadcast[{i}]", value, **options)
     for i, value in enumerate(() if request.values is None else request.values):
-        _refuse_unpicklable(f"items[{i}]", value)
+        pickled(f"items[{i}]", value, **options)
 
 
-def _pickled(name: str, function: Any) -> bytes:
+def pickled(name: str, value: Any, **options: Any) -> bytes:
+    """Pickle an argument of the user; an error names the argument."""
     try:
-        code: bytes = cloudpickle.dumps(function)
+        code: bytes = cloudpickle.dumps(value, **options)
     # a class of the user may raise any error while it is pickled
     except Exception as error:
-        raise _unpicklable(name, function, error) from error
+        raise TypeError(
+            f"{name} cannot be sent to workers: {_type(value)} does not pickle "
+            f"({error}). Remove objects of this process, such as locks, open files and "
+            "clients"
+        ) from error
     return code
-
-
-def _refuse_unpicklable(name: str, value: Any) -> None:
-    try:
-        # the callback keeps arrays from being copied
-        cloudpickle.dumps(value, protocol=5, buffer_callback=lambda _: False)
-    # a class of the user may raise any error while it is pickled
-    except Exception as error:
-        raise _unpicklable(name, value, error) from error
-
-
-def _unpicklable(name: str, value: Any, error: Exception) -> TypeError:
-    return TypeError(
-        f"{name} cannot be sent to workers: {_type(value)} does not pickle ({error}). "
-        "Remove objects of this process, such as locks, open files and clients"
-    )
 
 
 def _with_items(request: SumRequest, items: Any) -> SumRequest:
@@ -343,13 +266,6 @@ def spread_items(n_items: int, threads: Mapping[str, int]) -> tuple[Batch, ...]:
     """Make batches of items without holders: neighbours for each thread.
 
     With fewer items than threads, each worker gets one before any gets a second.
-
-    Parameters
-    ----------
-    n_items
-        Number of items, at least 1.
-    threads
-        By address the threads of each worker; items are assigned in this order.
     """
     slots = [(i, worker) for worker, n in threads.items() for i in range(n)]
     first = sorted(slots, key=lambda slot: slot[0])[:n_items]  # a stable sort
@@ -368,14 +284,8 @@ def group_by_holder(
     """Make batches of partitions: neighbours on one worker for each of its threads.
 
     Workers are ordered by their first partitions, not by their addresses. A restart
-    changes addresses, and the order of the sum must not change with them.
-
-    Parameters
-    ----------
-    items
-        For each item the bytes on each holder, by address.
-    threads
-        By address the threads of each worker.
+    changes addresses, and the order of the sum must not change with them. Each item
+    has its bytes by address of the holder.
     """
     held: dict[str, list[int]] = {}
     load = dict.fromkeys(threads, 0.0)

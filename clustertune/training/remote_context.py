@@ -215,17 +215,10 @@ class Context:
 def split_rows(
     partitions: Iterable[Rows], size: int | None, steps: int | None
 ) -> Iterator[Rows]:
-    """Split partitions into batches, in the order of the rows.
+    """Split partitions into at most ``steps`` batches, in the order of the rows.
 
-    Parameters
-    ----------
-    partitions
-        Row-aligned parts of X, y and further collections.
-    size
-        Rows per batch, across partitions; the last batch may be smaller. None makes a
-        batch of each partition.
-    steps
-        Largest number of batches; None means all.
+    Batches have ``size`` rows, across partitions; the last one may be smaller. With
+    ``size=None`` each partition is a batch.
     """
     batches = (
         (p for p in partitions if _row_count(p))

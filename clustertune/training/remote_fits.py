@@ -47,15 +47,9 @@ def fit_runner(
 ) -> Run:
     """Return a function that runs fits and reports the seconds and worker of each.
 
-    Parameters
-    ----------
-    tasks_per_machine
-        By address of a worker, the number of concurrent tasks on its machine.
-    threads
-        Threads of native libraries in each fit; None means an equal share of the CPUs.
-    nested
-        Whether joblib calls inside a fit become tasks of the cluster. Otherwise they
-        run in the fit's own threads.
+    ``threads`` limits native libraries; None means an equal share of the CPUs among
+    the concurrent tasks of the machine. With ``nested``, joblib calls inside a fit
+    become tasks of the cluster. Otherwise they run in the fit's threads.
     """
 
     def run(fits: list[Fit]) -> list[tuple[Any, TimedFit]]:
@@ -128,19 +122,8 @@ async def limit_threads(
     """Limit threads of native libraries in this process until ``restore_threads``.
 
     Several workers and several calls may share the process. The first call sets the
-    limit, and the last call to end restores it.
-
-    Parameters
-    ----------
-    name
-        Name of the call.
-    tasks_per_machine, threads
-        As in :func:`fit_runner`.
-
-    Returns
-    -------
-    int or None
-        The limit; None if threadpoolctl is not installed.
+    limit, and the last call to end restores it. Returns the limit; None without
+    threadpoolctl.
     """
     import asyncio
 

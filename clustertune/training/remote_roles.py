@@ -75,17 +75,17 @@ def register(dask_worker: Any, name: str, expiry: float) -> str:
     """Make an endpoint and return its address, ``host:port``.
 
     Without a task it expires ``expiry`` seconds after the last message of its client.
-    The name is known to the client only.
+    Only the client has the name.
     """
     endpoint = Endpoint(dask_worker, name, expiry)
     vars(dask_worker).setdefault(ENDPOINTS, {})[name] = endpoint
     return endpoint.address
 
 
-def unregister(dask_worker: Any, names: list[str]) -> None:
-    """Remove the endpoints of roles that do not begin."""
-    endpoints = getattr(dask_worker, ENDPOINTS, {})
-    for endpoint in [endpoints[name] for name in names if name in endpoints]:
+def unregister(dask_worker: Any, name: str) -> None:
+    """Remove the endpoint of a role that does not begin."""
+    endpoint = getattr(dask_worker, ENDPOINTS, {}).get(name)
+    if endpoint is not None:
         endpoint.forget()
 
 
@@ -247,30 +247,12 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def run_role(name: str, key: str, pickled: bytes) -> Any:
-    """Wait for the start command and call the function of a role.
+    """Wait for the start command and return the result of a role's function.
 
-    Parameters
-    ----------
-    name
-        Name of the endpoint.
-    key
-        Key of this task.
-    pickled
-        Settings of the role: ``role``, ``rank``, ``size``, ``spec``, ``target``,
-        ``code`` (the pickled function), ``around`` (a pickled context manager),
-        ``environment``, ``batch_size``, ``synchronous`` (whether ranks run in step),
-        ``partitions`` (keys) and ``rows`` (per partition, by rank).
-
-    Returns
-    -------
-    object
-        The function's result; None if the role was stopped before it began.
-
-    Raises
-    ------
-    RuntimeError
-        The endpoint is gone: this is another process than the registered one, or the
-        task ran before.
+    The name is that of the endpoint, the key that of this task. Settings are ``role``,
+    ``rank``, ``size``, ``spec``, ``target``, ``code`` (the pickled function),
+    ``around`` (a pickled context manager), ``environment``, ``batch_size``,
+    ``synchronous``, ``partitions`` (keys) and ``rows`` (per partition, by rank).
     """
     worker: Any = get_worker()
     endpoint = getattr(worker, ENDPOINTS, {}).get(name)

@@ -55,22 +55,10 @@ def sum_batch(
 ) -> Any:
     """Return the sum of ``function(*item, *broadcast)`` over some items.
 
-    Parameters
-    ----------
-    function, reduction
-        Pickled functions; a pickled None as reduction means a sum.
-    numbers
-        Numbers of the items, for errors.
-    columns
-        The first argument of each item, then the second argument of each, and so on.
-    broadcast
-        Arguments that are the same for all items.
-
-    Raises
-    ------
-    RuntimeError
-        An item failed. The arguments are ``FAILED``, the failed operation, the number
-        of the item, the error and its location.
+    Functions are pickled; a pickled None as reduction means a sum. ``columns`` are the
+    first arguments of all items, then the second arguments, and so on. If an item
+    fails, the arguments of the error are ``FAILED``, the operation, the number of the
+    item, the error and its location.
     """
     call = pickle.loads(function)  # noqa: S301 (made by the caller's client)
     total = _Total(reduction)
@@ -186,28 +174,19 @@ def _guarded(
 def add(total: Any, more: Any, owned: bool = False, path: str = "") -> Any:
     """Return the sum of two results of the same structure.
 
-    Parameters
-    ----------
-    total, more
-        Numbers or arrays in dicts, lists, tuples and named tuples; None with None.
-    owned
-        Whether arrays in ``total`` may be changed in place.
-    path
-        Position in the result, for errors.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The results cannot be added.
+    They are numbers or arrays in dicts, lists, tuples and named tuples, or both None.
+    Arrays in an ``owned`` total are changed in place. Errors name the ``path``.
     """
     if owned and _same_numbers(total, more):
         total += more
         return total
     if isinstance(total, Mapping) or isinstance(more, Mapping):
-        _refuse_other_keys(total, more, path)
+        both = isinstance(total, Mapping) and isinstance(more, Mapping)
+        _require(both and total.keys() == more.keys(), total, more, path)
         return {k: add(total[k], more[k], owned, f"{path}[{k!r}]") for k in total}
     if isinstance(total, list | tuple) or isinstance(more, list | tuple):
-        _refuse_other_length(total, more, path)
+        same = type(total) is type(more) and len(total) == len(more)
+        _require(same, total, more, path)
         pairs = enumerate(zip(total, more, strict=True))
         return _like(total, [add(a, b, owned, f"{path}[{i}]") for i, (a, b) in pairs])
     if total is None and more is None:
@@ -251,30 +230,20 @@ def _like(one: Any, values: list[Any]) -> Any:
     return tuple(values) if isinstance(one, tuple) else values
 
 
-def _refuse_other_keys(total: Any, more: Any, path: str) -> None:
-    both = isinstance(total, Mapping) and isinstance(more, Mapping)
-    if not both or total.keys() != more.keys():
-        raise _mismatch(total, more, path)
-
-
-def _refuse_other_length(total: Any, more: Any, path: str) -> None:
-    if type(total) is not type(more) or len(total) != len(more):
-        raise _mismatch(total, more, path)
+def _require(same: bool, total: Any, more: Any, path: str) -> None:
+    if not same:
+        raise ValueError(f"{_at(path)}{_kind(more)} after {_kind(total)}")
 
 
 def _refuse_other_shape(total: Any, more: Any, path: str) -> None:
     shapes = [tuple(getattr(x, "shape", ())) for x in (total, more)]
-    if shapes[0] != shapes[1] or (total is None) != (more is None):
-        raise _mismatch(total, more, path)
+    same = shapes[0] == shapes[1] and (total is None) == (more is None)
+    _require(same, total, more, path)
     if not all(map(_equal, *(getattr(x, "axes", ()) or () for x in (total, more)))):
         raise ValueError(
             f"{_at(path)}rows or columns have other labels than before, so pandas "
             "would insert missing values; return the same labels for each item"
         )
-
-
-def _mismatch(total: Any, more: Any, path: str) -> ValueError:
-    return ValueError(f"{_at(path)}{_kind(more)} after {_kind(total)}")
 
 
 def _equal(labels: Any, others: Any) -> bool:

@@ -241,38 +241,18 @@ def _target(name: Any, sizes: Mapping[str, int], with_data: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A worker that may take a role.
-
-    Attributes
-    ----------
-    address, id, host
-        Address, name and machine.
-    process
-        Identity of the process; the same for workers that share a process.
-    status
-        Dask's status; only a running worker begins tasks.
-    answers
-        Whether it answered, and can run code of this client.
-    tasks
-        Number of its running and waiting tasks.
-    held
-        Bytes of the data that it holds.
-    missing
-        Modules of the framework that it cannot import.
-    taken
-        Role of another call that has set the environment of its process.
-    """
+    """A worker that may take a role."""
 
     address: str
     id: str | int
     host: str
-    process: str
+    process: str  # its identity
     status: str = "running"
-    answers: bool = True
-    tasks: int = 0
-    held: int = 0
-    missing: tuple[str, ...] = ()
-    taken: str | None = None
+    answers: bool = True  # and can run code of this client
+    tasks: int = 0  # running and waiting
+    held: int = 0  # bytes of the data
+    missing: tuple[str, ...] = ()  # modules of the framework
+    taken: str | None = None  # role of another call that uses the environment
 
 
 def assign(
@@ -284,24 +264,9 @@ def assign(
 ) -> dict[str, list[Candidate]]:
     """Return by role its workers, by rank.
 
-    Idle workers come first. The members of a role are spread over hosts, then all
-    roles are. Among equal workers, the role ``first`` prefers holders of the data.
-
-    Parameters
-    ----------
-    sizes
-        By role the number of its members.
-    candidates
-        All workers; equal workers are chosen in this order.
-    first
-        The role that chooses first, because it gets the data.
-    own_process
-        Whether each role needs its own process.
-
-    Raises
-    ------
-    NoWorkersError
-        Too few workers can take a role.
+    The role ``first`` gets the data, so it chooses first and prefers holders of the
+    data. Idle workers come first. The members of a role are spread over hosts, then
+    all roles are. Equal workers are chosen in the given order.
     """
     fit = [c for c in candidates if c.status == "running" and c.answers]
     able = [c for c in fit if not c.missing and not (own_process and c.taken)]
@@ -442,22 +407,17 @@ async def _run(request: _Request) -> Roles:
         assigned = await _assigned(request)
         targets = [c.address for c in assigned.get(request.target, [])]
         placed = await _place(request, targets)
+        name = uuid4().hex  # of the endpoints
         states = [
-            RoleState(
-                role=role,
-                rank=rank,
-                worker=candidate.address,
-                id=candidate.id,
-                endpoint=uuid4().hex,
-            )
+            RoleState(role=role, rank=rank, worker=c.address, id=c.id)
             for role, members in assigned.items()
-            for rank, candidate in enumerate(members)
+            for rank, c in enumerate(members)
         ]
         try:
-            await _register_all(request, states)
-            _submit(request, states, placed)
+            await _register(request, name, states)
+            _submit(request, name, states, placed)
         except BaseException:  # an interruption too
-            await asyncio.shield(_unregister(request.client, states))
+            await asyncio.shield(_unregister(request.client, name, states))
             raise
         lifecycle = Lifecycle(
             target=request.target,
@@ -466,7 +426,7 @@ async def _run(request: _Request) -> Roles:
             grace=request.grace,
         )
         stack.callback(placed.release)
-        found = Roles(request.client, states, lifecycle, stack.pop_all())
+        found = Roles(request.client, name, states, lifecycle, stack.pop_all())
     await found.begun()
     return found
 
@@ -529,10 +489,18 @@ def _refuse_empty(request: _Request, rows: Mapping[str, list[int]]) -> None:
         )
 
 
-async def _register_all(request: _Request, states: Sequence[RoleState]) -> None:
-    """Register an endpoint for each role, with a port."""
-    answers = await asyncio.gather(*(_register(request, state) for state in states))
-    for state, answer in zip(states, answers, strict=True):
+async def _register(request: _Request, name: str, states: Sequence[RoleState]) -> None:
+    """Register an endpoint with a port for each role."""
+    answers = await ship.on_workers(
+        request.client,
+        remote_roles.register,
+        [s.worker for s in states],
+        timeout=ANSWER_TIMEOUT,
+        name=name,
+        expiry=EXPIRY,
+    )
+    for state in states:
+        answer = answers[state.worker]
         if isinstance(answer, BaseException):
             raise NoWorkersError(
                 f"{state}: the worker could not register the role "
@@ -541,31 +509,14 @@ async def _register_all(request: _Request, states: Sequence[RoleState]) -> None:
         state.address = printable(answer, longest=300)
 
 
-async def _register(request: _Request, state: RoleState) -> Any:
-    answers = await ship.on_workers(
-        request.client,
-        remote_roles.register,
-        [state.worker],
-        timeout=ANSWER_TIMEOUT,
-        name=state.endpoint,
-        expiry=EXPIRY,
-    )
-    return answers[state.worker]
-
-
-async def _unregister(client: Client, states: Sequence[RoleState]) -> None:
+async def _unregister(client: Client, name: str, states: Sequence[RoleState]) -> None:
     """Remove the endpoints of roles that do not begin."""
-    await ship.on_workers(
-        client,
-        remote_roles.unregister,
-        [s.worker for s in states],
-        timeout=ANSWER_TIMEOUT,
-        names=[s.endpoint for s in states],
-    )
+    workers, remove = [s.worker for s in states], remote_roles.unregister
+    await ship.on_workers(client, remove, workers, timeout=ANSWER_TIMEOUT, name=name)
 
 
 def _submit(
-    request: _Request, states: Sequence[RoleState], placed: _PlacedData
+    request: _Request, name: str, states: Sequence[RoleState], placed: _PlacedData
 ) -> None:
     """Submit a task for each role, restricted to its worker."""
     spec = by_role(states, lambda s: s.address)
@@ -573,11 +524,11 @@ def _submit(
     around = ship.pickled(request.framework.around)
     graph = graphs.Graph()
     for state in states:
-        settings = _settings(request, state, spec, placed)
+        settings = _settings(request, name, state, spec, placed)
         settings |= {"code": request.code[state.role], "around": around}
-        key = f"role-{state.role}-{state.rank}-{state.endpoint}"
+        key = f"role-{state.role}-{state.rank}-{name}"
         # pickled, because Dask would replace keys of partitions with their data
-        graph.tasks[key] = task(key, state.endpoint, key, pickle.dumps(settings))
+        graph.tasks[key] = task(key, name, key, pickle.dumps(settings))
         graph.where[key] = state.worker
         graph.priority[key] = PRIORITY
     graph.pieces["roles"] = list(graph.tasks)
@@ -588,6 +539,7 @@ def _submit(
 
 def _settings(
     request: _Request,
+    name: str,
     state: RoleState,
     spec: Mapping[str, list[str]],
     placed: _PlacedData,
@@ -596,7 +548,7 @@ def _settings(
     framework, role, rank = request.framework, state.role, state.rank
     environment = framework.environment(spec, role, rank)
     if framework.own_process:
-        mark = f"{role} {rank} of roles {state.endpoint[:8]}"
+        mark = f"{role} {rank} of roles {name[:8]}"
         environment = {**environment, remote_roles.VARIABLE: mark}
     has_data = role == request.target
     return {

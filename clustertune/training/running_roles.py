@@ -60,7 +60,6 @@ class RoleState:
     rank: int
     worker: str  # address
     id: str | int  # of the worker
-    endpoint: str  # name of the endpoint on the worker
     address: str = ""  # host:port
     future: Any = None  # of its task
     stage: str = REGISTERED
@@ -93,22 +92,12 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A score of a role.
-
-    Attributes
-    ----------
-    role, rank
-        The role that reported it.
-    value
-        Argument of ``ctx.report``.
-    time
-        Seconds since 1970 by the clock of the worker.
-    """
+    """A score that a role reported."""
 
     role: str
     rank: int
-    value: Any
-    time: float
+    value: Any  # argument of ``ctx.report``
+    time: float  # seconds since 1970 by the clock of the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,11 +199,13 @@ class Roles(Block):
     def __init__(
         self,
         client: Client,
+        name: str,
         states: Sequence[RoleState],
         lifecycle: Lifecycle,
         resources: AsyncExitStack,
     ):
         self._client = client
+        self._name = name  # of the endpoints on the workers
         self._states = states
         self._lifecycle = lifecycle
         self._resources = resources  # released when all roles have ended
@@ -559,7 +550,7 @@ class Roles(Block):
         try:
             self._refuse_closed()
             answers = await scheduler.broadcast(
-                msg={"op": remote_roles.handler_name(state.endpoint), **message},
+                msg={"op": remote_roles.handler_name(self._name), **message},
                 workers=[state.worker],
                 on_error="ignore",
             )

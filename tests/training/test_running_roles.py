@@ -11,9 +11,7 @@ from clustertune.training.running_roles import (
 
 
 def state(rank: int, failure: Failure | None = None, **about: object) -> RoleState:
-    found = RoleState(
-        role="w", rank=rank, worker=f"tcp://{rank}", id=rank, endpoint="p"
-    )
+    found = RoleState(role="w", rank=rank, worker=f"tcp://{rank}", id=rank)
     found.stage, found.over, found.failure = remote_roles.ENDED, True, failure
     for name, value in about.items():
         setattr(found, name, value)
