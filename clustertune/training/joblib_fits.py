@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -76,21 +76,6 @@ class ClientMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """The state when a block began."""
-
-    workers: tuple[WorkerCapacity, ...]
-    client: ClientMachine
-    nbytes: int  # of the data, of which each worker has a copy
-    copying: float  # seconds
-    nested: bool  # fits may wait for tasks that they made
-
-    @property
-    def threads(self) -> int:
-        return sum(worker.threads for worker in self.workers)
-
-
-@dataclass(frozen=True, slots=True)
 class Work:
     """All fits of one function."""
 
@@ -104,36 +89,41 @@ class Work:
     widest: int  # largest number of fits in one call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """Result of a block of :func:`joblib_backend`; printable.
+    """Sizes, times and advice of a block of :func:`joblib_backend`; printable.
 
     It can be read during and after the block. Values about fits cover finished calls of
     joblib.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes of the data, of which each worker has a copy.
+    copying
+        Seconds for copying the data to the workers.
     """
 
-    _setup: Setup
+    nbytes: int
+    copying: float
+    _workers: tuple[WorkerCapacity, ...] = field(repr=False)
+    _client: ClientMachine = field(repr=False)
+    _nested: bool = field(repr=False)  # fits may wait for tasks that they made
     _calls: list[Call] = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the data, of which each worker has a copy."""
-        return self._setup.nbytes
-
-    @property
-    def copying(self) -> float:
-        """Seconds for copying the data to the workers."""
-        return self._setup.copying
 
     @property
     def threads(self) -> int:
         """Number of concurrent fits when the block began."""
-        return self._setup.threads
+        return sum(worker.threads for worker in self._workers)
 
     @property
     def works(self) -> tuple[Work, ...]:
         """Fits by the name of their function, with seconds of fits and calls."""
-        return summarize(self._calls)
+        found: dict[str, list[Call]] = {}
+        for call in self._calls:
+            if call.ended is not None and call.fits:
+                found.setdefault(call.fits[0][0], []).append(call)
+        return tuple(_work(name, calls) for name, calls in found.items())
 
     @property
     def fits(self) -> int:
@@ -151,15 +141,127 @@ class Backend:
 
         None if nothing was fitted, or with ``nested=True``.
         """
-        return busy_fraction(self._setup, self.works)
+        available = self.threads * self.seconds
+        if self._nested or not available:
+            return None
+        return math.fsum(work.spent for work in self.works) / available
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Advice: general before any fit, measured afterwards."""
-        return tuple(advice(self._setup, self.works))
+        works = self.works
+        if not works:
+            return tuple(filter(None, [self._general_advice()]))
+        found: list[str] = []
+        if self.copying > max(self.seconds, NOTABLE):
+            found.append(
+                f"copying {bytes_text(self.nbytes)} to "
+                f"{plural(len(self._workers), 'worker')} took "
+                f"{seconds_text(self.copying)}, longer than all fits there "
+                f"({seconds_text(self.seconds)}). Fits in this process need no copies"
+            )
+        if not self._nested:  # seconds of nested fits include waiting for other fits
+            found += filter(None, map(self._measured_advice, works))
+        return tuple(found)
 
     def __str__(self) -> str:
-        return "\n".join([*report_lines(self._setup, self.works), *self.remarks])
+        return "\n".join([*self._lines(), *self.remarks])
+
+    def _general_advice(self) -> str | None:
+        """Advise to compare with one process if all workers share a machine."""
+        machines = {worker.machine for worker in self._workers}
+        if len(machines) > 1 or "" in machines:
+            return None
+        where = "this machine" if machines == {self._client.machine} else "one machine"
+        return (
+            f"all workers are on {where}, with {plural(self.threads, 'thread')}. A "
+            "process there that fits without Dask copies no data to workers (joblib."
+            'parallel_config(backend="threading")). The end of the block reports the '
+            "measured times"
+        )
+
+    def _measured_advice(self, work: Work) -> str | None:
+        if work.spent < work.seconds:
+            lost = (work.seconds * self.threads - work.spent) / work.fits
+            return (
+                f"{self._times(work)}, because each fit had an overhead of "
+                f"{seconds_text(lost)} of a thread. One after the other in this "
+                "process, without joblib_backend, they would have ended sooner"
+            )
+        threads, seconds = self._on_client(work)
+        if seconds < CLEARLY_FASTER * work.seconds:
+            return (
+                f"{self._times(work)}; {plural(threads, 'thread')} of this machine "
+                f"would take about {seconds_text(seconds)} if estimators release "
+                "Python's lock, as forests do: joblib.parallel_config("
+                f'backend="threading", n_jobs={threads})'
+            )
+        if work.widest < self.threads and work.seconds > NOTABLE:
+            return (
+                f"{work.name}: at most {plural(work.widest, 'fit')} in a call, for "
+                f"{plural(self.threads, 'thread')}. With nested=True the cluster also "
+                "runs the fits inside ensembles as tasks"
+            )
+        return None
+
+    def _on_client(self, work: Work) -> tuple[int, float]:
+        """Return threads and seconds on the client, infinite without memory."""
+        copy = COPIED * self.nbytes
+        fitting = int(self._client.free / copy) if copy else work.widest
+        threads = min(self._client.cpus, fitting, work.widest)
+        if threads < 1:
+            return 0, math.inf
+        return threads, max(work.spent / threads, work.longest)
+
+    def _times(self, work: Work) -> str:
+        return (
+            f"{plural(work.fits, 'fit')} of {work.name}, {seconds_text(work.median)} "
+            f"each, took {seconds_text(work.spent)} in total, and "
+            f"{seconds_text(work.seconds)} on {plural(self.threads, 'thread')} of the "
+            "cluster"
+        )
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the measurements as text."""
+        workers, works = plural(len(self._workers), "worker"), self.works
+        seconds = seconds_text(self.copying)
+        yield f"{bytes_text(self.nbytes)} copied to {workers} in {seconds}"
+        for work in works:
+            yield (
+                f"{self._times(work)}; at most {seconds_text(work.longest)}, on "
+                f"{plural(work.workers, 'worker')}"
+            )
+        if self.busy is not None:
+            yield f"threads of workers were fitting {self.busy:.0%} of that time"
+        elif works:
+            yield "unknown how busy threads were: with nested=True, fits wait for fits"
+        else:
+            yield "nothing was fitted on the cluster"
+        own = (
+            f"this machine has {plural(self._client.cpus, 'CPU')} and "
+            f"{bytes_text(self._client.free)} free"
+        )
+        machines = [worker.machine for worker in self._workers]
+        if not self._client.machine or "" in machines:
+            yield f"{own}; which workers run on it is unknown"
+        else:
+            shared = machines.count(self._client.machine)
+            yield f"{own}; {shared} of {workers} run on it"
+
+
+def _work(name: str, calls: Sequence[Call]) -> Work:
+    fits = [fit for call in calls for fit in call.fits]
+    spent = [seconds for _, seconds, _ in fits]
+    return Work(
+        name=printable(name, longest=60),
+        fits=len(fits),
+        workers=len({worker for *_, worker in fits}),
+        median=median(spent),
+        longest=max(spent),
+        spent=math.fsum(spent),
+        seconds=sum(call.ended - call.begun for call in calls if call.ended),
+        widest=max(len(call.fits) for call in calls),
+    )
 
 
 @contextmanager
@@ -252,7 +354,14 @@ def joblib_backend(
         joblib_parallel.replicated(client, prefix, [runner, *arrays]) as replicas,
     ):
         (run, *futures), copying = replicas
-        backend = Backend(Setup(tuple(workers), here, nbytes, copying, nested), calls)
+        backend = Backend(
+            nbytes=nbytes,
+            copying=copying,
+            _workers=tuple(workers),
+            _client=here,
+            _nested=nested,
+            _calls=calls,
+        )
         _log(backend, logging.INFO)
         data = {id(a): future for a, future in zip(arrays, futures, strict=True)}
         parallel = joblib_parallel.WorkerBackend(client, prefix, run, data, calls)
@@ -362,145 +471,3 @@ def memory_problem(
         f"{bytes_text(worst.limit)}. Give workers more memory or fewer threads "
         "(clustertune.resize), convert the data to float32, or fit a sample"
     )
-
-
-# --- report ---------------------------------------------------------------------------
-
-
-def summarize(calls: Iterable[Call]) -> tuple[Work, ...]:
-    """Summarize finished calls by the name of their function."""
-    found: dict[str, list[Call]] = {}
-    for call in calls:
-        if call.ended is not None and call.fits:
-            found.setdefault(call.fits[0][0], []).append(call)
-    return tuple(_work(name, some) for name, some in found.items())
-
-
-def _work(name: str, calls: Sequence[Call]) -> Work:
-    fits = [fit for call in calls for fit in call.fits]
-    spent = [seconds for _, seconds, _ in fits]
-    return Work(
-        name=printable(name, longest=60),
-        fits=len(fits),
-        workers=len({worker for *_, worker in fits}),
-        median=median(spent),
-        longest=max(spent),
-        spent=math.fsum(spent),
-        seconds=sum(call.ended - call.begun for call in calls if call.ended),
-        widest=max(len(call.fits) for call in calls),
-    )
-
-
-def advice(setup: Setup, works: Sequence[Work]) -> list[str]:
-    """Return what would be faster, as measured if anything was fitted."""
-    if not works:
-        return list(filter(None, [_general_advice(setup)]))
-    found: list[str] = []
-    waited = math.fsum(work.seconds for work in works)
-    if setup.copying > max(waited, NOTABLE):
-        found.append(
-            f"copying {bytes_text(setup.nbytes)} to "
-            f"{plural(len(setup.workers), 'worker')} took "
-            f"{seconds_text(setup.copying)}, longer than all fits there "
-            f"({seconds_text(waited)}). Fits in this process need no copies"
-        )
-    if not setup.nested:  # seconds of nested fits include waiting for other fits
-        found += filter(None, (_measured_advice(setup, work) for work in works))
-    return found
-
-
-def _general_advice(setup: Setup) -> str | None:
-    """Advise to compare with one process if all workers share a machine."""
-    machines = {worker.machine for worker in setup.workers}
-    if len(machines) > 1 or "" in machines:
-        return None
-    where = "this machine" if machines == {setup.client.machine} else "one machine"
-    return (
-        f"all workers are on {where}, with {plural(setup.threads, 'thread')}. A "
-        "process there that fits without Dask copies no data to workers (joblib."
-        'parallel_config(backend="threading")). The end of the block reports the '
-        "measured times"
-    )
-
-
-def _measured_advice(setup: Setup, work: Work) -> str | None:
-    if work.spent < work.seconds:
-        lost = (work.seconds * setup.threads - work.spent) / work.fits
-        return (
-            f"{_times(setup, work)}, because each fit had an overhead of "
-            f"{seconds_text(lost)} of a thread. One after the other in this process, "
-            "without joblib_backend, they would have ended sooner"
-        )
-    here = _on_client(setup, work)
-    if here and here[1] < CLEARLY_FASTER * work.seconds:
-        threads, seconds = here
-        return (
-            f"{_times(setup, work)}; {plural(threads, 'thread')} of this machine would "
-            f"take about {seconds_text(seconds)} if estimators release Python's lock, "
-            'as forests do: joblib.parallel_config(backend="threading", '
-            f"n_jobs={threads})"
-        )
-    if work.widest < setup.threads and work.seconds > NOTABLE:
-        return (
-            f"{work.name}: at most {plural(work.widest, 'fit')} in a call, for "
-            f"{plural(setup.threads, 'thread')}. With nested=True the cluster also "
-            "runs the fits inside ensembles as tasks"
-        )
-    return None
-
-
-def _on_client(setup: Setup, work: Work) -> tuple[int, float] | None:
-    """Return threads and seconds on the client's machine; None without memory."""
-    copy = COPIED * setup.nbytes
-    fitting = int(setup.client.free / copy) if copy else work.widest
-    threads = min(setup.client.cpus, fitting, work.widest)
-    if threads < 1:
-        return None
-    return threads, max(work.spent / threads, work.longest)
-
-
-def _times(setup: Setup, work: Work) -> str:
-    return (
-        f"{plural(work.fits, 'fit')} of {work.name}, {seconds_text(work.median)} each, "
-        f"took {seconds_text(work.spent)} in total, and {seconds_text(work.seconds)} "
-        f"on {plural(setup.threads, 'thread')} of the cluster"
-    )
-
-
-def busy_fraction(setup: Setup, works: Sequence[Work]) -> float | None:
-    """Return the fraction of thread time that fits used; None if unknown."""
-    available = setup.threads * math.fsum(work.seconds for work in works)
-    if setup.nested or not available:
-        return None
-    return math.fsum(work.spent for work in works) / available
-
-
-def report_lines(setup: Setup, works: Sequence[Work]) -> Iterator[str]:
-    """Yield the measurements as text."""
-    workers = plural(len(setup.workers), "worker")
-    seconds = seconds_text(setup.copying)
-    yield f"{bytes_text(setup.nbytes)} copied to {workers} in {seconds}"
-    for work in works:
-        yield (
-            f"{_times(setup, work)}; at most {seconds_text(work.longest)}, on "
-            f"{plural(work.workers, 'worker')}"
-        )
-    share = busy_fraction(setup, works)
-    if share is not None:
-        yield f"threads of workers were fitting {share:.0%} of that time"
-    elif works:
-        yield "unknown how busy threads were: with nested=True, fits wait for others"
-    else:
-        yield "nothing was fitted on the cluster"
-    yield _machines_text(setup)
-
-
-def _machines_text(setup: Setup) -> str:
-    here = setup.client
-    own = (
-        f"this machine has {plural(here.cpus, 'CPU')} and {bytes_text(here.free)} free"
-    )
-    if not here.machine or any(not worker.machine for worker in setup.workers):
-        return f"{own}; which workers run on it is unknown"
-    shared = sum(worker.machine == here.machine for worker in setup.workers)
-    return f"{own}; {shared} of {plural(len(setup.workers), 'worker')} run on it"

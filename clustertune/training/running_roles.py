@@ -403,7 +403,7 @@ class Roles(Block):
         grace = self._lifecycle.grace
         for state in self._at(REGISTERED):  # releasing their futures ends their tasks
             self._listeners[state].cancel()
-        # a task of its own, because a frozen worker does not answer
+        # a separate task, because a frozen worker does not answer
         tasks.append(asyncio.ensure_future(self._stop_all(grace / 2)))
         with suppress(asyncio.TimeoutError):  # the error names the running roles
             await asyncio.wait_for(self._holds(self._all_over), grace)
