@@ -17,7 +17,7 @@ SPEC = {"ps": ["10.0.0.1:7"], "worker": ["10.0.0.2:8", "[::1]:9"]}
 
 
 def test_the_environment_of_torch() -> None:
-    """Each role is a group of its own, whose rank 0 waits for the others."""
+    """Each role is a process group, whose rank 0 waits for the others."""
     torch = frameworks.choose("torch")
     assert torch.environment(SPEC, "worker", 1) == {
         "MASTER_ADDR": "10.0.0.2",
@@ -31,7 +31,7 @@ def test_the_environment_of_torch() -> None:
 
 
 def test_tensorflow_with_parameter_servers() -> None:
-    """Every role has a server, all are of one cluster, and steps are not in step."""
+    """Every role has a server in one cluster, and ranks do not run in step."""
     servers = frameworks.choose("tensorflow", SPEC)
     environment = servers.environment(SPEC, "worker", 1)
     assert environment["GRPC_FAIL_FAST"] == "true"
@@ -45,7 +45,7 @@ def test_tensorflow_with_parameter_servers() -> None:
 
 
 def test_tensorflow_without_parameter_servers() -> None:
-    """A strategy knows workers only, and refuses a cluster that has other names."""
+    """The strategy accepts a cluster of workers only."""
     spec = {"worker": SPEC["worker"], "scorer": ["10.0.0.3:1"]}
     mirrored = frameworks.choose("tensorflow", spec)
     text = mirrored.environment(spec, "worker", 0)["TF_CONFIG"]
@@ -80,13 +80,13 @@ def test_no_framework_sets_nothing() -> None:
     assert none.server is None
 
 
-def test_an_unknown_framework_is_told_which_there_are() -> None:
+def test_an_unknown_framework_raises_the_known_names() -> None:
     with pytest.raises(ValueError, match=r"framework='jax' must be one of .*\"torch\""):
         frameworks.choose("jax")
 
 
-def test_an_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after an error; one role of a process at a time has one."""
+def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an error. A process has the environment of one role at a time."""
     monkeypatch.setenv("RANK", "old")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = dict(os.environ)
@@ -108,8 +108,8 @@ def test_an_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("connected", [False, True])
-def test_nobody_reaches_a_socket_that_was_shut(connected: bool) -> None:
-    """Its owner still has it; who was connected hears that it is over."""
+def test_no_client_reaches_a_socket_after_its_shutdown(connected: bool) -> None:
+    """The owner keeps the socket; connected clients see its end."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as other:
         host, port = server.getsockname()
         place = f"{host}:{port}"
@@ -126,11 +126,11 @@ def test_nobody_reaches_a_socket_that_was_shut(connected: bool) -> None:
                 assert other.recv(1) == b""
 
 
-def test_who_waits_for_a_server_can_be_told_to_stop() -> None:
-    """And says for which."""
+def test_waiting_for_a_server_ends_with_a_stop() -> None:
+    """The error names the missing server."""
     with socket.create_server(("127.0.0.1", 0)) as there:
         places = [f"127.0.0.1:{there.getsockname()[1]}"]
-        with socket.socket() as bound:  # nobody listens
+        with socket.socket() as bound:  # bound but not listening
             bound.bind(("127.0.0.1", 0))
             places.append(f"127.0.0.1:{bound.getsockname()[1]}")
             context = SimpleNamespace(spec={"ps": places}, wait=lambda seconds: True)

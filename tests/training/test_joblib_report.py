@@ -59,8 +59,8 @@ def test_calls_are_added_up_by_function() -> None:
     assert backend.busy == (11 + 3) / (4 * (5 + 3))
 
 
-def test_short_fits_are_sooner_done_in_one_thread() -> None:
-    """0.72 s of fits kept 4 threads for 2.1 s: 32 ms for each beside its 3 ms."""
+def test_short_fits_are_faster_in_one_thread() -> None:
+    """0.72 s of fits occupied 4 threads for 2.1 s: 32 ms of overhead per fit."""
     (said,) = remarks(BACKEND, call(*[0.003] * 240, took=2.1))
     assert said.startswith(
         "240 fits of fit, 0.003 s each, took 0.72 s in total, and 2.1 s on 4 threads "
@@ -69,17 +69,17 @@ def test_short_fits_are_sooner_done_in_one_thread() -> None:
     )
 
 
-def test_threads_of_this_machine_may_do() -> None:
-    """Not where they have no memory for what they copy, or would hardly be faster."""
+def test_threads_of_this_machine_may_be_faster() -> None:
+    """There is no advice without memory for the copies or without a clear gain."""
     fits = call(*[1.0] * 24, took=8)
     (said,) = remarks(BACKEND, fits)
     assert "4 threads of this machine would take about 6 s if" in said
     assert 'backend="threading", n_jobs=4' in said
     assert remarks(BACKEND, call(*[1.0] * 24, took=7)) == []
-    # two copies of 120 MiB fit: 12 s
+    # memory for two copies of 120 MiB allows two threads, which take 12 s
     assert remarks(replace(BACKEND, _client=replace(HERE, free=300 * MIB)), fits) == []
     assert remarks(replace(BACKEND, _client=replace(HERE, free=100 * MIB)), fits) == []
-    # the longest fit decides, and no more threads help than there are fits
+    # the longest fit and the number of fits limit the gain
     assert remarks(BACKEND, call(7.0, *[1.0] * 17, took=8)) == []
     (said,) = remarks(replace(BACKEND, nbytes=0), call(1.0, 1.0, 1.0, took=2.5))
     assert "3 threads of this machine would take about 1 s" in said
@@ -111,7 +111,7 @@ def test_copies_that_take_longer_than_fits() -> None:
         (("", ""), None),
     ],
 )
-def test_what_can_be_told_before(machines: tuple[str, str], where: str | None) -> None:
+def test_advice_before_any_fit(machines: tuple[str, str], where: str | None) -> None:
     workers = tuple(replace(WORKER, machine=machine) for machine in machines)
     said = remarks(replace(BACKEND, _workers=workers))
     assert [f"all workers are on {where}, with 4 th" in text for text in said] == (
@@ -141,7 +141,7 @@ LIMITED = WorkerCapacity(
 
 
 def test_threads_copy_too() -> None:
-    """1 GiB and 2.4 for two threads, beside 1 in use: 4.4 of 5 is allowed, not of 4."""
+    """1 GiB of data, 2.4 for two threads and 1 in use fit 5 GiB but not 4."""
     assert memory_problem([LIMITED], GIB, 0.5) is None
     said = memory_problem([LIMITED], GIB, 0.4)
     assert said is not None
@@ -151,7 +151,7 @@ def test_threads_copy_too() -> None:
     assert "take about 3.4 GiB; it uses 1.0 GiB and may fill 40%" in said
 
 
-def test_a_worker_without_a_limit_is_not_judged() -> None:
+def test_a_worker_without_a_limit_has_no_problem() -> None:
     free = replace(LIMITED, id="free", limit=0)
     assert memory_problem([free], 100 * GIB, 0.7) is None
     said = memory_problem([free, LIMITED], 100 * GIB, 0.7)

@@ -1,4 +1,4 @@
-"""The rest of the package does not need ``training``, which needs little of it."""
+"""No other room imports ``training``, and it imports few modules of other rooms."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import clustertune
 
 PACKAGE = Path(clustertune.__file__).parent
 
-# Public calls, from the modules that define them: clustertune/__init__.py names
-# training, so importing the package would be a circle.
+# Public calls, by their modules: clustertune/__init__.py names training, so importing
+# them from the package would be circular.
 PUBLIC = {"operations.preparation", "operations.prepared", "operations.holding"}
-# Besides itself and public calls it may use only these: docs/design.md says why.
+# Further modules that it may import.
 HELPERS = {
     "core.arguments",
     "monitor.connection",
@@ -30,7 +30,7 @@ HELPERS = {
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Modules of ours that a file imports, below ``clustertune``."""
+    """Yield the modules of the package that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             top, *within = str(node.module).split(".")
@@ -39,7 +39,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def _module(names: list[str]) -> str:
-    """Of ``training`` and ``remote`` the folder; else the module that has the name."""
+    """Return the room for ``training`` and ``remote``, else the module of a name."""
     if names[0] in ("training", "remote"):
         return names[0]
     is_file = PACKAGE.joinpath(*names).with_suffix(".py").exists()
@@ -50,7 +50,7 @@ def test_training_is_a_leaf() -> None:
     own = list((PACKAGE / "training").rglob("*.py"))
     used = {name for path in own for name in imports(path)}
     assert used - {"training"} <= HELPERS | PUBLIC
-    assert "training" in used  # what it imports is seen
+    assert "training" in used  # the search finds imports
     others = [path for path in PACKAGE.rglob("*.py") if path not in own]
     needing = [path for path in others if "training" in set(imports(path))]
     assert needing == [PACKAGE / "__init__.py"]

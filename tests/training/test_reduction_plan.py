@@ -23,7 +23,7 @@ PIECES = st.lists(
 
 @given(st.integers(1, 300), WORKERS)
 def test_items_are_spread_once_each_and_evenly(n: int, threads: dict[str, int]) -> None:
-    """One task for each thread, or for each item; neighbours stay neighbours."""
+    """Each thread or each item has a task, and neighbours stay together."""
     batches = reduction_plan.spread_items(n, threads)
     assert [i for b in batches for i in b.items] == list(range(n))
     sizes = [len(b.items) for b in batches]
@@ -36,10 +36,10 @@ def test_items_are_spread_once_each_and_evenly(n: int, threads: dict[str, int]) 
 
 
 @given(PIECES, WORKERS)
-def test_pieces_run_where_they_lie(
+def test_partitions_run_on_their_holders(
     pieces: list[dict[str, int]], threads: dict[str, int]
 ) -> None:
-    """Every piece once, with a worker that has most of it; a thread has one task."""
+    """Each partition runs once, on a worker that holds most of it."""
     batches = reduction_plan.group_by_holder(pieces, threads)
     assert sorted(i for b in batches for i in b.items) == list(range(len(pieces)))
     for batch in batches:
@@ -53,10 +53,10 @@ def test_pieces_run_where_they_lie(
 
 
 @given(PIECES, WORKERS)
-def test_what_is_joined_is_joined_once(
+def test_each_result_is_joined_once(
     pieces: list[dict[str, int]], threads: dict[str, int]
 ) -> None:
-    """Whatever is made is used once, but for the last; a worker's own comes first."""
+    """All results except the last are joined once, those of one worker first."""
     batches = reduction_plan.group_by_holder(pieces, threads)
     joins = reduction_plan.join_tree(batches)
     n = len(batches)
@@ -76,8 +76,8 @@ def workers_batches(batches: tuple[Batch, ...], part: int) -> int:
     return [b.worker for b in batches].count(batches[part].worker)
 
 
-def test_addresses_have_no_part_in_the_order() -> None:
-    """A worker that has another address after a restart adds up the same."""
+def test_addresses_do_not_change_the_order() -> None:
+    """A worker with a new address after a restart gives the same sum."""
     places = ["x", "y", "y", "x", "z"]
 
     def order(names: dict[str, str]) -> list[tuple[int, ...]]:
@@ -98,14 +98,14 @@ def test_a_thread_gets_its_share_of_bytes() -> None:
     assert [tuple(b.items) for b in batches] == [(0,), (1, 2, 3)]
 
 
-def test_what_is_large_and_needed_by_many_goes_apart() -> None:
+def test_large_arguments_of_many_tasks_are_separate() -> None:
     assert not reduction_plan.is_separate(8_000_000, 2)
     assert reduction_plan.is_separate(8_000_001, 2)
     assert reduction_plan.is_separate(1_000_000, 10)
     assert not reduction_plan.is_separate(1 << 40, 1)
 
 
-def test_a_plan_in_words() -> None:
+def test_a_plan_as_text() -> None:
     threads = {"tcp://1": 2, "tcp://2": 2}
     pieces = [{"tcp://1": 100}, {"tcp://1": 100}, {"tcp://2": 10}]
     batches = reduction_plan.group_by_holder(pieces, threads)
@@ -133,7 +133,7 @@ def test_a_plan_in_words() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "said"), [((30, 10, 10), 1), ((10, 10, 10), 0)])
-def test_a_thread_that_all_wait_for(sizes: tuple[int, ...], said: int) -> None:
+def test_skewed_load_is_remarked(sizes: tuple[int, ...], said: int) -> None:
     pieces = [{w: n} for w, n in zip("abc", sizes)]
     batches = reduction_plan.group_by_holder(pieces, dict.fromkeys("abc", 1))
     found = reduction_plan.skew_remarks(batches, pieces)

@@ -16,7 +16,7 @@ from clustertune.training.remote_context import BatchReader, split_rows
 
 
 def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
-    """Rows that are numbered, and their labels."""
+    """Return partitions of numbered rows with their labels."""
     ends = np.cumsum([0, *counts])
     spans = [np.arange(a, b) for a, b in pairwise(ends)]
     return [(np.stack([x, x], axis=1), -x) for x in spans]
@@ -28,7 +28,7 @@ def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
     st.one_of(st.none(), st.integers(1, 9)),
     st.one_of(st.none(), st.integers(0, 5)),
 )
-def test_every_row_is_in_one_batch_beside_its_label(
+def test_every_row_is_in_one_batch_with_its_label(
     counts: list[int], size: int | None, steps: int | None
 ) -> None:
     found = list(split_rows(pieces(counts), size, steps))
@@ -47,7 +47,7 @@ def test_every_row_is_in_one_batch_beside_its_label(
 
 
 def test_frames_and_sparse_rows() -> None:
-    """Labels stay with rows over the boundary of pieces."""
+    """Labels stay with rows across partitions."""
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[7, 8, 9])
     sparse = scipy.sparse.csr_matrix(np.eye(3))
     given = [(frame, frame["a"], sparse), (frame[:1], frame["a"][:1], sparse[:1])]
@@ -57,7 +57,7 @@ def test_frames_and_sparse_rows() -> None:
     assert second[2].toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
-def test_what_is_not_asked_for_is_not_read() -> None:
+def test_unneeded_partitions_are_not_read() -> None:
     read = []
 
     def source() -> Iterator[tuple[Any, ...]]:
@@ -69,15 +69,15 @@ def test_what_is_not_asked_for_is_not_read() -> None:
     assert len(read) == 2
 
 
-def test_a_slow_consumer_holds_the_reader_back() -> None:
-    """It is a few batches ahead, and ends with its consumer."""
+def test_a_slow_consumer_slows_the_reader() -> None:
+    """The reader is a few batches ahead and ends with its consumer."""
     made: list[int] = []
     full = threading.Event()
 
     def source() -> Iterator[Any]:
         for i in range(1000):
             made.append(i)
-            if i == 4:  # made while four wait
+            if i == 4:  # four batches wait
                 full.set()
             yield (i,)
 
@@ -90,7 +90,7 @@ def test_a_slow_consumer_holds_the_reader_back() -> None:
     assert list(reader) == []
 
 
-def test_an_error_of_the_reader_is_raised_after_what_was_read() -> None:
+def test_an_error_of_the_reader_follows_its_batches() -> None:
     def source() -> Iterator[Any]:
         yield (1,)
         raise KeyError("piece")

@@ -18,8 +18,8 @@ def state(rank: int, failure: Failure | None = None, **about: object) -> RoleSta
     return found
 
 
-def test_nothing_went_wrong() -> None:
-    """Also where one that has ended is still being put away."""
+def test_roles_without_failure() -> None:
+    """An ended role whose task still runs is no failure either."""
     states = [state(0), state(1, over=False)]
     assert failure_cause(states, 1) is None
     assert by_role(states, lambda a: a.rank) == {"w": [0, 1]}
@@ -35,8 +35,8 @@ def test_the_first_failure_is_the_cause() -> None:
     assert found.__cause__ is first
 
 
-def test_a_lost_worker_is_heard_of_late() -> None:
-    """What fails of it fails at once; but what failed long before is the cause."""
+def test_a_lost_worker_is_noticed_late() -> None:
+    """It causes earlier failures of other roles, but not those long before."""
     failed = state(0, Failure(8, "reset by peer", OSError()))
     soon = failure_cause([failed, state(1, Failure(10, "w 1 is lost", lost=True))], 1)
     assert str(soon).startswith("w 1 is lost; a worker leaves if")
@@ -45,7 +45,7 @@ def test_a_lost_worker_is_heard_of_late() -> None:
     assert str(late) == "reset by peer; after that, w 1 is lost"
 
 
-def test_who_does_not_stop_is_named() -> None:
+def test_a_role_that_does_not_stop_is_named() -> None:
     stuck = state(1, over=False, stage=remote_roles.RUNNING)
     found = failure_cause([state(0), stuck], 0.5)
     assert isinstance(found, RoleError)
@@ -56,7 +56,7 @@ def test_who_does_not_stop_is_named() -> None:
     assert str(after).startswith("a; w 1 on worker 1 did not stop")
 
 
-def test_a_connection_that_is_lost_is_no_fault_of_a_role() -> None:
+def test_a_lost_connection_is_no_failure_of_a_role() -> None:
     gone = ConnectionLostError("the client is closed")
     assert failure_cause([state(0, Failure(1, "a", gone))], 1) is gone
     failed = [state(0, Failure(1, "a", gone)), state(1, Failure(0, "first"))]
