@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import clustertune
+from clustertune.remote import ship
 
 PACKAGE = Path(clustertune.__file__).parent
 
@@ -54,3 +58,36 @@ def test_training_is_a_leaf() -> None:
     others = [path for path in PACKAGE.rglob("*.py") if path not in own]
     needing = [path for path in others if "training" in set(imports(path))]
     assert needing == [PACKAGE / "__init__.py"]
+
+
+# --- code that travels to workers -----------------------------------------------------
+
+REMOTE = sorted(p.stem for p in (PACKAGE / "training").glob("remote_*.py"))
+# functions import further libraries where the tasks that need them run
+AVAILABLE = {
+    "remote_context": {"dask.array.dispatch", "dask.dataframe.dispatch"},
+    "remote_fits": {"joblib", "threadpoolctl"},
+    "remote_roles": {"psutil"},
+    "remote_sums": {"clustertune.remote.bindings", "numpy"},
+    "frameworks": {"psutil", "tensorflow", "torch"},
+}
+
+
+def all_imports(path: Path) -> Iterator[str]:
+    """Yield the full names of all imports, also of those in functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("name", [*REMOTE, "frameworks"])
+def test_code_for_workers_imports_only_what_workers_have(name: str) -> None:
+    """Workers have distributed and the standard library, but no clustertune."""
+    assert ship._travels(f"clustertune.training.{name}")
+    travelling = {f"clustertune.training.{other}" for other in REMOTE}
+    allowed = {"distributed", "dask.system"} | travelling | AVAILABLE[name]
+    for found in all_imports(PACKAGE / "training" / f"{name}.py"):
+        known = any(found == a or found.startswith(f"{a}.") for a in allowed)
+        assert known or found.partition(".")[0] in sys.stdlib_module_names, found
