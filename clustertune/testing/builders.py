@@ -274,10 +274,10 @@ def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
 
 def _holders(homes: Homes) -> tuple[Int64s, Int64s]:
     pairs = [
-        (piece, home)
-        for piece, held in enumerate(homes)
+        (partition, home)
+        for partition, held in enumerate(homes)
         for home in ([held] if isinstance(held, int) else held)
         if home >= 0
     ]
-    pieces, workers = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(pieces, dtype=np.int64), np.array(workers, dtype=np.int64)
+    partitions, workers = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(partitions, dtype=np.int64), np.array(workers, dtype=np.int64)

@@ -404,12 +404,14 @@ class MemoryCluster:
         wanted = [recut.workers[i] for i in recut.targets.tolist()]
         homes = [{self._running_or_fallback(a)} for a in wanted]
         columns = (cut.new, cut.key, cut.start, cut.stop)
-        for piece, key, start, stop in zip(*(c.tolist() for c in columns), strict=True):
+        for partition, key, start, stop in zip(
+            *(c.tolist() for c in columns), strict=True
+        ):
             if key % blocks == 0:
-                new[piece] += old[key // blocks][start:stop]
+                new[partition] += old[key // blocks][start:stop]
             (part,) = part_bytes(m, np.array([key]), np.array([stop - start])).tolist()
-            nbytes[piece] += part
-            if self.homes[m.label][key].isdisjoint(homes[piece]):
+            nbytes[partition] += part
+            if self.homes[m.label][key].isdisjoint(homes[partition]):
                 self.moved += part
         if recut.aside:
             self.aside[m.label] = new.pop() + self.aside.get(m.label, [])
@@ -444,9 +446,9 @@ class MemoryCluster:
             ]
             return drawn[0], drawn[1]
         values = self.values[reorder.by]
-        pieces = [values[rows] for rows in self.contents[reorder.by]]
-        first = [np.argsort(x, kind="stable") for x in pieces]
-        taken = _parts(reorder, [x[o] for x, o in zip(pieces, first, strict=True)])
+        old = [values[rows] for rows in self.contents[reorder.by]]
+        first = [np.argsort(x, kind="stable") for x in old]
+        taken = _parts(reorder, [x[o] for x, o in zip(old, first, strict=True)])
         second = [np.argsort(np.concatenate(x), kind="stable") for x in taken]
         return first, second
 
@@ -501,12 +503,12 @@ class MemoryCluster:
         look = of_need(m, self.goal, len(addresses), training=training)
         if look is not None and m.label in self.values:
             values = self.values[m.label]
-            pieces = tuple(look(values[rows]) for rows in self.contents[m.label])
-            m = replace(m, contents=Contents(pieces=pieces))
+            found = tuple(look(values[rows]) for rows in self.contents[m.label])
+            m = replace(m, contents=Contents(pieces=found))
         index = {a: i for i, a in enumerate(addresses)}
         pairs = [
-            (piece, index[a])
-            for piece, holders in enumerate(self.homes[m.label])
+            (partition, index[a])
+            for partition, holders in enumerate(self.homes[m.label])
             for a in sorted(holders)
         ]
         columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
@@ -527,10 +529,10 @@ class MemoryCluster:
         return replace(w, managed=managed, counted=managed, process=process)
 
 
-def _parts(reorder: Reorder, pieces: Sequence[Int64s]) -> list[list[Int64s]]:
+def _parts(reorder: Reorder, old: Sequence[Int64s]) -> list[list[Int64s]]:
     """Return for each new partition its range of every old partition."""
     return [
-        [x[a:b] for x, (a, b) in zip(pieces, reorder.starts[:, j : j + 2], strict=True)]
+        [x[a:b] for x, (a, b) in zip(old, reorder.starts[:, j : j + 2], strict=True)]
         for j in range(len(reorder.rows))
     ]
 
@@ -548,8 +550,8 @@ def _contents(m: Member) -> list[list[Row]]:
 def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
     found: list[set[str]] = [set() for _ in m.keys]
     if m.holders is not None:
-        for piece, holder in zip(*(x.tolist() for x in m.holders), strict=True):
-            found[piece].add(addresses[holder])
+        for partition, holder in zip(*(x.tolist() for x in m.holders), strict=True):
+            found[partition].add(addresses[holder])
     return found
 
 

@@ -258,9 +258,9 @@ async def _run(request: SumRequest) -> Any:
             raise failure from (error.args[3] if _is_task_error(error) else error)
         except CancelledError as error:
             raise IncompleteError(
-                "items or results were lost with a worker and cannot be recomputed, "
-                f"like scattered data: {printable(str(error), longest=300)}. Load the "
-                "items again"
+                "items or results were lost with a worker, and Dask cannot recompute "
+                "them, for example because they were scattered: "
+                f"{printable(str(error), longest=300)}. Load the items again"
             ) from error
         finally:
             # at once, because a traceback would keep the future and its tasks
