@@ -424,15 +424,8 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "names.py": {"dask.utils"},
         "survey.py": {"dask.utils"},
         "park.py": {"msgpack"},
-        # in functions that are called where the library is
-        "batches.py": {"dask.array", "dask.dataframe", "numpy"},
-        "fits.py": {"joblib", "threadpoolctl"},
-        "tensorflow_roles.py": {"tensorflow"},
-        "torch_group.py": {"torch"},
         # where a dashboard is, these are
         "mount.py": {"bokeh", "clustertune.dashboard", "tornado"},
-        "pools.py": {"threadpoolctl"},  # if it is there
-        "summing.py": {"numpy"},  # in functions that are given arrays
         # which travels, too
         "page.py": {"clustertune.core.wording"},
         "restart.py": {"clustertune.core.admission", "clustertune.core.wording"},

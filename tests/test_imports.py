@@ -31,7 +31,6 @@ TOP_LEVEL = {
     "__main__": "cli",
     "errors": "core",
     # what tests are written with
-    "builders": "cli",
     "testing": "cli",
 }
 

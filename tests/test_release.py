@@ -71,8 +71,7 @@ def test_what_others_want_stays() -> None:
     found = seen(holding("a", 1), holding("a", 2, others=("other",)))
     (step,) = release.steps(found, ["a"])
     assert step.summary == (
-        "release 1 key named a (1.0 MiB); 2 more stay, which other clients want "
-        "(other)"
+        "release 1 key named a (1.0 MiB); 2 more stay, which other clients want (other)"
     )
     assert refusals([step], found) == [None]
     (step,) = release.steps(found, ["a"], include_other_clients=True)
@@ -169,9 +168,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     await wait([X, old, names])
     await c.publish_dataset(names, name="kept")
     report = await clustertune.release(c, keep=[X, some], dry_run=True)
-    assert [s.summary for s in report.steps] == [
-        "release 10 keys named add (3.1 KiB)"
-    ]
+    assert [s.summary for s in report.steps] == ["release 10 keys named add (3.1 KiB)"]
     assert len(s.tasks) == 32
     report = await clustertune.release(c, keep=[X, some])
     assert report.steps[0].reason == "10 keys (3.1 KiB) released"

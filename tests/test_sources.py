@@ -38,7 +38,6 @@ JUSTIFIED = {
                 "actions/",
                 "integrations/managers/",
                 "checks/",
-                "training/frameworks/",
                 "integrations/libraries/",
             )
         ),
@@ -47,21 +46,26 @@ JUSTIFIED = {
     ("cli/lazy.py", "importlib.import_module"): "modules of commands, by a table",
     ("integrations/libraries/lightgbm.py", "importlib.import_module"): "of a constant",
     ("collections/conversion.py", "pickle.loads"): "undoes a dumps of the same line",
-    ("remote/pools.py", "__import__"): "imports modules of a list in that file",
+    ("training/remote_fits.py", "__import__"): "imports modules of a list in that file",
     (
-        "training/running.py",
+        "training/running_roles.py",
         "pickle.loads",
     ): "scores and errors of the user's own roles, "
     "which they have pickled; as the results of tasks",
     ("remote/ship.py", "cloudpickle.loads"): "named, not called: how functions of "
     "clustertune travel from the user's client to the user's cluster",
-    ("remote/summing.py", "pickle.loads"): "a task's code, made by the client that "
-    "sent the task",
     (
-        "remote/failures.py",
+        "training/remote_sums.py",
+        "pickle.loads",
+    ): "a task's code, made by the client that sent the task",
+    (
+        "training/remote_sums.py",
         "distributed.protocol.pickle.loads",
     ): "undoes a dumps of the same line",
-    ("remote/roles.py", "distributed.protocol.pickle.loads"): "a task's code, made by "
+    (
+        "training/remote_roles.py",
+        "distributed.protocol.pickle.loads",
+    ): "a task's code, made by "
     "the client that sent the task; and an error that the task has raised itself",
 }
 

@@ -6,8 +6,9 @@ pieces and the worker of each are known beforehand.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -21,7 +22,7 @@ from dask.base import annotate
 from dask.core import flatten
 from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client
+from distributed import CancelledError, Client, wait
 
 from clustertune.collections import conversion as converting
 from clustertune.collections import joining
@@ -77,6 +78,20 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
             around.enter_context(annotate(priority=_lookup(graph.priority, 0)))
         futures = client.get(layers, wanted, sync=False)
     return dict(zip(wanted, futures, strict=True))
+
+
+async def wait_for_last(client: Client, futures: Sequence[Any], seconds: float) -> None:
+    """Wait until the last of some futures is done, at most some seconds.
+
+    The caller checks all futures afterwards. The wait grows with their number, because
+    checking 100,000 futures takes as long as a short pause.
+    """
+    await asyncio.sleep(len(futures) * 1e-6)
+    with client.as_current():
+        waiting: Any = wait(futures[-1], timeout=seconds)
+    # the caller's check finds cancelled futures
+    with suppress(asyncio.TimeoutError, CancelledError):
+        await waiting
 
 
 @contextmanager

@@ -32,6 +32,8 @@ TRAVELLING = (
     "clustertune.core.admission",
     "clustertune.core.growth",
     "clustertune.core.wording",
+    "clustertune.training.frameworks",
+    "clustertune.training.remote_",
 )
 FEW = 32  # workers, each of which is asked in a call of its own
 

@@ -1,9 +1,9 @@
-"""A function of many items, added up on the workers: ``map_reduce``.
+"""``map_reduce``: sum a function of many items on the workers.
 
-What is decided is in ``batching``; this sends it to the cluster as one graph, waits for
-the one result, and lets everything go. What all tasks share and is large is a task of
-its own in that graph and not scattered: it is computed again where a worker is lost,
-and freed with the graph.
+``reduction_plan`` decides the tasks. This module sends them as one graph, waits for the
+one result and releases everything. A large argument that all tasks need is a task of
+the graph, not scattered data. So Dask recomputes it after the loss of a worker, and
+releases it with the graph.
 """
 
 from __future__ import annotations
@@ -34,22 +34,20 @@ from clustertune.errors import (
     NoWorkersError,
 )
 from clustertune.monitor import connection, monitor
-from clustertune.remote import ship, summing
-from clustertune.training import batching, terms
-from clustertune.training.batching import Argument, Plan
-from clustertune.training.terms import Reduce, Terms
+from clustertune.remote import ship
+from clustertune.training import reduction_plan, remote_sums
+from clustertune.training.reduction_plan import Argument, Plan, Reduce, SumRequest
 
-POLL = 0.02  # seconds between two looks whether pieces are in memory
-WATCH = 2.0  # seconds between two looks whether a worker was lost
+WATCH = 2.0  # seconds between two checks for lost workers
 
-#: Goes before what is large, so that its numbers begin at multiples of their size; they
-#: are read up to twice as fast there. Of what travels together, Dask reads the first
-#: array to where it happens to come, and the others to memory of their own.
+#: Sent before a large array, so that the array starts at an aligned address. NumPy
+#: reads aligned numbers up to twice as fast. Dask aligns all arrays of a message except
+#: the first.
 _PAD = np.zeros(1, dtype=np.uint8)
 
 
 class MapReduce:
-    """Adds up a function of many items on the workers; see :meth:`__call__`."""
+    """Sum a function of many items on the workers; see :meth:`__call__`."""
 
     def __call__(
         self,
@@ -62,60 +60,58 @@ class MapReduce:
     ) -> Any:
         """Sum ``func(item, *broadcast)`` over all items, on the workers.
 
-        One task for each thread adds up its share of the items; results are joined on
-        the workers, those of the same worker first, and one comes home. The order of
-        the sum is that of the items and of where they lie, so the same layout gives the
-        same bits. Nothing stays on the cluster.
+        One task per thread adds up its share of the items. The workers join the
+        results, first those of the same worker, and the client receives one. The order
+        of additions depends on the items and their holders only, so the same layout
+        gives the same bits. No data stays on the cluster.
 
         Parameters
         ----------
         client
-            A connected client, synchronous or asynchronous; with the latter the result
-            is awaited.
+            A connected client; an asynchronous one returns an awaitable.
         func
-            Called with an item and what is broadcast; it must not change either.
+            Function of an item and the broadcast arguments. It must change neither.
         items
             A sequence (list, tuple, range, rows of a NumPy array); a list of futures; a
-            Dask Array, DataFrame or Series, whose pieces are the items; or a tuple of
-            row-aligned ones such as ``(X, y)``: then ``func(X_i, y_i, *broadcast)``
-            runs where the piece lies. Collections that are not in memory are loaded for
-            the call.
+            Dask Array, DataFrame or Series, whose partitions are the items; or a tuple
+            of row-aligned collections such as ``(X, y)``. Then
+            ``func(X_i, y_i, *broadcast)`` runs on the holder of the partition.
+            Collections that are not in memory are loaded for the call.
         broadcast
-            Further arguments, the same for all items; futures stand for their results.
+            Further arguments, the same for all items. Futures stand for their results.
         reduce
-            Instead of a sum, what makes one result of two, which are whole results of
-            ``func`` or of ``reduce``: ``max``, ``np.maximum``. It must not mind how
-            they are grouped, and must not change them.
+            Function that combines two results instead of adding them: ``max``,
+            ``np.maximum``. It must be associative and must not change its arguments.
 
         Returns
         -------
         object
-            What ``func`` returns, added up: a number or an array, or dicts, lists,
-            tuples and named tuples of them. Truth values are counted.
+            The sum of the results: a number or an array, or dicts, lists, tuples and
+            named tuples of them. Booleans are counted.
 
         Raises
         ------
         TypeError, ValueError
-            An argument is not what it should be, or cannot be sent to workers.
+            An argument has a wrong type or value, or cannot be sent to workers.
         ItemError
-            ``func`` failed at an item, or what it returned does not fit the others;
-            tasks that had not begun are cancelled.
+            ``func`` failed for an item, or its result does not fit the others. Waiting
+            tasks are cancelled.
         AlignmentError
-            The collections are not row-aligned, or cut in columns.
+            The collections are not row-aligned, or have several column blocks.
         IncompleteError
-            Items were lost with a worker, and nobody can make them again.
+            Items were lost with a worker and cannot be recomputed.
         NoWorkersError, ConnectionLostError, VersionMismatchError
-            There is no worker, no cluster, or none to which code may be sent.
+            The cluster has no worker, is gone, or cannot run code of this client.
 
         Examples
         --------
         >>> w = w - step * map_reduce(client, gradient, (X, y),
         ...                           broadcast=(w,))           # doctest: +SKIP
         """
-        asked = terms.check(client, func, items, broadcast, reduce)
-        for remark in asked.remarks:
+        request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
+        for remark in request.remarks:
             warnings.warn(remark, stacklevel=2)
-        return client.sync(_carry_out, asked)
+        return client.sync(_run, request)
 
     def plan(
         self,
@@ -126,76 +122,76 @@ class MapReduce:
         broadcast: Sequence[Any] = (),
         reduce: Reduce | None = None,
     ) -> Any:
-        """Say what a call with these arguments would do, and why.
+        """Return the plan of a call with these arguments, without running it.
 
-        Nothing runs, and collections that are not in memory are not loaded: what lies
-        nowhere yet is shown as spread evenly.
+        Collections that are not in memory are not loaded; the plan spreads them evenly.
 
         Returns
         -------
         Plan
-            The tasks with their workers; as text, in words. An asynchronous client is
-            given an awaitable.
+            The tasks and their workers, printable; awaitable for an asynchronous
+            client.
 
         Raises
         ------
         TypeError, ValueError, AlignmentError, NoWorkersError
-            As the call would.
+            As for the call.
         """
-        return client.sync(_plan, terms.check(client, func, items, broadcast, reduce))
+        request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
+        return client.sync(_plan, request)
 
 
 map_reduce = MapReduce()
 
 
-# --- what will be done ----------------------------------------------------------------
+# --- the plan -------------------------------------------------------------------------
 
 
-async def _plan(asked: Terms) -> Plan:
-    columns = [list(asked.futures)] if asked.futures else []
-    for collection in asked.collections:
+async def _plan(request: SumRequest) -> Plan:
+    columns = [list(request.futures)] if request.futures else []
+    for collection in request.collections:
         keys, futures = inputs.pieces(collection)
-        # nothing lies anywhere yet: pieces are loaded, evenly as far as is known
+        # a lazy collection has no holders yet, so its partitions are spread evenly
         columns.append(futures or [None] * len(keys))
-    return await _decided(asked, columns)
+    return await _planned(request, columns)
 
 
-async def _decided(asked: Terms, columns: Sequence[Sequence[Any]]) -> Plan:
-    (names, threads), pieces = await asyncio.gather(
-        _workers(asked.client), _places(asked.client, columns)
+async def _planned(request: SumRequest, columns: Sequence[Sequence[Any]]) -> Plan:
+    (names, threads), items = await asyncio.gather(
+        _workers(request.client), _item_holders(request.client, columns)
     )
-    remarks = list(asked.remarks)
+    remarks = list(request.remarks)
     if columns:
-        batches = batching.where_they_lie(pieces, threads)
-        remarks += batching.remarks(batches, pieces)
+        batches = reduction_plan.group_by_holder(items, threads)
+        remarks += reduction_plan.skew_remarks(batches, items)
     else:
-        batches = batching.spread(len(asked.values), threads)
+        batches = reduction_plan.spread_items(len(request.values), threads)
     return Plan(
         batches=batches,
-        joins=batching.tree(batches),
-        arguments=tuple(_arguments(asked, len(batches))),
+        joins=reduction_plan.join_tree(batches),
+        arguments=tuple(_arguments(request, len(batches))),
         workers=names,
         threads=threads,
         remarks=tuple(remarks),
     )
 
 
-def _arguments(asked: Terms, n_tasks: int) -> Iterator[Argument]:
-    size = len(asked.function)
-    yield Argument("func", size, batching.apart(size, n_tasks))
-    for i, value in enumerate(asked.broadcast):
-        name = f"broadcast[{i}]"
+def _arguments(request: SumRequest, n_tasks: int) -> Iterator[Argument]:
+    values: dict[str, Any] = {"func": request.function}
+    values |= {f"broadcast[{i}]": value for i, value in enumerate(request.broadcast)}
+    for name, value in values.items():
         if isinstance(value, Future):
-            yield Argument(name, None, apart=False)
+            yield Argument(name, None, separate=False)
         else:
-            size = sizeof(value)
-            yield Argument(name, size, batching.apart(size, n_tasks))
+            size = len(value) if name == "func" else sizeof(value)
+            separate = reduction_plan.is_separate(size, n_tasks)
+            yield Argument(name, size, separate=separate)
 
 
 async def _workers(
     client: Client,
 ) -> tuple[dict[str, str | int], dict[str, int]]:
-    """Names and threads by address, in the order of the names."""
+    """Return names and threads of usable workers by address, ordered by name."""
     identity = await monitor.identify(client)
     entries = identity["workers"]
     approved = await monitor.approve(client, entries)
@@ -206,20 +202,20 @@ async def _workers(
     }
     if not names:
         raise NoWorkersError(
-            f"the cluster {printable(identity['address'])} has no running worker to "
-            f"which code may be sent (of {len(entries)}); start one, or wait: "
-            "client.wait_for_workers(1)"
+            f"the cluster {printable(identity['address'])} has no running worker that "
+            f"can run code of this client (of {len(entries)} workers). Start one, or "
+            "wait: client.wait_for_workers(1)"
         )
-    # 2 before 10, whether they are numbers or texts
+    # 2 before 10, for numbers and for texts
     ordered = sorted(names, key=lambda a: (len(str(names[a])), str(names[a])))
     threads = {address: int(entries[address]["nthreads"]) for address in ordered}
     return {address: names[address] for address in ordered}, threads
 
 
-async def _places(
+async def _item_holders(
     client: Client, columns: Sequence[Sequence[Any]]
 ) -> list[dict[str, int]]:
-    """By address, how many bytes of each item a worker holds; of all collections."""
+    """Return for each item the bytes of its partitions on each holder, by address."""
     scheduler: Any = client.scheduler
     keys = [f.key for column in columns for f in column if f is not None]
     if not keys:
@@ -239,52 +235,52 @@ async def _places(
     return found
 
 
-# --- and done -------------------------------------------------------------------------
+# --- execution ------------------------------------------------------------------------
 
 
-async def _carry_out(asked: Terms) -> Any:
-    with _loaded(asked) as columns:
-        await _settle(asked.client, [f for column in columns for f in column])
-        plan, name = await _decided(asked, columns), uuid4().hex
-        graph = _graph(asked, plan, columns, name)
+async def _run(request: SumRequest) -> Any:
+    with _loaded(request) as columns:
+        await _wait_for_items(request.client, [f for column in columns for f in column])
+        plan, name = await _planned(request, columns), uuid4().hex
+        graph = _graph(request, plan, columns, name)
         try:
-            (result,) = graphs.submit(asked.client, graph).values()
-        # whatever a class of somebody's does when it is pickled
+            (result,) = graphs.submit(request.client, graph).values()
+        # a class of the user may raise any error while it is pickled
         except Exception:
-            terms.refuse_unsendable(asked)
+            reduction_plan.refuse_unpicklable(request)
             raise
         try:
-            return await _awaited(asked.client, result, plan, name)
+            return await _result(request.client, result, plan, name)
         except (RuntimeError, KilledWorker) as error:
-            failure = _failure(error, plan)
+            failure = _item_error(error, plan)
             if failure is None:
                 raise
-            raise failure from (error.args[3] if _ours(error) else error)
+            raise failure from (error.args[3] if _is_task_error(error) else error)
         except CancelledError as error:
             raise IncompleteError(
-                "items or results were lost with a worker and cannot be made again, as "
-                f"what was scattered: {printable(str(error), longest=300)}; load the "
-                "items again"
+                "items or results were lost with a worker, and Dask cannot recompute "
+                "them, for example because they were scattered: "
+                f"{printable(str(error), longest=300)}. Load the items again"
             ) from error
         finally:
-            # at once, and not when the error is forgotten: nothing waits on the cluster
+            # at once, because a traceback would keep the future and its tasks
             result.release()
 
 
 @contextmanager
-def _loaded(asked: Terms) -> Iterator[list[list[Future[Any]]]]:
-    """Futures of the items, by collection; those made for this call are let go."""
-    columns = [list(asked.futures)] if asked.futures else []
+def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
+    """Yield the futures of the items by collection; load lazy collections meanwhile."""
+    columns = [list(request.futures)] if request.futures else []
     made: list[Future[Any]] = []
     try:
-        found = [inputs.pieces(x)[1] for x in asked.collections]
+        found = [inputs.pieces(x)[1] for x in request.collections]
         lazy = [
-            # small pieces of Parquet files are joined now, or would be missing after
+            # Dask joins small Parquet partitions, which must happen before loading
             x if isinstance(x, da.Array) else x.optimize()
-            for x, futures in zip(asked.collections, found, strict=True)
+            for x, futures in zip(request.collections, found, strict=True)
             if futures is None
         ]
-        persisted = iter(asked.client.persist(lazy)) if lazy else iter(())
+        persisted = iter(request.client.persist(lazy)) if lazy else iter(())
         for futures in found:
             column = futures or inputs.pieces(next(persisted))[1]
             assert column is not None
@@ -292,8 +288,9 @@ def _loaded(asked: Terms) -> Iterator[list[list[Future[Any]]]]:
             columns.append(column)
         if len({len(column) for column in columns}) > 1:
             raise AlignmentError(
-                "Dask joined pieces of one collection when it was loaded, so they are "
-                "not row-aligned any more; clustertune.prepare loads all as they are"
+                "Dask joined partitions of one collection while loading it, so the "
+                "collections are not row-aligned. Load them with clustertune.prepare, "
+                "which keeps partitions"
             )
         yield columns
     finally:
@@ -301,46 +298,48 @@ def _loaded(asked: Terms) -> Iterator[list[list[Future[Any]]]]:
             future.release()
 
 
-async def _settle(client: Client, futures: Sequence[Future[Any]]) -> None:
-    """Wait until the items are somewhere, or have failed."""
-    # "lost" is what a client calls a key whose worker died until it is there again
+async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> None:
+    """Wait until all items are in memory or have failed."""
+    # a client calls a key "lost" until it is recomputed after the loss of a worker
     pending = futures
     while pending := [f for f in pending if f.status in ("pending", "lost")]:
         connection.refuse_closed(client)
-        # looking at 100,000 states takes as long as the pause should
-        await asyncio.sleep(POLL + len(pending) * 1e-6)
+        await graphs.wait_for_last(client, pending, WATCH)
 
 
-async def _awaited(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
-    """The result; where a worker is lost meanwhile, no task waits for it."""
+async def _result(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
+    """Wait for the result; let tasks of lost workers run on other workers."""
     gathering = asyncio.ensure_future(client.gather(result))
     try:
         while not (await asyncio.wait({gathering}, timeout=WATCH))[0]:
             workers = (await monitor.identify(client))["workers"]
             if not plan.workers.keys() <= workers.keys():
-                await ship.on_scheduler(client, summing.free_stuck, name=name)
+                await ship.on_scheduler(client, remote_sums.free_stuck, name=name)
         return await gathering
     finally:
         gathering.cancel()
 
 
 def _graph(
-    asked: Terms, plan: Plan, columns: Sequence[Sequence[Future[Any]]], name: str
+    request: SumRequest,
+    plan: Plan,
+    columns: Sequence[Sequence[Future[Any]]],
+    name: str,
 ) -> graphs.Graph:
     graph = graphs.Graph(loose=True)
     function, *broadcast = (
         _argument(graph, (f"broadcast-{name}", i), argument, value)
         for i, (argument, value) in enumerate(
-            zip(plan.arguments, (asked.function, *asked.broadcast), strict=True)
+            zip(plan.arguments, (request.function, *request.broadcast), strict=True)
         )
     )
-    run, join = _tasks(summing.batch), _tasks(summing.join)
+    run, join = _tasks(remote_sums.sum_batch), _tasks(remote_sums.join_sums)
     keys: list[Key] = []
-    first: list[int] = []  # item of each of them
+    first: list[int] = []  # first item of each task
     for i, batch in enumerate(plan.batches):
         key = (f"map_reduce-{name}", i)
-        items = _items(asked, columns, batch.items)
-        codes = function, asked.reduction
+        items = _items(request, columns, batch.items)
+        codes = function, request.reduction
         graph.tasks[key] = run(key, *codes, batch.items, items, List(broadcast))
         graph.where[key] = batch.worker
         keys.append(key)
@@ -349,7 +348,7 @@ def _graph(
         key = (f"join-{name}", i)
         numbers = [first[part] for part in step.parts]
         parts = [TaskRef(keys[part]) for part in step.parts]
-        graph.tasks[key] = join(key, asked.reduction, numbers, List(*parts))
+        graph.tasks[key] = join(key, request.reduction, numbers, List(*parts))
         graph.where[key] = step.worker
         keys.append(key)
         first.append(numbers[0])
@@ -361,67 +360,64 @@ _tasks = cache(ship.Tasks)  # pickling a function takes longer than a small sum
 
 
 def _argument(graph: graphs.Graph, key: Key, argument: Argument, value: Any) -> Any:
-    """What stands for it in the tasks."""
+    """Return the argument as it appears in tasks."""
     if argument.nbytes is None:
         return TaskRef(value.key)
-    if argument.apart:
+    if argument.separate:
         graph.tasks[key] = Task(key, list, [_PAD, value])
         return Task(None, operator.getitem, TaskRef(key), 1)
-    # a copy is aligned
+    # copying an array aligns it
     return Task(None, np.array, value) if type(value) is np.ndarray else value
 
 
 def _items(
-    asked: Terms, columns: Sequence[Sequence[Future[Any]]], numbers: Sequence[int]
+    request: SumRequest,
+    columns: Sequence[Sequence[Future[Any]]],
+    numbers: Sequence[int],
 ) -> Any:
     if not columns:
-        return [asked.values[numbers[0] : numbers[-1] + 1]]
+        return [request.values[numbers[0] : numbers[-1] + 1]]
     refs = [[TaskRef(column[i].key) for i in numbers] for column in columns]
     return List(*(List(*column) for column in refs))
 
 
-# --- what went wrong ------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------
 
 
-def _ours(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and error.args[:1] == (summing.FAILED,)
+def _is_task_error(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and error.args[:1] == (remote_sums.FAILED,)
 
 
-def _failure(error: BaseException, plan: Plan) -> ItemError | None:
-    """The error for the user; None: it is not ours to explain."""
+def _item_error(error: BaseException, plan: Plan) -> ItemError | None:
+    """Return the error that names the item; None for other errors."""
     if isinstance(error, KilledWorker):
         return _killed(error, plan)
-    if not _ours(error):
+    if not _is_task_error(error):
         return None
-    _, what, number, cause, where = error.args
+    _, operation, number, cause, location = error.args
     text = printable(str(cause) or type(cause).__name__, longest=1000)
-    said = {
-        "func": f"func failed at item {number}: {type(cause).__name__}: {text} "
-        f"({printable(where, longest=300)})",
-        "reduce": f"reduce failed when the result of item {number} came to it: "
-        f"{type(cause).__name__}: {text} ({printable(where, longest=300)})",
-        "sum": f"the result of item {number} does not fit those before it: {text}",
+    details = f"{type(cause).__name__}: {text} ({printable(location, longest=300)})"
+    texts = {
+        "func": f"func failed at item {number}: {details}",
+        "reduce": f"reduce failed at the result of item {number}: {details}",
+        "sum": f"the result of item {number} does not fit earlier results: {text}",
     }
-    failure = ItemError(said[what])
+    failure = ItemError(texts[operation])
     failure.items = (number,)
     return failure
 
 
 def _killed(error: KilledWorker, plan: Plan) -> ItemError | None:
-    """A task that took its workers with it, one after the other."""
+    """Return the error for a task during which several workers ended."""
     name, number = error.task if isinstance(error.task, tuple) else (error.task, -1)
     if not str(name).startswith("map_reduce-") or not isinstance(number, int):
         return None
     items = tuple(plan.batches[number].items)
+    first, last = items[0], items[-1]
+    of = f"item {first}" if first == last else f"some of the items {first} to {last}"
     failure = ItemError(
-        f"{error.allowed_failures + 1} workers ended while they worked on "
-        f"{_numbers(items)}, as when memory is exceeded or native code fails; see the "
-        "workers' logs"
+        f"{error.allowed_failures + 1} workers ended while they worked on {of}. They "
+        "may have exceeded their memory, or native code crashed; see the workers' logs"
     )
     failure.items = items
     return failure
-
-
-def _numbers(items: Sequence[int]) -> str:
-    first, last = items[0], items[-1]
-    return f"item {first}" if first == last else f"some of the items {first} to {last}"

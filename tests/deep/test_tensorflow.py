@@ -206,7 +206,7 @@ def test_mirrored_workers(client: Any, page: dict[str, Any]) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(one, two))
     assert not left(client)
     roles = {"worker": (4, lambda ctx: None)}  # some of them were members
-    with pytest.raises(RoleError, match=r"was a mirrored worker before .*restart"):
+    with pytest.raises(RoleError, match=r"has been a mirrored worker .*restart"):
         run_roles(client, roles, framework="tensorflow").result()
 
 

@@ -14,7 +14,8 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 from clustertune.dashboard import mount
-from clustertune.remote import keys, probe, resident, ship, summing
+from clustertune.remote import keys, probe, resident, ship
+from clustertune.training import remote_sums
 from tests.processes import blocking
 
 
@@ -75,7 +76,7 @@ def test_the_users_own_pickling_is_not_changed() -> None:
 
 def test_code_becomes_a_function_where_a_task_runs() -> None:
     """Until then it is bytes, which tasks share, and nobody has to pickle it again."""
-    make = ship.Tasks(summing.batch)
+    make = ship.Tasks(remote_sums.sum_batch)
     one, many = (pickle.dumps([make(i, i) for i in range(n)]) for n in (1, 100))
     assert len(many) < 2 * len(one)
     *_, last = pickle.loads(many)

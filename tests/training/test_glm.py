@@ -1,4 +1,4 @@
-"""The examples of docs/training.md, as they are printed there."""
+"""The examples of docs/training.md."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PENALTY = 2.0
 
 
 def examples() -> dict[str, str]:
-    """The blocks of code by name."""
+    """Return the code blocks by name."""
     blocks = r"<!-- glm: (\w+) -->\n```python\n(.*?)```"
     return dict(re.findall(blocks, PAGE.read_text(), flags=re.DOTALL))
 
 
 @pytest.mark.slow
 def test_examples_converge_to_the_answer_of_scikit_learn(local_cluster: Any) -> None:
-    """On pieces of uneven size, which each method weighs right."""
+    """The partitions are uneven, and each method weighs them correctly."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((1200, 4))
     y = (X @ [1.0, -2.0, 0.5, 0.0] + rng.logistic(size=1200) > 0).astype(float)

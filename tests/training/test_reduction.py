@@ -1,4 +1,4 @@
-"""Sums on clusters; most in one process, where nothing of a sum is another thing."""
+"""Sums on clusters, most in one process."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from clustertune.errors import (
     ItemError,
     NoWorkersError,
 )
-from clustertune.training import batching, map_reduce
+from clustertune.training import map_reduce, reduction_plan
 from tests.processes import blocking, until
 from tests.processes import cluster as processes
 
 TWO = [("127.0.0.1", 2), ("127.0.0.1", 1)]
-BIG = np.arange(1_200_000.0)  # of nine tasks or two, a task of its own
+BIG = np.arange(1_200_000.0)  # large enough for a separate task
 
 
 def quiet(s: Any) -> bool:
-    """Whether the scheduler has forgotten all tasks of sums."""
+    """Return whether the scheduler has forgotten all tasks of sums."""
     return not [k for k in s.tasks if "map_reduce" in str(k) or "broadcast" in str(k)]
 
 
-# --- what it gives --------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_sum_of_items(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Each once, in tasks for threads; what is broadcast is what it was."""
+    """Each item counts once, and broadcast arguments arrive unchanged."""
 
     def g(i: int, x: Any, *rest: Any) -> Any:
         assert rest == ("x", ("map", 0), {"k": [1]}, None, 7)
@@ -68,16 +68,16 @@ async def test_a_sum_of_items(c: Any, s: Any, a: Any, b: Any) -> None:
         (3, 4, 5),
         (6, 7, 8, 9),
     ]
-    assert [x.apart for x in plan.arguments] == [False, True, *[False] * 5]
+    assert [x.separate for x in plan.arguments] == [False, True, *[False] * 5]
 
 
-@pytest.mark.parametrize("worth", [0, 1 << 30])
+@pytest.mark.parametrize("limit", [0, 1 << 30])
 @gen_cluster(client=True, nthreads=TWO)
 async def test_numbers_lie_where_they_are_read_fast(
-    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, worth: int
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    """At multiples of their size, on all workers, however they came there."""
-    monkeypatch.setattr(batching, "WORTH", worth)
+    """Arrays are aligned on all workers, both in tasks and as separate tasks."""
+    monkeypatch.setattr(reduction_plan, "MAX_REPEATED", limit)
 
     def f(i: int, x: Any, y: Any) -> int:
         return (x.ctypes.data | y.ctypes.data) % 8
@@ -89,7 +89,7 @@ async def test_numbers_lie_where_they_are_read_fast(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_pieces_are_summed_where_they_lie(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Nothing moves but results; the same layout gives the same bits; frames too."""
+    """Only results move; the same layout gives the same bits; frames work too."""
     X = da.random.default_rng(1).random((900, 4), chunks=(100, 4))
     y = X[:, 0] * 2
     where = [a.address if i < 6 else b.address for i in range(9)]
@@ -106,7 +106,7 @@ async def test_pieces_are_summed_where_they_lie(c: Any, s: Any, a: Any, b: Any) 
     gradient, rows = await map_reduce(c, f, (X, y), broadcast=(w,))
     moved = a.transfer_outgoing_bytes_total + b.transfer_outgoing_bytes_total
     assert rows == 300
-    assert moved - sum(before) < 1000  # a piece has 4,000 bytes
+    assert moved - sum(before) < 1000  # a partition has 4,000 bytes
     X_here, y_here = await c.gather(c.compute([X, y]))
     assert np.allclose(gradient, X_here.T @ (X_here @ w - y_here))
     again = [await map_reduce(c, f, (X, y), broadcast=(w,)) for _ in range(5)]
@@ -119,7 +119,7 @@ async def test_pieces_are_summed_where_they_lie(c: Any, s: Any, a: Any, b: Any) 
 async def test_lazy_data_is_loaded_for_the_call(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path
 ) -> None:
-    """Small Parquet files, too, whose pieces Dask joins."""
+    """Also small Parquet files, whose partitions Dask joins."""
     X = da.ones((10, 2), chunks=(3, 2))
     plan = await map_reduce.plan(c, len, X)
     assert sorted(i for x in plan.batches for i in x.items) == [0, 1, 2, 3]
@@ -145,18 +145,18 @@ async def test_futures_are_items(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_iterating_piles_up_nothing(
+async def test_iterations_leave_no_data(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same array is sent again as another task; the last ones are gone."""
-    monkeypatch.setattr(batching, "WORTH", 100)
+    """Each call sends the array as a new task, and releases its tasks."""
+    monkeypatch.setattr(reduction_plan, "MAX_REPEATED", 100)
     w, most = np.ones(1000), 0
     for _ in range(50):
         step = await map_reduce(c, lambda i, w: w[:3] * i, range(9), broadcast=(w,))
         w[:3] = step / 36 + 1
         most = max(most, len(s.tasks))
     assert w[:3].tolist() == [51.0] * 3
-    assert most <= 2 * (3 + 2 + 1)  # two calls: batches, joins, what is broadcast
+    assert most <= 2 * (3 + 2 + 1)  # two calls of batches, joins and one argument
     await async_poll_for(lambda: not c.futures, 5)
     await async_poll_for(lambda: not s.tasks and not a.data and not b.data, 5)
 
@@ -166,7 +166,7 @@ async def test_iterating_piles_up_nothing(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
-    """What it raised is the cause, what was said is made harmless, the rest goes."""
+    """The error of func is the cause, its text is escaped, and other tasks end."""
 
     def f(i: int) -> int:
         if i == 5:
@@ -189,14 +189,14 @@ async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
         await map_reduce(c, refuse, [1])
     with pytest.raises(ItemError, match=r"item 8 .* fit .*: shape \(8,\) after shape"):
         await map_reduce(c, lambda i: np.ones(i if i == 8 else 3), range(9))
-    with pytest.raises(ItemError, match=r"reduce failed when the result of item"):
+    with pytest.raises(ItemError, match=r"reduce failed at the result of item"):
         await map_reduce(c, inc, range(9), reduce=lambda x, y: x / 0)
     await async_poll_for(lambda: not s.tasks, 5)
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Said before anything runs, with what to do."""
+    """Wrong arguments raise an error with a fix before anything runs."""
     X = da.ones((10, 2), chunks=(5, 2))
     lock = threading.Lock()
     cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
@@ -215,11 +215,12 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (TypeError, "others are not",
          lambda: map_reduce(c, inc, [1, c.submit(inc, 1)])),
         (TypeError, "y must be a Dask", lambda: map_reduce(c, inc, (X, [1]))),
-        (AlignmentError, "2 pieces and y has 5",
+        (AlignmentError, "2 partitions and y has 5",
          lambda: map_reduce(c, inc, (X, X.rechunk((2, 2))))),
-        (AlignmentError, "piece 0 of X has 5 rows and that of y has 4",
+        (AlignmentError, "partition 0 of X has 5 rows and that of y has 4",
          lambda: map_reduce(c, inc, (X, X.rechunk(((4, 6), 2))))),
-        (AlignmentError, "cut in columns", lambda: map_reduce(c, inc, X.rechunk(1))),
+        (AlignmentError, "several column blocks",
+         lambda: map_reduce(c, inc, X.rechunk(1))),
     ]  # fmt: skip
     for error, said, call in cases:
         with pytest.raises(error, match=said):
@@ -242,8 +243,8 @@ async def test_no_workers(c: Any, s: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_was_scattered_is_lost(c: Any, s: Any, a: Any, b: Any) -> None:
-    """There is nothing to make it of again."""
+async def test_scattered_items_are_lost(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Dask cannot recompute them."""
     items = await c.scatter([1, 2], workers=[a.address])
     go = Event("go")
 
@@ -263,7 +264,7 @@ async def test_what_was_scattered_is_lost(c: Any, s: Any, a: Any, b: Any) -> Non
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_cancelled_it_leaves_no_task(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_a_cancelled_call_leaves_no_task(c: Any, s: Any, a: Any, b: Any) -> None:
     go = Event("go")
 
     def f(i: int, w: Any) -> None:
@@ -283,8 +284,8 @@ async def test_cancelled_it_leaves_no_task(c: Any, s: Any, a: Any, b: Any) -> No
 
 @pytest.mark.slow
 def test_workers_that_are_killed(local_cluster: Any, tmp_path: Path) -> None:
-    """A lost worker costs a recomputation, the only one too; a task that kills them
-    all is named; ^C leaves nothing."""
+    """A lost worker costs a recomputation, even the only one. An error names the
+    items of a task that kills all workers. ^C leaves no tasks."""
     _, client = local_cluster(1)
     flag = tmp_path / "killed"
     X = client.persist(da.ones((8, 3), chunks=(1, 3)))
@@ -302,8 +303,8 @@ def test_workers_that_are_killed(local_cluster: Any, tmp_path: Path) -> None:
     assert flag.exists()
 
     def ends(i: int) -> None:
-        # not at once: before it has heard that a worker began, a nanny of Dask 2025.5
-        # loses sight of the next one if it ends, and then never closes
+        # not at once: a nanny of Dask 2025.5 loses a worker that ends before it has
+        # registered, and then never closes
         time.sleep(0.3)
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Roles on clusters; most in one process, whose functions may share what they like."""
+"""Roles on clusters, most in one process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from clustertune.errors import (
     RoleError,
     TimedOutError,
 )
-from clustertune.remote import roles as remote
 from clustertune.remote import ship
-from clustertune.training import frameworks, run_roles
+from clustertune.training import frameworks, remote_roles, run_roles
 from clustertune.training.frameworks import Framework
 from tests.processes import blocking, until
 from tests.processes import cluster as processes
@@ -41,11 +40,13 @@ THREE = [("127.0.0.1", 2)] * 3
 
 
 def left(s: Any, *workers: Any) -> list[Any]:
-    """What is still there of roles: tasks, parts, handlers, threads."""
+    """Return leftovers of roles: tasks, endpoints, handlers, threads."""
     found: list[Any] = [key for key in s.tasks if str(key).startswith("role-")]
     found += [key for w in workers for key in w.state.tasks if "role-" in str(key)]
-    found += [w for w in workers if hasattr(w, remote.PARTS)]
-    found += [h for w in workers for h in w.handlers if h.startswith(remote.PARTS)]
+    found += [w for w in workers if hasattr(w, remote_roles.ENDPOINTS)]
+    found += [
+        h for w in workers for h in w.handlers if h.startswith(remote_roles.ENDPOINTS)
+    ]
     found += [t for t in threading.enumerate() if t.name == "clustertune-batches"]
     return found
 
@@ -60,12 +61,12 @@ def until_stopped(ctx: Any) -> str:
     return f"{ctx.role} {ctx.rank}"
 
 
-# --- what it does ---------------------------------------------------------------------
+# --- running roles --------------------------------------------------------------------
 
 
 @gen_cluster(client=True, nthreads=THREE)
-async def test_side_by_side(c: Any, s: Any, *workers: Any) -> None:
-    """Each on a worker of its own, and all know where the others are."""
+async def test_roles_run_concurrently(c: Any, s: Any, *workers: Any) -> None:
+    """Each role has its own worker and the addresses of all roles."""
 
     def know(ctx: Any) -> Any:
         Event(f"here-{ctx.role}-{ctx.rank}").set()
@@ -100,8 +101,8 @@ async def test_side_by_side(c: Any, s: Any, *workers: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=THREE)
-async def test_rows_come_from_where_they_lie(c: Any, s: Any, *workers: Any) -> None:
-    """Each row once in an epoch beside its label, on the workers of one role only."""
+async def test_rows_come_from_the_own_worker(c: Any, s: Any, *workers: Any) -> None:
+    """Each epoch has each row once with its label, on the workers of one role only."""
 
     def train(ctx: Any) -> Any:
         before = len(get_worker().transfer_incoming_log)
@@ -126,7 +127,7 @@ async def test_rows_come_from_where_they_lie(c: Any, s: Any, *workers: Any) -> N
     assert found["scorer"] == [None]
     rows: list[float] = []
     for batches, steps in found["worker"]:
-        assert steps == 3  # of 30 rows, of 100
+        assert steps == 3  # 100 rows in batches of 30
         assert all((x * -2 == labels).all() for x, labels in batches)
         of_rank = [list(x) for x, _ in batches]
         assert len(of_rank[0]) == 7
@@ -141,7 +142,7 @@ async def test_rows_come_from_where_they_lie(c: Any, s: Any, *workers: Any) -> N
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_frames_and_equal_steps(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Where ranks work in step, all have as many batches, and all are full."""
+    """If ranks run in step, all have equally many full batches."""
     table = pd.DataFrame({"x": range(50), "y": range(50)})
     frame = c.persist(dd.from_pandas(table, npartitions=5))
 
@@ -184,7 +185,7 @@ async def test_scores_and_a_stop(c: Any, s: Any, a: Any, b: Any) -> None:
     assert [x.value["epoch"] for x in seen] == list(range(1, found["worker"][0] + 1))
     assert {(x.role, x.rank) for x in seen} == {("worker", 0)}
     assert found["scorer"] == ["scorer 0"]
-    await running.stop()  # which nobody hears
+    await running.stop()  # has no effect
     await nothing_left(s, a, b)
 
 
@@ -192,8 +193,8 @@ async def test_scores_and_a_stop(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_others_stop_when_training_has_ended(
     c: Any, s: Any, *workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a framework supplies, too."""
-    fake = Framework(name="fake", bare=remote_server, alone=False)
+    """Servers of a framework stop too."""
+    fake = Framework(name="fake", server=remote_server, own_process=False)
     monkeypatch.setattr(frameworks, "choose", lambda name, roles=(): fake)
     roles = {"ps": 1, "worker": (1, lambda ctx: "done"), "scorer": (1, until_stopped)}
     found = await (await run_roles(c, roles)).result()
@@ -210,7 +211,7 @@ async def test_others_stop_when_training_has_ended(
     roles = {"ps": 1, "worker": (1, until_stopped), "scorer": (1, late)}
     running = await run_roles(c, roles)
     await running.stop()
-    # who still needs the servers has them
+    # a role that needs the servers still has them
     assert (await running.result())["scorer"] == [False]
 
 
@@ -220,12 +221,12 @@ def remote_server(ctx: Any) -> str:
     return "served"
 
 
-# --- how it ends ----------------------------------------------------------------------
+# --- how roles end --------------------------------------------------------------------
 
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
-    """The others stop, what it raised is the cause, what it said is harmless."""
+    """Other roles stop, its error is the cause, and its text is escaped."""
 
     def train(ctx: Any) -> Any:
         if ctx.rank == 1:
@@ -258,10 +259,10 @@ async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
 
     for function, text in ((refuse, "StubbornError: does not unpickle"), (leave, "3")):
         with pytest.raises(RoleError, match=text):
-            # the end of the block tells
+            # the end of the block raises
             async with await run_roles(c, {"worker": (1, function)}) as roles:
                 await async_poll_for(lambda: "failed" in repr(roles), 10)
-    with pytest.raises(RoleError, match="is not heard of any more: TypeError"):
+    with pytest.raises(RoleError, match="returned no readable result: TypeError"):
         await (await run_roles(c, {"a": (1, lambda ctx: threading.Lock())})).result()
     with pytest.raises(RoleError, match=r"worker 0 .*failed: .*pickle"):
         await (
@@ -272,7 +273,7 @@ async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_role_that_does_not_stop(c: Any, s: Any, a: Any, b: Any) -> None:
-    """It is named and left alone; what it held is let go when it returns."""
+    """An error names it. Its resources are released when it returns."""
 
     def stubborn(ctx: Any) -> None:
         Event("begun").set()
@@ -314,17 +315,17 @@ async def test_a_lost_worker(c: Any, s: Any, a: Any, b: Any) -> None:
             ctx.report(ctx.wait(0.01))
 
     roles = await run_roles(c, {"worker": (1, report)})
-    # as if another process had the same address now
-    for name in [h for h in other.handlers if h.startswith(remote.PARTS)]:
+    # as after a new process has got the same address
+    for name in [h for h in other.handlers if h.startswith(remote_roles.ENDPOINTS)]:
         del other.handlers[name]
-    with pytest.raises(RoleError, match=r"worker 0 .* was started again"):
+    with pytest.raises(RoleError, match=r"worker 0 .* was restarted"):
         await roles.result()
     await nothing_left(s, other)
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_role_that_does_not_begin(c: Any, s: Any, a: Any, b: Any) -> None:
-    """None of the functions is called, since all would wait for that one."""
+    """No function is called, because all would wait for the missing role."""
 
     def mark(ctx: Any) -> None:
         Event("called").set()
@@ -342,21 +343,21 @@ async def test_a_role_that_does_not_begin(c: Any, s: Any, a: Any, b: Any) -> Non
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Its roles end with it, and a task that nobody hired does nothing."""
+    """Its roles end with it, and a task without an endpoint fails."""
     async with Client(s.address, asynchronous=True) as other:
         roles = await run_roles(other, {"worker": (2, until_stopped)})
     with pytest.raises(ConnectionLostError, match="the client is clos"):
         await roles.result()
     await nothing_left(s, a, b)
     with pytest.raises(RuntimeError, match="a role is not started again"):
-        await c.submit(remote.play, "gone", "key", b"")
+        await c.submit(remote_roles.run_role, "gone", "key", b"")
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_interrupted_all_stop(c: Any, s: Any, a: Any, b: Any) -> None:
-    """A time limit alone stops nobody."""
+async def test_an_interruption_stops_all_roles(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A timeout of result() stops no role."""
     roles = await run_roles(c, {"worker": (2, until_stopped)})
-    with pytest.raises(TimedOutError, match=r"<Roles: worker: playing, playing>"):
+    with pytest.raises(TimedOutError, match=r"<Roles: worker: running, running>"):
         await roles.result(timeout="50 ms")
     waiting = asyncio.ensure_future(roles.result())
     await asyncio.sleep(0)
@@ -370,10 +371,10 @@ async def test_interrupted_all_stop(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_nobody_asks_for_goes(c: Any, s: Any, a: Any, b: Any) -> None:
-    """As after a client that was killed before its tasks began."""
-    about = {"name": "x", "linger": 0.2}
-    await ship.on_workers(c, remote.hire, [a.address], timeout=10, **about)
+async def test_an_abandoned_endpoint_expires(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The client may be killed before its tasks began."""
+    about = {"name": "x", "expiry": 0.2}
+    await ship.on_workers(c, remote_roles.register, [a.address], timeout=10, **about)
     assert len(left(s, a)) == 2
     await nothing_left(s, a)
 
@@ -383,7 +384,7 @@ async def test_what_nobody_asks_for_goes(c: Any, s: Any, a: Any, b: Any) -> None
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Said before anything runs, with what to do."""
+    """Wrong arguments raise an error with a fix before anything runs."""
     X = da.ones((10, 2), chunks=(5, 2))
     lock, f = threading.Lock(), until_stopped
     one = {"worker": (1, f)}
@@ -391,10 +392,11 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (TypeError, "roles must be a mapping", lambda: run_roles(c, [f])),
         (TypeError, "roles must be a mapping", lambda: run_roles(c, {})),
         (TypeError, "a name must be a text", lambda: run_roles(c, {1: (1, f)})),
-        (ValueError, "must be .how many", lambda: run_roles(c, {"a": (0, f)})),
-        (ValueError, "must be .how many", lambda: run_roles(c, {"a": (f, 1)})),
-        (ValueError, "must be .how many", lambda: run_roles(c, {"a": f})),
-        (TypeError, "must have a function", lambda: run_roles(c, {"a": (1, "f")})),
+        (ValueError, "must be .number, function", lambda: run_roles(c, {"a": (0, f)})),
+        (ValueError, "must be .number, function", lambda: run_roles(c, {"a": (f, 1)})),
+        (ValueError, "must be .number, function", lambda: run_roles(c, {"a": f})),
+        (TypeError, "must have a function of ctx",
+         lambda: run_roles(c, {"a": (1, "f")})),
         (ValueError, r"framework=None has none .*\{'ps': \(1, function\)\}",
          lambda: run_roles(c, {"ps": 1})),
         (ValueError, '"torch" has none for it',
@@ -402,7 +404,7 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (ValueError, "must be one of", lambda: run_roles(c, one, framework="jax")),
         (TypeError, r"roles\['a'\] cannot be sent",
          lambda: run_roles(c, {"a": (1, lambda ctx: lock)})),
-        (ValueError, "target_role='worker' has the data, and is none of the roles 'a'",
+        (ValueError, "target_role='worker' must be a role, .* the roles are 'a'",
          lambda: run_roles(c, {"a": (1, f)}, data=X)),
         (ValueError, "data is empty", lambda: run_roles(c, one, data=())),
         (TypeError, "must be a Dask", lambda: run_roles(c, one, data=np.ones(3))),
@@ -427,15 +429,15 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_roles_of_a_framework_need_processes(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what it needs must be there; batches must be there on every rank."""
-    fake = Framework(name="fake", equal=True)
+    """They also need their modules, and batches on every rank."""
+    fake = Framework(name="fake", synchronous=True)
     monkeypatch.setattr(frameworks, "choose", lambda name, roles=(): fake)
     with pytest.raises(NoWorkersError, match="in one process with others"):
         await run_roles(c, {"worker": (2, until_stopped)})
-    fake = Framework(name="fake", equal=True, modules=("no_such_module",))
+    fake = Framework(name="fake", synchronous=True, modules=("no_such_module",))
     with pytest.raises(NoWorkersError, match="no_such_module cannot be imported on"):
         await run_roles(c, {"worker": (1, until_stopped)})
-    fake = Framework(name="fake", equal=True, alone=False)
+    fake = Framework(name="fake", synchronous=True, own_process=False)
     X = da.ones((10, 2), chunks=(5, 2))
     with pytest.raises(ValueError, match=r"batch_size=6, but one of the 2 .* 5 rows"):
         await run_roles(c, {"worker": (2, until_stopped)}, data=X, batch_size=6)
@@ -447,7 +449,7 @@ async def test_roles_of_a_framework_need_processes(
 
 
 def left_there(client: Client) -> list[Any]:
-    """As :func:`left`, for processes; what a framework has set, too."""
+    """Return leftovers in processes, with environment variables of frameworks."""
 
     def look(dask_worker: Any) -> list[Any]:
         found: list[Any] = [h for h in dask_worker.handlers if "roles" in h]
@@ -461,7 +463,7 @@ def left_there(client: Client) -> list[Any]:
 
 
 def example(name: str) -> dict[str, Any]:
-    """What a block of the page defines; it travels by value."""
+    """Return the names of a code block of the page; they travel by value."""
     block = rf"<!-- roles: {name} -->\n```python\n(.*?)```"
     (code,) = re.findall(block, PAGE.read_text(), flags=re.DOTALL)
     found: dict[str, Any] = {"__name__": "of_the_page"}
@@ -471,7 +473,7 @@ def example(name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_killed_and_interrupted(local_cluster: Any) -> None:
-    """A worker that dies is named though others fail of it; ^C ends all."""
+    """The error names the lost worker, not roles that fail later. ^C ends all roles."""
     _, client = local_cluster(2)
 
     def die(ctx: Any) -> None:
@@ -502,7 +504,7 @@ def test_killed_and_interrupted(local_cluster: Any) -> None:
 
 @pytest.mark.slow
 def test_workers_need_no_clustertune(tmp_path: Path) -> None:
-    """With the example of the page."""
+    """Run the example of the page."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((4000, 3))
     labels = (rows @ [1.0, -2.0, 0.5] > 0).astype(int)
@@ -519,7 +521,7 @@ def test_workers_need_no_clustertune(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torch(local_cluster: Any) -> None:
-    """Ranks learn one model from all rows; one that fails leaves no other waiting."""
+    """Ranks train one model from all rows. A failed rank leaves no other waiting."""
     pytest.importorskip("torch")
     from sklearn.datasets import load_digits
 
@@ -536,7 +538,7 @@ def test_torch(local_cluster: Any) -> None:
     assert {name: v.tobytes() for name, v in one.items()} == {
         name: v.tobytes() for name, v in two.items()
     }
-    assert len(scores) == 2 * 20 * 8  # of 898 rows, in batches of 100
+    assert len(scores) == 2 * 20 * 8  # 898 rows in batches of 100
     found = rows / 16 @ one["weight"].T + one["bias"]
     assert (found.argmax(axis=1) == labels).mean() > 0.9
 
@@ -549,7 +551,7 @@ def test_torch(local_cluster: Any) -> None:
             steps += 1
             ctx.report(steps)
             if ctx.rank == steps == 1:
-                ctx.wait(0.1)  # late: the other one may not go ahead
+                ctx.wait(0.1)  # late: the other rank must wait
         return steps
 
     with run_roles(client, {"a": (2, stop_alike)}, framework="torch") as roles:
@@ -567,7 +569,7 @@ def test_torch(local_cluster: Any) -> None:
             raise KeyError("rank 1")
         distributed.all_reduce(torch.ones(1))
 
-    for _ in range(2):  # the second time with groups that were ended
+    for _ in range(2):  # the second time after ended groups
         roles = run_roles(client, {"a": (2, fail)}, framework="torch")
         with pytest.raises(
             RoleError, match=r"^a 1 .*failed: KeyError.*after that, a 0"

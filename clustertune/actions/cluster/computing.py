@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
-from distributed import CancelledError, Client, Future, wait
+from distributed import Client
 
 from clustertune.actions.cluster.lease import Lease
 from clustertune.collections import graphs
@@ -126,9 +126,7 @@ class Computing:
                 await self._lease.ask("free_stuck", name=pin)
             if meanwhile is not None:
                 await meanwhile()
-            # reading 100,000 statuses takes about as long as this pause
-            await asyncio.sleep(len(futures) * 1e-6)
-            await self._done_soon(pending[-1], pause)
+            await graphs.wait_for_last(self.client, pending, pause)
         await self._refuse_failed(futures)
         if meanwhile is not None:
             await meanwhile()
@@ -150,14 +148,6 @@ class Computing:
             next_time = monotonic() + max(MEMORY_INTERVAL, MEMORY_SHARE * took)
 
         return judging
-
-    async def _done_soon(self, future: Future[Any], seconds: float) -> None:
-        """Wait for one of many futures, or for some seconds."""
-        with self.client.as_current():
-            done: Any = wait(future, timeout=seconds)
-        # the next look finds a cancelled future
-        with suppress(asyncio.TimeoutError, CancelledError):
-            await done
 
     async def _refuse_failed(self, futures: list[Any]) -> None:
         for future in futures:

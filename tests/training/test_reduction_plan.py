@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.training import batching
-from clustertune.training.batching import FAN, Argument, Batch, Plan
+from clustertune.training import reduction_plan
+from clustertune.training.reduction_plan import JOIN_WIDTH, Argument, Batch, Plan
 
 WORKERS = st.dictionaries(
     st.sampled_from(["a", "b", "c", "d", "e", "f", "g"]),
@@ -23,8 +23,8 @@ PIECES = st.lists(
 
 @given(st.integers(1, 300), WORKERS)
 def test_items_are_spread_once_each_and_evenly(n: int, threads: dict[str, int]) -> None:
-    """One task for each thread, or for each item; neighbours stay neighbours."""
-    batches = batching.spread(n, threads)
+    """Each thread or each item has a task, and neighbours stay together."""
+    batches = reduction_plan.spread_items(n, threads)
     assert [i for b in batches for i in b.items] == list(range(n))
     sizes = [len(b.items) for b in batches]
     assert len(batches) == min(n, sum(threads.values()))
@@ -36,11 +36,11 @@ def test_items_are_spread_once_each_and_evenly(n: int, threads: dict[str, int]) 
 
 
 @given(PIECES, WORKERS)
-def test_pieces_run_where_they_lie(
+def test_partitions_run_on_their_holders(
     pieces: list[dict[str, int]], threads: dict[str, int]
 ) -> None:
-    """Every piece once, with a worker that has most of it; a thread has one task."""
-    batches = batching.where_they_lie(pieces, threads)
+    """Each partition runs once, on a worker that holds most of it."""
+    batches = reduction_plan.group_by_holder(pieces, threads)
     assert sorted(i for b in batches for i in b.items) == list(range(len(pieces)))
     for batch in batches:
         assert list(batch.items) == sorted(batch.items)
@@ -53,12 +53,12 @@ def test_pieces_run_where_they_lie(
 
 
 @given(PIECES, WORKERS)
-def test_what_is_joined_is_joined_once(
+def test_each_result_is_joined_once(
     pieces: list[dict[str, int]], threads: dict[str, int]
 ) -> None:
-    """Whatever is made is used once, but for the last; a worker's own comes first."""
-    batches = batching.where_they_lie(pieces, threads)
-    joins = batching.tree(batches)
+    """All results except the last are joined once, those of one worker first."""
+    batches = reduction_plan.group_by_holder(pieces, threads)
+    joins = reduction_plan.join_tree(batches)
     n = len(batches)
     used = [part for join in joins for part in join.parts]
     assert sorted(used) == list(range(n + len(joins) - 1))
@@ -69,22 +69,22 @@ def test_what_is_joined_is_joined_once(
         if any(part < n and workers_batches(batches, part) > 1 for part in join.parts):
             assert len({made[part] for part in join.parts}) == 1
         else:
-            assert 1 < len(join.parts) <= FAN
+            assert 1 < len(join.parts) <= JOIN_WIDTH
 
 
 def workers_batches(batches: tuple[Batch, ...], part: int) -> int:
     return [b.worker for b in batches].count(batches[part].worker)
 
 
-def test_addresses_have_no_part_in_the_order() -> None:
-    """A worker that has another address after a restart adds up the same."""
+def test_addresses_do_not_change_the_order() -> None:
+    """A worker with a new address after a restart gives the same sum."""
     places = ["x", "y", "y", "x", "z"]
 
     def order(names: dict[str, str]) -> list[tuple[int, ...]]:
         pieces = [{names[p]: 10} for p in places]
         threads = dict.fromkeys(sorted(names.values()), 2)
-        batches = batching.where_they_lie(pieces, threads)
-        joins = batching.tree(batches)
+        batches = reduction_plan.group_by_holder(pieces, threads)
+        joins = reduction_plan.join_tree(batches)
         return [*(tuple(b.items) for b in batches), *(j.parts for j in joins)]
 
     before = {"x": "tcp://1", "y": "tcp://2", "z": "tcp://3"}
@@ -94,48 +94,48 @@ def test_addresses_have_no_part_in_the_order() -> None:
 
 def test_a_thread_gets_its_share_of_bytes() -> None:
     pieces = [{"a": 600}, {"a": 200}, {"a": 200}, {"a": 200}]
-    batches = batching.where_they_lie(pieces, {"a": 2})
+    batches = reduction_plan.group_by_holder(pieces, {"a": 2})
     assert [tuple(b.items) for b in batches] == [(0,), (1, 2, 3)]
 
 
-def test_what_is_large_and_needed_by_many_goes_apart() -> None:
-    assert not batching.apart(8_000_000, 2)
-    assert batching.apart(8_000_001, 2)
-    assert batching.apart(1_000_000, 10)
-    assert not batching.apart(1 << 40, 1)
+def test_large_arguments_of_many_tasks_are_separate() -> None:
+    assert not reduction_plan.is_separate(8_000_000, 2)
+    assert reduction_plan.is_separate(8_000_001, 2)
+    assert reduction_plan.is_separate(1_000_000, 10)
+    assert not reduction_plan.is_separate(1 << 40, 1)
 
 
-def test_a_plan_in_words() -> None:
+def test_a_plan_as_text() -> None:
     threads = {"tcp://1": 2, "tcp://2": 2}
     pieces = [{"tcp://1": 100}, {"tcp://1": 100}, {"tcp://2": 10}]
-    batches = batching.where_they_lie(pieces, threads)
+    batches = reduction_plan.group_by_holder(pieces, threads)
     plan = Plan(
         batches=batches,
-        joins=batching.tree(batches),
+        joins=reduction_plan.join_tree(batches),
         arguments=(
-            Argument("func", 500, apart=False),
-            Argument("broadcast[0]", 40_000_000, apart=True),
-            Argument("broadcast[1]", None, apart=False),
+            Argument("func", 500, separate=False),
+            Argument("broadcast[0]", 40_000_000, separate=True),
+            Argument("broadcast[1]", None, separate=False),
         ),
         workers={"tcp://1": "left", "tcp://2": "ri\x1bght"},
         threads=threads,
     )
-    apart = "broadcast[0] (38.1 MiB) goes to each worker once; with each task it would "
-    joined = "results are joined on the workers in 2 tasks, those of a worker first; "
+    apart = "broadcast[0] (38.1 MiB) is sent to each worker once; with each task it "
+    joined = "workers join results in 2 tasks, first those of the same worker; "
     assert str(plan).splitlines() == [
         "3 items in 3 tasks (1 in each) on workers left and ri\\x1bght",
-        "1 of 4 threads have nothing to do",
-        "func (500 B) goes with each task, 1.5 KiB in all",
-        apart + "be 114.4 MiB",
-        "broadcast[1] lies on the cluster",
-        joined + "one comes home",
+        "1 of 4 threads have no task",
+        "func (500 B) is sent with each task, 1.5 KiB in total",
+        apart + "would be 114.4 MiB",
+        "broadcast[1] is on the cluster",
+        joined + "the client receives one result",
     ]
 
 
 @pytest.mark.parametrize(("sizes", "said"), [((30, 10, 10), 1), ((10, 10, 10), 0)])
-def test_a_thread_that_all_wait_for(sizes: tuple[int, ...], said: int) -> None:
+def test_skewed_load_is_remarked(sizes: tuple[int, ...], said: int) -> None:
     pieces = [{w: n} for w, n in zip("abc", sizes)]
-    batches = batching.where_they_lie(pieces, dict.fromkeys("abc", 1))
-    found = batching.remarks(batches, pieces)
+    batches = reduction_plan.group_by_holder(pieces, dict.fromkeys("abc", 1))
+    found = reduction_plan.skew_remarks(batches, pieces)
     assert len(found) == said
-    assert all("1.8 times the mean" in text for text in found)
+    assert all("1.8 times the mean work" in text for text in found)

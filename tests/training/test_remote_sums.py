@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.remote import summing
+from clustertune.training import remote_sums
 
 
 class Gradient(NamedTuple):
-    """What a function may return."""
+    """A possible result of a function."""
 
     weights: Any
     loss: float
 
 
 def total(*results: Any, reduce: Any = None) -> Any:
-    """As a batch adds them up."""
+    """Add up results in a batch."""
     return batch(
         lambda result: result, range(len(results)), list(results), reduce=reduce
     )
@@ -32,7 +32,7 @@ def batch(
     function: Any, numbers: Any, *columns: Any, broadcast: Any = (), reduce: Any = None
 ) -> Any:
     codes = cloudpickle.dumps(function), cloudpickle.dumps(reduce)
-    return summing.batch(*codes, numbers, columns, broadcast)
+    return remote_sums.sum_batch(*codes, numbers, columns, broadcast)
 
 
 def test_nests_of_arrays_and_numbers() -> None:
@@ -51,7 +51,7 @@ def test_nests_of_arrays_and_numbers() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_truth_values_count_and_small_integers_have_room(count: int) -> None:
+def test_booleans_count_and_small_integers_are_widened(count: int) -> None:
     flags, small = np.array([True, False]), np.array([200], dtype=np.uint8)
     found = total(*[{"flags": flags, "small": small, "one": np.True_}] * count)
     assert found["flags"].tolist() == [count, 0]
@@ -64,14 +64,14 @@ def test_types_widen_as_in_a_sum() -> None:
     assert total(whole, whole, half, whole).tolist() == [3.5]
 
 
-def test_what_came_in_is_not_changed() -> None:
-    """A result may be the item itself, which others read."""
+def test_items_are_not_changed() -> None:
+    """A result may be the item, which other tasks read."""
     parts = [np.ones(3), np.ones(3), np.ones(3)]
     for part in parts:
         part.setflags(write=False)
     assert total(*parts).tolist() == [3, 3, 3]
     nothing = cloudpickle.dumps(None)
-    assert summing.join(nothing, [0, 1, 2], parts).tolist() == [3, 3, 3]
+    assert remote_sums.join_sums(nothing, [0, 1, 2], parts).tolist() == [3, 3, 3]
     assert total(parts[0]) is parts[0]
 
 
@@ -79,7 +79,7 @@ _made: list[weakref.ref[Any]] = []
 
 
 def make(size: int) -> Any:
-    """Pickled by reference: a batch runs this very function."""
+    """Pickled by reference, so a batch runs this function and sees ``_made``."""
     there = [result for result in _made if result() is not None]
     assert len(there) <= 1  # the total
     result = np.ones(size)
@@ -87,8 +87,8 @@ def make(size: int) -> Any:
     return result
 
 
-def test_one_result_is_there_at_a_time() -> None:
-    """It is let go before the next one is made: memory for one is enough."""
+def test_one_result_is_in_memory_at_a_time() -> None:
+    """Each result is released before the next one is made."""
     _made.clear()
     assert batch(make, range(4), [3] * 4).tolist() == [4, 4, 4]
     assert len(_made) == 4
@@ -98,36 +98,36 @@ _kept: list[Any] = [np.ones(3)]
 KEPT = {
     "the item": lambda item: item,
     "a view of it": lambda item: item[:2],
-    "what is kept elsewhere": lambda item: _kept[0],
-    "what somebody keeps": lambda item: _kept.append(item + 1) or _kept[-1],
-    "a view of what is kept": lambda item: _kept[0].view(),
+    "a stored array": lambda item: _kept[0],
+    "a new array that is stored": lambda item: _kept.append(item + 1) or _kept[-1],
+    "a view of a stored array": lambda item: _kept[0].view(),
     "a nest of it": lambda item: [item],
 }
 
 
 @pytest.mark.parametrize("returned", KEPT)
-def test_what_somebody_else_has_is_not_changed(returned: str) -> None:
+def test_arrays_with_other_references_are_not_changed(returned: str) -> None:
     items = [np.ones(3) for _ in range(4)]
-    total = summing._Total(pickle.dumps(None))
+    total = remote_sums._Total(pickle.dumps(None))
     for number, item in enumerate(items):
-        total.take(number, [KEPT[returned](item)])
+        total.add([KEPT[returned](item)], number)
     assert all(item.tolist() == [1, 1, 1] for item in items)
     assert _kept.pop(0).tolist() == [1, 1, 1]
     assert all(kept.tolist() == [2, 2, 2] for kept in _kept)
     _kept[:] = [np.ones(3)]
 
 
-def test_what_nobody_else_has_is_added_to() -> None:
-    """One array less to make: its memory would have to be cleared first."""
-    total, where = summing._Total(pickle.dumps(None)), set()
+def test_unreferenced_arrays_are_changed_in_place() -> None:
+    """Addition in place saves a new array, whose memory the kernel would clear."""
+    total, where = remote_sums._Total(pickle.dumps(None)), set()
     for number in range(3):
-        total.take(number, [np.ones(3)])
+        total.add([np.ones(3)], number)
         where.add(total.value.ctypes.data)
     assert (total.value.tolist(), len(where)) == ([3, 3, 3], 1)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
-def test_the_order_is_that_of_the_items(values: list[float]) -> None:
+def test_results_are_added_in_the_order_of_items(values: list[float]) -> None:
     expected = values[0]
     for value in values[1:]:
         expected += value
@@ -135,7 +135,7 @@ def test_the_order_is_that_of_the_items(values: list[float]) -> None:
     assert total(*map(np.array, values)) == expected
 
 
-def test_other_monoids() -> None:
+def test_other_reductions() -> None:
     assert total((3, "c"), (9, "a"), (5, "b"), reduce=max) == (9, "a")
     parts = np.array([1, 5]), np.array([4, 2])
     assert total(*parts, reduce=np.maximum).tolist() == [4, 5]
@@ -161,18 +161,18 @@ def test_other_monoids() -> None:
         (pd.Series([1], ["a"]), pd.Series([1], ["b"]), "other labels"),
     ],
 )
-def test_what_does_not_fit_is_named(first: Any, second: Any, said: str) -> None:
+def test_results_that_do_not_fit_are_named(first: Any, second: Any, said: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         total(first, second)
     mark, what, number, error, _ = caught.value.args
-    assert (mark, what) == (summing.FAILED, "sum")
+    assert (mark, what) == (remote_sums.FAILED, "sum")
     assert number == (0 if isinstance(first, str) else 1)
     with pytest.raises((TypeError, ValueError), match=said):
         raise error
 
 
 class StubbornError(Exception):
-    """Does not come back from being pickled."""
+    """An error that cannot be unpickled."""
 
     def __init__(self, one: str, two: str):
         super().__init__(one + two)
@@ -191,7 +191,7 @@ def test_an_error_travels_with_its_item() -> None:
     assert where.endswith("in fail")
 
 
-def test_rows_of_a_piece_are_those_of_its_labels() -> None:
+def test_a_partition_has_as_many_rows_as_labels() -> None:
     with pytest.raises(RuntimeError) as caught:
         batch(lambda X, y: 0, [4], [np.ones((3, 2))], [np.ones(2)])
     assert caught.value.args[2] == 4

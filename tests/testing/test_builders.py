@@ -1,4 +1,4 @@
-"""The builders that tests of clustertune and of its users are written with."""
+"""Builders of views for tests."""
 
 import numpy as np
 
@@ -8,15 +8,15 @@ from clustertune.planner import layouts
 from clustertune.testing import layout, member, snapshot, view, worker
 
 
-def test_what_is_built_is_healthy():
-    """Checks find nothing wrong in what the builders make without overrides."""
+def test_default_views_are_healthy():
+    """Checks find no problem in views that are built without overrides."""
     even = layout([1000] * 8, [0, 1] * 4)
     found = checks.run(view(layouts=[even]))
     assert {f.check for f in found if f.severity is not Severity.info} == set()
 
 
 def test_overrides_reach_facts_and_thresholds():
-    """A field is overridden by its name wherever in the worker it is."""
+    """An override finds its field in nested dataclasses too."""
     built = worker("a", nthreads=3, pause=None, quotas=(("/x", 1.5),), process=7)
     assert (built.id, built.nthreads, built.process) == ("a", 3, 7)
     assert built.thresholds.pause is None
@@ -26,14 +26,14 @@ def test_overrides_reach_facts_and_thresholds():
 
 
 def test_workers_have_cpus_and_addresses_of_their_own():
-    """Numbered workers of one host do not share their CPUs."""
+    """Numbered workers on one host do not share CPUs."""
     a, b = worker(0, nthreads=2), worker(1, nthreads=2)
     assert not a.facts.affinity & b.facts.affinity
     assert a.address != b.address
 
 
-def test_holders_say_where_every_copy_is():
-    """A home is one worker, several for copies, or -1 for a piece that is lost."""
+def test_homes_become_holders():
+    """A home is one worker, several for replicas, or -1 for a lost partition."""
     built = member("X", [5, 5, 5], [1, [0, 1], -1])
     pieces, workers = built.holders
     np.testing.assert_array_equal(pieces, [0, 1, 1])
@@ -41,21 +41,21 @@ def test_holders_say_where_every_copy_is():
 
 
 def test_data_without_homes_is_not_loaded():
-    """Such data has neither bytes nor holders, but can tell its size."""
+    """Such data has neither bytes nor holders, but a known size."""
     built = member("X", [5, 5], None, row_bytes=16)
     assert (built.loaded, built.nbytes, built.holders) == (False, None, None)
     assert (built.n_pieces, built.total_bytes, built.columns) == (2, 160, 2)
 
 
 def test_members_can_lie_on_different_workers():
-    """Homes by label separate X from y."""
+    """Homes by label place X and y on different workers."""
     torn = layout([5, 5], {"X": [0, 0], "y": [0, 1]})
     assert torn.aligned
     np.testing.assert_array_equal(layouts.apart(torn, 2), [False, True])
 
 
 def test_a_view_takes_snapshots_and_the_goals_fields():
-    """The last snapshot is now, and the goal is set by keyword."""
+    """The last snapshot is the present one; keywords set fields of the goal."""
     old, new = snapshot([worker(0)]), snapshot([], time=5.0)
     built = view(snapshots=[old, new], tolerance=0.2, n_workers=3)
     assert built.now is new

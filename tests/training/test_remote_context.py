@@ -12,11 +12,11 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune.remote.batches import Feed, cut
+from clustertune.training.remote_context import BatchReader, split_rows
 
 
 def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
-    """Rows that are numbered, and their labels."""
+    """Return partitions of numbered rows with their labels."""
     ends = np.cumsum([0, *counts])
     spans = [np.arange(a, b) for a, b in pairwise(ends)]
     return [(np.stack([x, x], axis=1), -x) for x in spans]
@@ -28,10 +28,10 @@ def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
     st.one_of(st.none(), st.integers(1, 9)),
     st.one_of(st.none(), st.integers(0, 5)),
 )
-def test_every_row_is_in_one_batch_beside_its_label(
+def test_every_row_is_in_one_batch_with_its_label(
     counts: list[int], size: int | None, steps: int | None
 ) -> None:
-    found = list(cut(pieces(counts), size, steps))
+    found = list(split_rows(pieces(counts), size, steps))
     x = [list(batch[0][:, 1]) for batch in found]
     assert [list(-batch[1]) for batch in found] == x
     flat = [row for batch in x for row in batch]
@@ -47,17 +47,17 @@ def test_every_row_is_in_one_batch_beside_its_label(
 
 
 def test_frames_and_sparse_rows() -> None:
-    """Labels stay with rows over the boundary of pieces."""
+    """Labels stay with rows across partitions."""
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]}, index=[7, 8, 9])
     sparse = scipy.sparse.csr_matrix(np.eye(3))
     given = [(frame, frame["a"], sparse), (frame[:1], frame["a"][:1], sparse[:1])]
-    first, second = cut(given, 2, None)
+    first, second = split_rows(given, 2, None)
     assert first[0].equals(frame[:2])
     assert list(second[0].index) == list(second[1].index) == [9, 7]
     assert second[2].toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
-def test_what_is_not_asked_for_is_not_read() -> None:
+def test_unneeded_partitions_are_not_read() -> None:
     read = []
 
     def source() -> Iterator[tuple[Any, ...]]:
@@ -65,39 +65,39 @@ def test_what_is_not_asked_for_is_not_read() -> None:
             read.append(piece)
             yield piece
 
-    assert len(list(cut(source(), 2, 2))) == 2
+    assert len(list(split_rows(source(), 2, 2))) == 2
     assert len(read) == 2
 
 
-def test_a_slow_consumer_holds_the_reader_back() -> None:
-    """It is a few batches ahead, and ends with its consumer."""
+def test_a_slow_consumer_slows_the_reader() -> None:
+    """The reader is a few batches ahead and ends with its consumer."""
     made: list[int] = []
     full = threading.Event()
 
     def source() -> Iterator[Any]:
         for i in range(1000):
             made.append(i)
-            if i == 4:  # made while four wait
+            if i == 4:  # four batches wait
                 full.set()
             yield (i,)
 
-    feed = Feed(source(), ahead=4)
+    reader = BatchReader(source(), ahead=4)
     assert full.wait(10)
-    assert [next(feed)[0] for _ in range(3)] == [0, 1, 2]
-    feed.close()
+    assert [next(reader)[0] for _ in range(3)] == [0, 1, 2]
+    reader.close()
     assert len(made) <= 3 + 4 + 1
-    assert not feed._thread.is_alive()
-    assert list(feed) == []
+    assert not reader._thread.is_alive()
+    assert list(reader) == []
 
 
-def test_an_error_of_the_reader_is_raised_after_what_was_read() -> None:
+def test_an_error_of_the_reader_follows_its_batches() -> None:
     def source() -> Iterator[Any]:
         yield (1,)
         raise KeyError("piece")
 
-    feed = Feed(source(), ahead=4)
-    assert next(feed) == (1,)
+    reader = BatchReader(source(), ahead=4)
+    assert next(reader) == (1,)
     with pytest.raises(KeyError, match="piece"):
-        next(feed)
-    assert list(feed) == []
-    feed.close()
+        next(reader)
+    assert list(reader) == []
+    reader.close()

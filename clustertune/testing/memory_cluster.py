@@ -1,8 +1,6 @@
-"""What tests of clustertune, and of code that uses it, are written with. Public.
+"""A cluster in memory that implements the cluster port, for tests.
 
-Builders make what checks and planner see. :class:`MemoryCluster` is the in-memory port:
-the main loop runs against it as against a live cluster, and faults can be put in
-between. :func:`verify` tells whether nothing was lost on the way.
+The main loop runs against it as against a live cluster. Tests can inject faults.
 """
 
 from __future__ import annotations
@@ -15,15 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustertune.builders import details as details
-from clustertune.builders import layout as layout
-from clustertune.builders import member as member
-from clustertune.builders import prefix as prefix
-from clustertune.builders import runs as runs
-from clustertune.builders import snapshot as snapshot
-from clustertune.builders import survey as survey
-from clustertune.builders import view as view
-from clustertune.builders import worker as worker
 from clustertune.collections.contents import of_need
 from clustertune.collections.reordering import NEW, OLD
 from clustertune.core.model import (
@@ -56,22 +45,23 @@ from clustertune.errors import ScaleError
 from clustertune.planner.capacity import refuse_overfull
 from clustertune.planner.sizes import held_bytes, part_bytes
 from clustertune.planner.verification import problems
+from clustertune.testing.builders import worker
 
 Homes = dict[str, list[set[str]]]
-"""By label of member, for every piece the addresses of its holders."""
+"""By label of a member, for each partition the addresses of its holders."""
 
-FRESH = 200 * 2**20  # bytes of a worker's process that holds nothing
+FRESH = 200 * 2**20  # process memory of a worker without data, in bytes
 Row = int
-"""A row by its number in the whole collection."""
+"""Number of a row in the whole collection."""
 
 
 def verify(before: View, after: View) -> None:
-    """Assert that nothing was lost, mispaired, separated, overfilled or left changed.
+    """Assert that no data was lost, mispaired or separated, and no worker overfilled.
 
     Raises
     ------
     AssertionError
-        With everything that is wrong.
+        One of these happened. The message lists all problems.
     """
     wrong = problems(before, after)
     if wrong:
@@ -79,37 +69,35 @@ def verify(before: View, after: View) -> None:
 
 
 class MemoryCluster:
-    """A cluster in memory: effects are instant, unless a fault is put in between.
+    """A cluster in memory. Effects are immediate.
 
     Parameters
     ----------
     start
-        Workers, goal and data to begin with. Members that are not loaded come to lie
-        as ``arrives`` says once they are persisted.
+        The first view: workers, goal and data.
     arrives
-        From the number of pieces and workers, the index of the worker on which each
-        piece is loaded; round robin by default.
+        Function of the numbers of partitions and workers. It returns the index of the
+        worker that loads each partition. The default is round robin.
     most
-        How many workers it can be scaled to.
+        Largest number of workers to which ``scale`` succeeds.
     fault
-        Called with the cluster before each key is loaded, moved or made; may remove or
-        pause workers.
+        Function called with the cluster before a key is loaded, moved or computed. It
+        may remove or pause workers.
     overhead
-        Seconds that a task takes beside its work; None: it cannot be told.
+        Overhead of a task in seconds; None means unknown.
     values
-        By label of member the value of each row, for what a workload must know of them;
-        nothing is known of other members.
+        By label of a member the value of each row. Checks read these values.
 
     Attributes
     ----------
     moved : int
-        Bytes that travelled so far.
+        Bytes moved between workers.
     calls : list of str
-        What was done to it, in order.
+        Changes of the cluster, in order.
     contents : dict
-        By label of member, for every piece the numbers of its rows.
+        By label of a member, for each partition the numbers of its rows.
     aside : dict
-        By label of member the rows that were set aside.
+        By label of a member the rows of the remainder.
     """
 
     def __init__(
@@ -144,7 +132,7 @@ class MemoryCluster:
         self.aside: dict[str, list[Row]] = {}
         self.recuts = 0
         given = held_bytes(start.layouts, len(self.workers)).tolist()
-        self._foreign = {  # bytes of Dask's other keys
+        self._other_bytes = {  # bytes of keys outside the layouts
             w.address: max(0, w.managed - n)
             for w, n in zip(start.now.workers, given, strict=True)
         }
@@ -152,9 +140,9 @@ class MemoryCluster:
     # --- faults -----------------------------------------------------------------------
 
     def kill(self, address: str) -> None:
-        """The worker is gone; pieces that only it held are computed elsewhere again."""
+        """Remove a worker. Another worker recomputes the partitions it alone held."""
         del self.workers[address]
-        refuge = self._refuge()
+        refuge = self._fallback_worker()
         for places in self.homes.values():
             for holders in places:
                 if holders:
@@ -207,8 +195,8 @@ class MemoryCluster:
                     wanted = [load.workers[i] for i in target.tolist()]
                 places = self.homes[m.label] = []
                 for address in wanted:
-                    self._strike()
-                    places.append({self._there(address)})
+                    self._inject_fault()
+                    places.append({self._running_or_fallback(address)})
         self.layouts = tuple(
             replace(x, members=tuple(_loaded(m) for m in x.members))
             for x in self.layouts
@@ -258,10 +246,10 @@ class MemoryCluster:
     async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
         self.calls.append(f"reorder {len(reorder.rows)}")
         for _ in reorder.rows:
-            self._strike()
+            self._inject_fault()
         before = self.moved
         wanted = [reorder.workers[i] for i in reorder.targets.tolist()]
-        homes = [{self._there(a)} for a in wanted]
+        homes = [{self._running_or_fallback(a)} for a in wanted]
         number = next(
             i for i, x in enumerate(self.layouts) if x.label == reorder.layout
         )
@@ -298,14 +286,14 @@ class MemoryCluster:
             return Result(nbytes=0, undone="it is gone")
         before, old = self.moved, self.workers[restart.address]
         self.workers[old.address] = replace(old, status="closing_gracefully")
-        away = self._emptied(restart)
+        away = self._drain(restart)
         if self.workers.pop(old.address, None) is None:
             return Result(nbytes=self.moved - before, undone="it is gone")
         if not restart.retire:
             new = f"{old.address}'"
             self.workers[new] = replace(old, address=new, process=old.managed + FRESH)
-            self._foreign[new] = self._foreign.pop(old.address, 0)
-            self._bring_home(away, old.address, new)
+            self._other_bytes[new] = self._other_bytes.pop(old.address, 0)
+            self._return_keys(away, old.address, new)
         elif any({old.address} == h for places in self.homes.values() for h in places):
             self.workers[old.address] = old
             return Result(nbytes=self.moved - before, undone="no other worker runs")
@@ -318,9 +306,8 @@ class MemoryCluster:
         return Result(nbytes=0)
 
     async def release(self, release: Release, notify: Notify) -> Result:
-        """Bytes of other keys are all that is known of them here."""
         self.calls.append(f"release {release.prefix}")
-        self._foreign = dict.fromkeys(self._foreign, 0)
+        self._other_bytes = dict.fromkeys(self._other_bytes, 0)
         return Result(nbytes=0)
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:
@@ -330,62 +317,65 @@ class MemoryCluster:
             replace(w, address=f"{a}'", process=FRESH) for a, w in self.workers.items()
         ]
         self.workers = {w.address: w for w in new}
-        self._foreign = {}
+        self._other_bytes = {}
         return Result(nbytes=0)
 
     # --- inside -----------------------------------------------------------------------
 
-    def _strike(self) -> None:
+    def _inject_fault(self) -> None:
         if self.fault is not None:
             self.fault(self)
 
-    def _refuge(self) -> str:
-        """Where Dask would compute something again."""
+    def _fallback_worker(self) -> str:
+        """Return the worker on which Dask would recompute a lost key."""
         running = (a for a, w in self.workers.items() if w.running)
         return next(running, next(iter(self.workers)))
 
-    def _there(self, address: str) -> str:
-        """That worker, if it runs; else where it would be made instead."""
-        return address if self._runs(address) else self._refuge()
+    def _running_or_fallback(self, address: str) -> str:
+        """Return the worker if it runs, else the fallback."""
+        return address if self._runs(address) else self._fallback_worker()
 
-    def _emptied(self, restart: Restart) -> list[tuple[Member, int]]:
-        """What the worker alone held: it goes to another, or stays with its nanny."""
+    def _drain(self, restart: Restart) -> list[tuple[Member, int]]:
+        """Move partitions that only this worker holds to another worker.
+
+        Without another worker they stay with the worker's nanny.
+        """
         others = [a for a, w in self.workers.items() if w.id in restart.ceilings]
         away = []
         for m in (m for x in self.layouts for m in x.members if m.loaded):
             for i, holders in enumerate(self.homes[m.label]):
                 if holders == {restart.address}:
-                    self._strike()
+                    self._inject_fault()
                 running = (a for a in others if self._runs(a))
-                if holders == {restart.address}:  # and it was not killed meanwhile
+                if holders == {restart.address}:  # still true after the fault
                     away.append((m, i))
                     self.homes[m.label][i] = {next(running, restart.address)}
-                    self._count(m, i)
+                    self._add_moved(m, i)
                 holders.discard(restart.address)
         return away
 
-    def _bring_home(self, away: list[tuple[Member, int]], old: str, new: str) -> None:
+    def _return_keys(self, away: list[tuple[Member, int]], old: str, new: str) -> None:
         for places in self.homes.values():
             for holders in places:
-                if old in holders:  # its nanny has it, and gives it back
+                if old in holders:  # the nanny returns the partition
                     holders.remove(old)
                     holders.add(new)
         for m, i in away:
-            self._strike()
+            self._inject_fault()
             if new in self.workers and self.homes[m.label][i] != {new}:
                 self.homes[m.label][i] = {new}
-                self._count(m, i)
+                self._add_moved(m, i)
 
     def _runs(self, address: str) -> bool:
         return address in self.workers and self.workers[address].running
 
-    def _count(self, m: Member, i: int) -> None:
+    def _add_moved(self, m: Member, i: int) -> None:
         assert m.nbytes is not None
         self.moved += int(m.nbytes[i])
 
     def _move(self, move: Move, i: int, addresses: Sequence[str]) -> str:
-        """Copy, confirm, drop, for one key; why not, if not."""
-        self._strike()
+        """Copy, confirm and drop one key; return the reason if that fails."""
+        self._inject_fault()
         target = addresses[int(move.targets[i])]
         if not self._runs(target):
             return f"{target} is gone or paused"
@@ -400,9 +390,9 @@ class MemoryCluster:
         return ""
 
     def _recut(self, m: Member, cut: Cut, recut: Recut) -> Member:
-        """The member of its new pieces; a lost target's are made on the first worker.
+        """Build the new partitions; partitions of a lost target go to the fallback.
 
-        Follows every part, so that a wrong one shows in ``contents``.
+        Every row range is followed, so a wrong range shows in ``contents``.
         """
         assert m.rows is not None
         assert m.nbytes is not None
@@ -410,16 +400,18 @@ class MemoryCluster:
         new: list[list[Row]] = [[] for _ in recut.rows]
         nbytes = np.zeros(len(recut.rows), dtype=np.int64)
         for _ in recut.rows:
-            self._strike()
+            self._inject_fault()
         wanted = [recut.workers[i] for i in recut.targets.tolist()]
-        homes = [{self._there(a)} for a in wanted]
+        homes = [{self._running_or_fallback(a)} for a in wanted]
         columns = (cut.new, cut.key, cut.start, cut.stop)
-        for piece, key, start, stop in zip(*(c.tolist() for c in columns), strict=True):
+        for partition, key, start, stop in zip(
+            *(c.tolist() for c in columns), strict=True
+        ):
             if key % blocks == 0:
-                new[piece] += old[key // blocks][start:stop]
+                new[partition] += old[key // blocks][start:stop]
             (part,) = part_bytes(m, np.array([key]), np.array([stop - start])).tolist()
-            nbytes[piece] += part
-            if self.homes[m.label][key].isdisjoint(homes[piece]):
+            nbytes[partition] += part
+            if self.homes[m.label][key].isdisjoint(homes[partition]):
                 self.moved += part
         if recut.aside:
             self.aside[m.label] = new.pop() + self.aside.get(m.label, [])
@@ -440,7 +432,7 @@ class MemoryCluster:
         )
 
     def _orders(self, reorder: Reorder) -> tuple[list[Int64s], list[Int64s]]:
-        """Of the rows of each old piece, and of each new one once it has them."""
+        """Return the row orders within old and within new partitions."""
         if reorder.whole is not None:
             return [], []
         if not reorder.by:
@@ -454,14 +446,14 @@ class MemoryCluster:
             ]
             return drawn[0], drawn[1]
         values = self.values[reorder.by]
-        pieces = [values[rows] for rows in self.contents[reorder.by]]
-        first = [np.argsort(x, kind="stable") for x in pieces]
-        taken = _taken(reorder, [x[o] for x, o in zip(pieces, first, strict=True)])
+        old = [values[rows] for rows in self.contents[reorder.by]]
+        first = [np.argsort(x, kind="stable") for x in old]
+        taken = _parts(reorder, [x[o] for x, o in zip(old, first, strict=True)])
         second = [np.argsort(np.concatenate(x), kind="stable") for x in taken]
         return first, second
 
     def _numbered(self, m: Member) -> Member:
-        """The numbers of rows, as a member that is not there yet."""
+        """Return a new member with the number of each row."""
         self.contents[ORDER] = self.contents[m.label]
         self.homes[ORDER] = self.homes[m.label]
         assert m.rows is not None
@@ -476,14 +468,14 @@ class MemoryCluster:
         orders: tuple[list[Int64s], list[Int64s]],
         homes: list[set[str]],
     ) -> Member:
-        """The member in its new order; follows every part, as a cut does."""
+        """Return the member in its new order, following every row range."""
         assert m.nbytes is not None
         old = [np.array(rows, dtype=np.int64) for rows in self.contents[m.label]]
         if reorder.whole is not None:
             new = [old[i] for i in reorder.whole.tolist()]
         else:
             first, second = orders
-            taken = _taken(reorder, [x[o] for x, o in zip(old, first, strict=True)])
+            taken = _parts(reorder, [x[o] for x, o in zip(old, first, strict=True)])
             joined = map(np.concatenate, taken)
             new = [rows[o] for rows, o in zip(joined, second, strict=True)]
             size = int(m.nbytes.sum()) // max(1, sum(map(len, old)))
@@ -511,19 +503,19 @@ class MemoryCluster:
         look = of_need(m, self.goal, len(addresses), training=training)
         if look is not None and m.label in self.values:
             values = self.values[m.label]
-            pieces = tuple(look(values[rows]) for rows in self.contents[m.label])
-            m = replace(m, contents=Contents(pieces=pieces))
+            found = tuple(look(values[rows]) for rows in self.contents[m.label])
+            m = replace(m, contents=Contents(pieces=found))
         index = {a: i for i, a in enumerate(addresses)}
         pairs = [
-            (piece, index[a])
-            for piece, holders in enumerate(self.homes[m.label])
+            (partition, index[a])
+            for partition, holders in enumerate(self.homes[m.label])
             for a in sorted(holders)
         ]
         columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return replace(m, holders=(columns[0], columns[1]))
 
     def _worker(self, w: WorkerSnapshot, layouts: Iterable[Layout]) -> WorkerSnapshot:
-        """Its memory with what it holds now in place of what it held at the start."""
+        """Return the worker with the memory of the keys that it holds at present."""
         held = sum(
             int(m.nbytes[i])
             for x in layouts
@@ -532,21 +524,21 @@ class MemoryCluster:
             for i, holders in enumerate(self.homes[m.label])
             if w.address in holders
         )
-        managed = held + self._foreign.get(w.address, 0)
+        managed = held + self._other_bytes.get(w.address, 0)
         process = w.unmanaged + managed
         return replace(w, managed=managed, counted=managed, process=process)
 
 
-def _taken(reorder: Reorder, pieces: Sequence[Int64s]) -> list[list[Int64s]]:
-    """For each new piece what it gets of every old one."""
+def _parts(reorder: Reorder, old: Sequence[Int64s]) -> list[list[Int64s]]:
+    """Return for each new partition its range of every old partition."""
     return [
-        [x[a:b] for x, (a, b) in zip(pieces, reorder.starts[:, j : j + 2], strict=True)]
+        [x[a:b] for x, (a, b) in zip(old, reorder.starts[:, j : j + 2], strict=True)]
         for j in range(len(reorder.rows))
     ]
 
 
 def _contents(m: Member) -> list[list[Row]]:
-    """The numbers of the rows in every piece; of rows that are unknown, none."""
+    """Return the row numbers of each partition; empty if rows are unknown."""
     if m.rows is None:
         return [[] for _ in range(m.n_pieces)]
     ends = np.cumsum(m.rows).tolist()
@@ -558,13 +550,13 @@ def _contents(m: Member) -> list[list[Row]]:
 def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
     found: list[set[str]] = [set() for _ in m.keys]
     if m.holders is not None:
-        for piece, holder in zip(*(x.tolist() for x in m.holders), strict=True):
-            found[piece].add(addresses[holder])
+        for partition, holder in zip(*(x.tolist() for x in m.holders), strict=True):
+            found[partition].add(addresses[holder])
     return found
 
 
 def _loaded(m: Member) -> Member:
-    """Loading tells the bytes of an unloaded member that knew its rows."""
+    """Return the member as loaded: its rows and bytes are known."""
     if m.loaded:
         return m
     rows = np.zeros(len(m.keys), dtype=np.int64) if m.rows is None else m.rows
@@ -574,7 +566,7 @@ def _loaded(m: Member) -> Member:
 
 
 def _converted(m: Member) -> Member:
-    """The member, which has become what was asked for."""
+    """Return the member after its pending conversion."""
     if m.conversion is None:
         return m
     return replace(m, kind=m.conversion.kind, conversion=None)

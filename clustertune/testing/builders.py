@@ -1,7 +1,7 @@
-"""Builders of what checks and planner see, for tests; healthy unless told otherwise.
+"""Builders of snapshots, layouts and views for tests; healthy by default.
 
-Each returns a complete value and takes keyword overrides by the name of the field, so a
-test states only what it is about::
+Each builder returns a complete value and takes fields to override as keywords. A test
+states only the fields that matter to it::
 
     view(workers=[worker(0, process=3 * 2**30)], layouts=[layout([10, 10], [0, 0])])
 """
@@ -34,8 +34,8 @@ from clustertune.core.model import (
 )
 
 Homes = Sequence[int | Sequence[int]]
-"""For every piece the index of the worker that holds it; several for several copies,
--1 or none where nobody does."""
+"""For each partition the index of its holder; several for replicas, -1 or none without
+a holder."""
 
 _GIB = 2**30
 _WORKLOAD = Profile(
@@ -44,16 +44,16 @@ _WORKLOAD = Profile(
 
 
 def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
-    """Build a worker: one thread, 4 GiB, Dask's own thresholds, nothing in memory.
+    """Build a worker with one thread, 4 GiB, Dask's default thresholds and no data.
 
     Parameters
     ----------
     id
-        An ``int``, as of a ``LocalCluster``, gives the worker CPUs of its own; workers
-        with a ``str`` share theirs if they are on the same host.
+        Name. Workers with an ``int`` have separate CPUs, as in a ``LocalCluster``.
+        Workers with a ``str`` on the same host share CPUs.
     **overrides
-        Fields of :class:`WorkerSnapshot`, and of the :class:`WorkerFacts` and
-        :class:`Thresholds` in it: ``pause=None`` or ``quotas=(("/slice", 2.0),)``.
+        Fields of :class:`WorkerSnapshot`, :class:`WorkerFacts` and
+        :class:`Thresholds`: ``pause=None`` or ``quotas=(("/slice", 2.0),)``.
     """
     number = id if isinstance(id, int) else 0
     host = overrides.get("host", "127.0.0.1")
@@ -83,7 +83,7 @@ def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
 
 
 def details(**overrides: Any) -> Details:
-    """Build what a worker says when it is asked: as one of a ``LocalCluster``."""
+    """Build a worker's answer to a diagnosis, as in a ``LocalCluster``."""
     built = Details(
         pid=100,
         daemon=True,
@@ -102,7 +102,7 @@ def details(**overrides: Any) -> Details:
 
 
 def survey(**overrides: Any) -> Survey:
-    """Build what the scheduler says when it is asked: one client, nothing to do."""
+    """Build the scheduler's answer to a diagnosis: one client and no tasks."""
     built = Survey(
         me="Client-me",
         worker_ttl=300.0,
@@ -120,7 +120,7 @@ def survey(**overrides: Any) -> Survey:
 
 
 def prefix(name: str, **overrides: Any) -> Prefix:
-    """Build a kind of tasks, of which none has run."""
+    """Build the counts of a task prefix; no task has run."""
     built = Prefix(
         name=name,
         memory=0,
@@ -137,7 +137,7 @@ def prefix(name: str, **overrides: Any) -> Prefix:
 def runs(
     *floors: Mapping[str | int, int], peaks: Mapping[str | int, int] | None = None
 ) -> tuple[Run, ...]:
-    """Build past runs, from the unmanaged memory of workers after each."""
+    """Build past runs from the unmanaged memory of workers after each run."""
     return tuple(
         Run(began=100.0 * i, ended=100.0 * i + 60, floors=floor, peaks=peaks or floor)
         for i, floor in enumerate(floors)
@@ -157,18 +157,18 @@ def member(
     row_bytes: int = 8,
     **overrides: Any,
 ) -> Member:
-    """Build a collection of float64 numbers.
+    """Build a collection of float64 values.
 
     Parameters
     ----------
     label
         ``"X"``, ``"y"``, ``"eval_set[0].X"``, ...
     rows
-        Rows of every piece; None where they are unknown. Give ``keys`` then.
+        Rows of each partition; None if unknown, which requires ``keys``.
     homes
-        Who holds every piece; None where the data is not loaded.
+        Holders of each partition; None for data that is not loaded.
     row_bytes
-        Bytes of a row.
+        Bytes per row.
     **overrides
         Fields of :class:`Member`.
     """
@@ -198,21 +198,21 @@ def layout(
     label: str = "training data",
     **overrides: Any,
 ) -> Layout:
-    """Build aligned collections.
+    """Build row-aligned collections.
 
     Parameters
     ----------
     rows
-        Rows of every piece, the same for all members.
+        Rows of each partition, the same for all members.
     homes
-        Who holds every piece, for all members or by the label of each; None where the
-        data is not loaded.
+        Holders of each partition, for all members or by label; None for data that is
+        not loaded.
     members
-        Labels.
+        Labels of the members.
     row_bytes
-        Bytes of a row by label; 80 for the first member and 8 for others by default.
+        Bytes per row by label. The default is 80 for the first member and 8 for others.
     label
-        Of the layout: ``"training data"`` or ``"eval_set[0]"``.
+        Label of the layout: ``"training data"`` or ``"eval_set[0]"``.
     **overrides
         Fields of every :class:`Member`.
     """
@@ -239,46 +239,45 @@ def view(
     runs: tuple[Run, ...] | None = None,
     **overrides: Any,
 ) -> View:
-    """Build what a check sees.
+    """Build the view that a check reads.
 
     Parameters
     ----------
     workers
-        Of the one snapshot; two healthy ones by default.
+        Workers of the only snapshot; two healthy workers by default.
     layouts
-        The training data first, then eval sets.
+        The training data first, then the evaluation sets.
     snapshots
-        Oldest first, in place of ``workers``.
+        Snapshots instead of ``workers``, oldest first.
     goal_workers
-        Ids of the workers that were asked for, ``Goal.workers``; None: all.
+        Ids of the requested workers, ``Goal.workers``; None means all.
     survey
-        Of the last snapshot.
+        Survey of the last snapshot.
     runs
-        Past ones.
+        Past runs.
     **overrides
         Other fields of :class:`Goal`.
     """
     seen = list(snapshots or [snapshot(workers or (worker(0), worker(1)))])
     if survey is not None:
         seen[-1] = replace(seen[-1], survey=survey)
-    wanted = None if goal_workers is None else frozenset(goal_workers)
-    goal = Goal(workload=_WORKLOAD, workers=wanted)
-    goal = replace(goal, **overrides)
+    requested = None if goal_workers is None else frozenset(goal_workers)
+    goal = replace(Goal(workload=_WORKLOAD, workers=requested), **overrides)
     return View(snapshots=tuple(seen), goal=goal, layouts=tuple(layouts), runs=runs)
 
 
 def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """Take out of the overrides what are fields of this kind."""
+    """Remove the fields of a dataclass from the overrides and return them."""
     names = {f.name for f in fields(kind)} & overrides.keys()
     return {name: overrides.pop(name) for name in names}
 
 
 def _holders(homes: Homes) -> tuple[Int64s, Int64s]:
     pairs = [
-        (piece, home)
-        for piece, held in enumerate(homes)
+        (partition, home)
+        for partition, held in enumerate(homes)
         for home in ([held] if isinstance(held, int) else held)
         if home >= 0
     ]
-    pieces, workers = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(pieces, dtype=np.int64), np.array(workers, dtype=np.int64)
+    partitions, workers = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(partitions, dtype=np.int64), np.array(workers, dtype=np.int64)

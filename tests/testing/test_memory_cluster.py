@@ -1,4 +1,4 @@
-"""What users test with: the in-memory cluster does what a live one does, at once."""
+"""The cluster in memory acts like a live cluster, immediately."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune import builders, testing
+from clustertune import testing
 from clustertune.core.model import Load, Move, Moves, Result, View
 from clustertune.errors import CapacityError, ScaleError
-from clustertune.testing import MemoryCluster, layout, verify, view, worker
+from clustertune.testing import MemoryCluster, builders, layout, verify, view, worker
 
 ROWS = [10, 20, 30, 40]
 ANYWHERE = Load(workers=(), targets={})
@@ -44,7 +44,7 @@ def homes(cluster: MemoryCluster, label: str) -> list[set[str]]:
 
 
 def test_builders_are_public() -> None:
-    """Whoever tests with clustertune finds its builders in one place."""
+    """All builders are importable from one module."""
     for name in ("worker", "snapshot", "member", "layout", "view"):
         assert getattr(testing, name) is getattr(builders, name)
 
@@ -52,14 +52,14 @@ def test_builders_are_public() -> None:
 # --- verify -----------------------------------------------------------------------
 
 
-def test_verify_is_content_with_a_good_move() -> None:
-    """Nothing is raised where nothing was harmed."""
+def test_verify_accepts_a_safe_move() -> None:
+    """A move that keeps pairs and data raises no error."""
     before = view((), [layout(ROWS, [0, 0, 0, 0])])
     verify(before, view((), [layout(ROWS, [0, 1, 0, 1])]))
 
 
 def test_verify_names_everything_that_is_wrong() -> None:
-    """One assertion has all problems, not the first alone."""
+    """One error lists all problems."""
     before = view((), [layout(ROWS, [0, 0, 0, 0])])
     after = view((), [layout(ROWS, {"X": [0, 0, 0, -1], "y": [0, 0, 1, 0]})])
     with pytest.raises(AssertionError, match=r"1 pieces of X .*; .*2 pairs are apart"):
@@ -70,7 +70,7 @@ def test_verify_names_everything_that_is_wrong() -> None:
 
 
 def test_a_look_changes_nothing() -> None:
-    """What is seen is what was given, twice."""
+    """Two looks return the given data."""
     data = layout(ROWS, [0, [0, 2], 1, -1])
     cluster = three(data)
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_look_changes_nothing() -> None:
 
 
 def test_memory_follows_the_pieces() -> None:
-    """Bytes of moved pieces leave one worker and come to another; others stay."""
+    """Moved partitions move their bytes; other bytes stay."""
     data = layout([10, 10], [0, 0], ["X"], row_bytes={"X": 1})
     first = worker(0, managed=50, process=80)  # 30 of them are other keys
     cluster = MemoryCluster(view([first, *map(worker, (1, 2))], [data]))
@@ -97,7 +97,7 @@ def test_memory_follows_the_pieces() -> None:
 
 
 def test_move() -> None:
-    """A key ends on its target alone; bytes count once, and only if they travel."""
+    """A key ends on its target only; bytes count once, and only if they move."""
     cluster = three(layout(ROWS, [0, [0, 1], 1, 1]))
     result = move(cluster, "y", {0: 2, 1: 1, 2: 1})
     assert result == Result(nbytes=10 * 8, undone="")
@@ -107,7 +107,7 @@ def test_move() -> None:
 
 
 def test_move_to_a_worker_that_does_not_run() -> None:
-    """Keys whose target is gone or paused stay where they are, and it is said."""
+    """Keys whose target is gone or paused stay, and the result names the reason."""
     cluster = three(layout(ROWS, [0, 0, 0, 0]))
     cluster.pause(at(1))
     cluster.kill(at(2))
@@ -118,7 +118,7 @@ def test_move_to_a_worker_that_does_not_run() -> None:
 
 
 def test_a_fault_comes_before_each_key() -> None:
-    """A fault sees the cluster as it is at that moment of the move."""
+    """A fault sees the cluster at that moment of the move."""
     moved: list[int] = []
     fault = lambda c: moved.append(c.moved)  # noqa: E731
     cluster = three(layout(ROWS, [0] * 4), fault=fault)
@@ -127,7 +127,7 @@ def test_a_fault_comes_before_each_key() -> None:
 
 
 def test_kill() -> None:
-    """A killed worker is gone; what only it held is computed again elsewhere."""
+    """Partitions that only the killed worker held are recomputed on another worker."""
     cluster = three(layout(ROWS, [0, [0, 2], 1, -1]))
     cluster.kill(at(0))
     assert [w.id for w in look(cluster).now.workers] == [1, 2]
@@ -135,7 +135,7 @@ def test_kill() -> None:
 
 
 def test_pause() -> None:
-    """A paused worker keeps what it holds."""
+    """A paused worker keeps its partitions."""
     cluster = three(layout(ROWS, [0] * 4))
     cluster.pause(at(0))
     seen = look(cluster)
@@ -144,7 +144,7 @@ def test_pause() -> None:
 
 
 def test_persist() -> None:
-    """What is lazy is loaded round robin, or where the test says; the rest stays."""
+    """Lazy data is loaded round robin or by ``arrives``; loaded data stays."""
     loaded = layout(ROWS, [2] * 4).members[0]
     data = layout(ROWS, None)
     data = replace(data, members=(loaded, data.members[1]))
@@ -159,8 +159,8 @@ def test_persist() -> None:
         assert cluster.calls == ["persist"]
 
 
-def test_persist_where_it_is_said() -> None:
-    """Pieces come to lie on the worker named; of one that is gone, on another."""
+def test_persist_on_named_workers() -> None:
+    """Partitions are loaded on the named worker, or on another one if it is gone."""
     cluster = three(layout(ROWS, None))
     cluster.kill(at(2))
     targets = {"X": np.array([1, 0, 2, 1])}
@@ -169,8 +169,8 @@ def test_persist_where_it_is_said() -> None:
     assert homes(cluster, "X") == [{at(i)} for i in (1, 0, 0, 1)]
 
 
-def test_persist_stops_where_the_room_ends() -> None:
-    """Nothing is loaded then; what fits is."""
+def test_persist_refuses_data_that_does_not_fit() -> None:
+    """No data is loaded in that case; data that fits is loaded."""
     cluster = three(layout(ROWS, None))
     total = 88 * sum(ROWS)
     for room in (total / 2, 0.0):
@@ -183,8 +183,8 @@ def test_persist_stops_where_the_room_ends() -> None:
     assert all(m.loaded for m in look(cluster).layouts[0].members)
 
 
-def test_persist_tells_rows_and_bytes() -> None:
-    """Loaded data has the bytes that it said it would have."""
+def test_persist_measures_rows_and_bytes() -> None:
+    """Loaded data has its predicted bytes."""
     cluster = three(layout(ROWS, None))
     asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
     X, y = look(cluster).layouts[0].members
@@ -195,7 +195,7 @@ def test_persist_tells_rows_and_bytes() -> None:
 
 
 def test_scale() -> None:
-    """New workers are added, also after one was lost; the others stay."""
+    """New workers are added, also after a loss; other workers stay."""
     cluster = three(layout(ROWS, [0] * 4))
     cluster.kill(at(1))
     asyncio.run(cluster.scale(5, lambda *_: None))
@@ -204,7 +204,7 @@ def test_scale() -> None:
 
 
 def test_scale_too_far() -> None:
-    """More workers than there can be are an error, as on a live cluster."""
+    """A request beyond the limit raises an error, as on a live cluster."""
     cluster = three(layout(ROWS, [0] * 4), most=4)
     with pytest.raises(ScaleError, match="asked for 5 workers, 4 run"):
         asyncio.run(cluster.scale(5, lambda *_: None))

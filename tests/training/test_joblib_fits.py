@@ -1,4 +1,4 @@
-"""scikit-learn on workers: the same models as without, and nothing is left behind."""
+"""scikit-learn on workers: the same models as without Dask, and no leftovers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tree() -> Any:
 
 
 def bits(y: Any) -> Any:
-    """Labels of three outputs: the digits as binary numbers."""
+    """Return labels of three outputs: the digits as binary numbers."""
     return np.stack([y >> i & 1 for i in range(3)], axis=1)
 
 
@@ -115,7 +115,7 @@ WORK = [
 
 
 def state(client: Any) -> Any:
-    """Tasks, policies of the memory manager, plugins; on the scheduler."""
+    """Return tasks, policies of the memory manager, and plugins of the scheduler."""
 
     def read(dask_scheduler: Any) -> Any:
         policies = dask_scheduler.extensions["amm"].policies
@@ -138,7 +138,7 @@ def pools() -> list[int]:
 def test_the_same_models_as_without_dask(
     local_cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    """Data is sent once; copies, pools and policies are put back, after errors too."""
+    """Data is sent once; pools and policies are restored, also after errors."""
     X, y = load_digits(return_X_y=True)
     X, y = X[:300].astype(np.float32), y[:300]
     _, client = local_cluster(2)
@@ -160,7 +160,7 @@ def test_the_same_models_as_without_dask(
         assert (backend.fits, backend.busy) == (0, None)
         assert {len(holders) for holders in client.who_has().values()} == {2}
         found = {cross_validation: cross_validation(X, y)}
-        assert max(sent[3:], default=0) < X.nbytes  # after the data, and what runs fits
+        assert max(sent[3:], default=0) < X.nbytes  # without the data and the runner
         assert [(work.name, work.fits) for work in backend.works] == [
             ("_fit_and_score", 5)
         ]
@@ -172,7 +172,7 @@ def test_the_same_models_as_without_dask(
     for work, result in found.items():
         assert np.allclose(result, work(X, y), rtol=1e-4, atol=1e-4), work
     fits = {work.name: work.fits for work in backend.works}
-    # of cross-validation, of the search without the trees in it, of the chain
+    # cross-validation, the search without its trees, and the chain
     assert fits["_fit_and_score"] == 5 + 4 + 2
     assert 0 < backend.busy <= 1
     assert f"threads of workers were fitting {backend.busy:.0%}" in str(backend)
@@ -186,10 +186,10 @@ def test_the_same_models_as_without_dask(
     with pytest.raises(ZeroDivisionError), joblib_backend(client, X):
         1 / 0  # noqa: B018
     until(lambda: state(client) == before)
-    big = np.empty(10**9)  # of which no page is ever touched
+    big = np.empty(10**9)  # the kernel never allocates its pages
     with pytest.raises(CapacityError, match="a copy of the data"):
         joblib_backend(client, big).__enter__()
-    with pytest.raises(TypeError, match=r"arrays\[1\] is a Array: .* compute\(\)"):
+    with pytest.raises(TypeError, match=r"arrays\[1\] is a Array, .* compute\(\)"):
         joblib_backend(client, X, da.ones(3)).__enter__()
     with pytest.raises(NoWorkersError, match=r"n_workers=3, but within 0\.1 s only 2"):
         joblib_backend(client, X, n_workers=3, timeout=0.1).__enter__()
@@ -197,7 +197,7 @@ def test_the_same_models_as_without_dask(
 
 
 def test_one_thread_is_a_cluster_too(local_cluster: Any) -> None:
-    """With joblib alone, fits would run in the client then."""
+    """In this case, joblib alone would run fits in the client."""
     _, client = local_cluster(1, processes=False)
     with joblib_backend(client) as backend:
         assert len(set(Parallel()(delayed(where)() for _ in range(2)))) == 1
@@ -216,20 +216,20 @@ BOTH = Barrier(2)  # threads of a worker, which imports this module
 
 
 def seen() -> tuple[int, int, int]:
-    """Threads for OpenMP, CPUs that LightGBM would use, and the thread that asks."""
+    """Return OpenMP threads, CPUs for LightGBM, and the calling thread."""
     openmp = _openmp_effective_n_threads()
     return openmp, cpu_count(only_physical_cores=True), get_ident()
 
 
 def both() -> tuple[int, int, int]:
-    """Each thread of a worker runs one, or none ends."""
+    """Wait until both threads of the worker run this function."""
     BOTH.wait(30)
     return seen()
 
 
 @pytest.mark.slow
 def test_openmp_in_each_thread(local_cluster: Any, spawned: None) -> None:
-    """A limit holds for the thread that sets it alone, so that each fit sets it."""
+    """An OpenMP limit holds for its own thread only, so each fit sets it."""
     X, y = load_digits(return_X_y=True)
     X, y = X[:100], y[:100]
     _, client = local_cluster(1, threads_per_worker=2)
@@ -252,12 +252,12 @@ def test_openmp_in_each_thread(local_cluster: Any, spawned: None) -> None:
 
 
 def inner(_: int) -> tuple[str, int, list[str]]:
-    """Where a fit runs, and what it runs with joblib itself."""
+    """Return where a fit runs, and where its own joblib calls run."""
     return where(), effective_n_jobs(), Parallel()(delayed(where)() for _ in range(3))
 
 
 def total(shared: Any, mark: Path, i: int) -> float:
-    """One of them ends its process, and leaves a mark for the next attempt."""
+    """The first call ends its process and marks that for the next attempt."""
     if i == 0 and not mark.exists():
         mark.touch()
         os._exit(1)
@@ -271,17 +271,17 @@ def can_be_passed_on(dask_worker: Any) -> bool:
 
 @pytest.mark.slow
 def test_faults_of_fits(local_cluster: Any, tmp_path: Path) -> None:
-    """A lost worker costs its fits; what cannot be sent is an error, and no wait."""
+    """A lost worker costs only its fits; values that do not pickle raise an error."""
     _, client = local_cluster(3)
     before = state(client)
-    shared = np.ones(1000)  # used by several fits, and none of the block's arrays
+    shared = np.ones(1000)  # used by several fits, but not passed to the block
     with joblib_backend(client, np.ones(3)) as backend:
         mark = tmp_path / "mark"
         found = Parallel()(delayed(total)(shared, mark, i) for i in range(20))
         assert found == [1000] * 20
         assert mark.exists()
         assert backend.fits == 20
-        # a worker that comes later is given by another one what that has used
+        # workers that join later copy these values from other workers
         assert all(client.run(can_be_passed_on).values())
         with pytest.raises(TypeError, match="Could not serialize"):
             Parallel()(delayed(where)(lock) for lock in [Lock()])
@@ -299,7 +299,7 @@ def where() -> str:
 
 
 def nested_tasks(client: Any) -> list[str]:
-    """What joblib's own backend, in a worker, has made tasks of so far."""
+    """Return prefixes of tasks of joblib's own backend."""
     names = client.run_on_scheduler(
         lambda dask_scheduler: list(dask_scheduler.task_prefixes)
     )
@@ -307,8 +307,8 @@ def nested_tasks(client: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_a_fit_runs_itself(local_cluster: Any) -> None:
-    """Stays in its thread, or becomes tasks."""
+def test_joblib_calls_inside_a_fit(local_cluster: Any) -> None:
+    """They stay in the thread of the fit, or become tasks."""
     _, client = local_cluster(1, processes=False, threads_per_worker=2)
     with joblib_backend(client, inner_threads=1) as backend:
         ((here, jobs, all_there),) = Parallel()([delayed(inner)(0)])

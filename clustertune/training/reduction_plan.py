@@ -1,0 +1,401 @@
+"""Arguments and plan of ``map_reduce``: which items form a task, and how sums join.
+
+The plan is made before the first task runs, from the number of items, the threads of
+the workers and the holders of partitions. The order of additions does not depend on
+which task ends first, so the same layout gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import cloudpickle
+import dask.array as da
+import numpy as np
+from dask.base import is_dask_collection
+from dask.delayed import Delayed
+from dask.sizeof import sizeof
+from distributed import Client, Future
+
+from clustertune.collections import inputs
+from clustertune.core.wording import bytes_text, plural, workers_text
+from clustertune.errors import AlignmentError
+from clustertune.operations.call import check_client
+
+LARGE_ITEMS = 10_000_000  # bytes of items from which Dask advises to scatter them
+MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
+JOIN_WIDTH = 4  # results of workers that one task joins
+MAX_SKEW = 1.5  # ratio of the fullest thread's load to the mean that needs no remark
+
+Reduce = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """Checked arguments of a sum. Items are values, collections or futures."""
+
+    client: Client
+    function: bytes  # pickled
+    reduction: bytes  # pickled; None means a sum
+    broadcast: tuple[Any, ...]
+    values: Any = None  # a sequence of this process that can be sliced
+    collections: tuple[Any, ...] = ()  # row-aligned
+    futures: tuple[Future[Any], ...] = ()
+    remarks: tuple[str, ...] = ()  # advice for the caller
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A task that adds the results of some items, in this order."""
+
+    worker: str  # address
+    items: Sequence[int]  # their numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A task that adds the results of other tasks, in this order."""
+
+    worker: str  # address
+    parts: tuple[int, ...]  # numbers of the tasks: batches first, then joins
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument that all tasks need."""
+
+    name: str  # as in the call, ``broadcast[0]``
+    nbytes: int | None  # of one copy; None for a future
+    separate: bool  # sent as a separate task instead of with each batch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tasks of :func:`clustertune.training.map_reduce`; the last makes the result."""
+
+    batches: tuple[Batch, ...]
+    joins: tuple[Join, ...]
+    arguments: tuple[Argument, ...]
+    workers: Mapping[str, str | int]  # names by address
+    threads: Mapping[str, int]  # by address
+    remarks: tuple[str, ...] = ()  # advice for the caller
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+# --- arguments ------------------------------------------------------------------------
+
+
+def check_arguments(
+    client: Any, func: Any, items: Any, broadcast: Any, reduce: Any
+) -> SumRequest:
+    """Check the arguments of :func:`clustertune.training.map_reduce`."""
+    check_client(client)
+    for name, value in {"func": func, "reduce": reduce}.items():
+        if not callable(value) and not (name == "reduce" and value is None):
+            raise TypeError(f"{name} must be a function; it was {_type(value)}")
+    if not isinstance(broadcast, tuple | list):
+        raise TypeError(
+            "broadcast must be a tuple of arguments, like broadcast=(w,); it was "
+            f"{_type(broadcast)}"
+        )
+    for i, value in enumerate(broadcast):
+        if is_dask_collection(value):
+            raise TypeError(
+                f"broadcast[{i}] is lazy ({_type(value)}), but every worker needs all "
+                "of it. Pass the result of compute(), or a future"
+            )
+    request = SumRequest(
+        client=client,
+        function=pickled("func", func),
+        reduction=pickled("reduce", reduce),
+        broadcast=tuple(broadcast),
+    )
+    return _with_items(request, items)
+
+
+def refuse_unpicklable(request: SumRequest) -> None:
+    """Raise an error that names the argument that does not pickle.
+
+    This takes long, so it is called only after a graph could not be sent.
+    """
+    # the callback keeps arrays from being copied
+    options = {"protocol": 5, "buffer_callback": lambda _: False}
+    for i, value in enumerate(request.broadcast):
+        pickled(f"broadcast[{i}]", value, **options)
+    for i, value in enumerate(() if request.values is None else request.values):
+        pickled(f"items[{i}]", value, **options)
+
+
+def pickled(name: str, value: Any, **options: Any) -> bytes:
+    """Pickle an argument of the user; an error names the argument."""
+    try:
+        code: bytes = cloudpickle.dumps(value, **options)
+    # a class of the user may raise any error while it is pickled
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot be sent to workers: {_type(value)} does not pickle "
+            f"({error}). Remove objects of this process, such as locks, open files and "
+            "clients"
+        ) from error
+    return code
+
+
+def _with_items(request: SumRequest, items: Any) -> SumRequest:
+    if isinstance(items, tuple) and any(map(is_dask_collection, items)):
+        return _with_collections(request, items)
+    if is_dask_collection(items):
+        return _with_collections(request, (items,))
+    sequence = isinstance(items, Sequence) and not isinstance(items, str | bytes)
+    if not sequence and not (isinstance(items, np.ndarray) and items.ndim):
+        raise TypeError(
+            "items must be a sequence with a length and an order, a Dask collection, "
+            f"or a tuple of row-aligned collections; it was {_type(items)}. Make a "
+            "list: items = list(items)"
+        )
+    if not len(items):
+        raise ValueError("items is empty, so there is no result; pass at least one")
+    rows = isinstance(items, np.ndarray) and items.dtype.kind != "O"
+    if rows or isinstance(items, range):
+        return _with_values(request, items)
+    listed = items if isinstance(items, list | tuple) else list(items)
+    if all(isinstance(item, Future) for item in listed):
+        _refuse_foreign(request.client, listed)
+        return replace(request, futures=tuple(listed))
+    _refuse_mixed(listed)
+    return _with_values(request, listed)
+
+
+def _refuse_mixed(listed: Sequence[Any]) -> None:
+    for i, item in enumerate(listed):
+        if isinstance(item, Delayed):
+            raise TypeError(
+                f"items[{i}] is a Delayed, which is not computed yet. Make futures of "
+                "all: items = client.compute(items)"
+            )
+        if is_dask_collection(item):
+            raise TypeError(
+                f"items[{i}] is a Dask collection in a list. Pass row-aligned "
+                "collections in a tuple: items=(X, y)"
+            )
+        if isinstance(item, Future):
+            raise TypeError(
+                f"items[{i}] is a future and others are not; pass one kind of items"
+            )
+
+
+def _with_values(request: SumRequest, values: Any) -> SumRequest:
+    nbytes = sizeof(values)
+    if nbytes <= LARGE_ITEMS:
+        return replace(request, values=values)
+    remark = (
+        f"items have {bytes_text(nbytes)}, and each call sends them from this process "
+        "to the workers. Load them on the workers (func can read its part), or send "
+        "them once: items = client.scatter(items)"
+    )
+    return replace(request, values=values, remarks=(remark,))
+
+
+def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
+    for i, future in enumerate(futures):
+        owner = future.client
+        if owner is None or owner.status != "running" or future.cancelled():
+            raise ValueError(f"items[{i}] is released or cancelled; compute it again")
+        theirs = getattr(owner.scheduler, "address", None)
+        ours = getattr(client.scheduler, "address", None)
+        if owner is not client and theirs != ours:
+            raise ValueError(
+                f"items[{i}] is on the cluster {theirs}, but client is connected to "
+                f"{ours}; pass the client of that cluster"
+            )
+
+
+def _with_collections(request: SumRequest, items: tuple[Any, ...]) -> SumRequest:
+    given = inputs.of_rows(items)
+    check_client(request.client, given)
+    collections = {label: given.collection(label) for label in given.training}
+    rows = {label: _rows(label, x) for label, x in collections.items()}
+    first, *rest = rows
+    for label in rest:
+        _refuse_misaligned(first, rows[first], label, rows[label])
+    return replace(request, collections=tuple(collections.values()))
+
+
+def _rows(label: str, collection: Any) -> list[float]:
+    """Return the rows of each partition, NaN if unknown."""
+    if not isinstance(collection, da.Array):
+        return [math.nan] * collection.npartitions
+    if math.prod(collection.numblocks[1:]) > 1:
+        raise AlignmentError(
+            f"{label} has several column blocks, so no partition has whole rows. Join "
+            f"them: {label} = {label}.rechunk({{0: 'auto', 1: -1}})"
+        )
+    return list(collection.chunks[0])
+
+
+def _refuse_misaligned(
+    first: str, ours: Sequence[float], label: str, theirs: Sequence[float]
+) -> None:
+    advice = f"not row-aligned. Run clustertune.prepare(client, {first}, {label})"
+    if len(ours) != len(theirs):
+        raise AlignmentError(
+            f"{first} has {plural(len(ours), 'partition')} and {label} has "
+            f"{len(theirs):,}: they are {advice}"
+        )
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not math.isnan(a) and not math.isnan(b) and a != b:
+            raise AlignmentError(
+                f"partition {i} of {first} has {a:,} rows and that of {label} has "
+                f"{b:,}: they are {advice}"
+            )
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+# --- batches --------------------------------------------------------------------------
+
+
+def spread_items(n_items: int, threads: Mapping[str, int]) -> tuple[Batch, ...]:
+    """Make batches of items without holders: neighbours for each thread.
+
+    With fewer items than threads, each worker gets one before any gets a second.
+    """
+    slots = [(i, worker) for worker, n in threads.items() for i in range(n)]
+    first = sorted(slots, key=lambda slot: slot[0])[:n_items]  # a stable sort
+    order = {worker: i for i, worker in enumerate(threads)}
+    used = sorted((worker for _, worker in first), key=order.__getitem__)
+    ends = [n_items * (i + 1) // len(used) for i in range(len(used))]
+    return tuple(
+        Batch(worker, range(start, end))
+        for worker, start, end in zip(used, [0, *ends], ends, strict=False)
+    )
+
+
+def group_by_holder(
+    items: Sequence[Mapping[str, int]], threads: Mapping[str, int]
+) -> tuple[Batch, ...]:
+    """Make batches of partitions: neighbours on one worker for each of its threads.
+
+    Workers are ordered by their first partitions, not by their addresses. A restart
+    changes addresses, and the order of the sum must not change with them. Each item
+    has its bytes by address of the holder.
+    """
+    held: dict[str, list[int]] = {}
+    load = dict.fromkeys(threads, 0.0)
+    for i, holders in enumerate(items):
+        most = max((n for w, n in holders.items() if w in threads), default=0)
+        # an item without a running holder may be computed on any worker
+        able = [w for w in threads if most and holders.get(w, 0) == most] or threads
+        owner = min(able, key=lambda w: load[w])
+        load[owner] += max(1, _size(holders)) / threads[owner]
+        held.setdefault(owner, []).append(i)
+    return tuple(
+        Batch(worker, run)
+        for worker, numbers in held.items()
+        for run in _runs(numbers, [_size(items[i]) for i in numbers], threads[worker])
+    )
+
+
+def _size(holders: Mapping[str, int]) -> int:
+    return max(holders.values(), default=0)
+
+
+def _runs(
+    numbers: Sequence[int], sizes: Sequence[int], most: int
+) -> list[tuple[int, ...]]:
+    """Split numbers into at most ``most`` runs of about the same bytes, none empty."""
+    weights = [max(1, size) for size in sizes]
+    total, ends = sum(weights), accumulate(weights)
+    runs: dict[int, list[int]] = {}
+    for number, weight, end in zip(numbers, weights, ends, strict=True):
+        runs.setdefault(int(most * (end - weight / 2) / total), []).append(number)
+    return [tuple(run) for run in runs.values()]
+
+
+def join_tree(batches: Sequence[Batch]) -> tuple[Join, ...]:
+    """Join the results of each worker first, then those of a few workers at a time."""
+    joins: list[Join] = []
+
+    def join(parts: Sequence[tuple[int, str]]) -> tuple[int, str]:
+        if len(parts) == 1:
+            return parts[0]
+        numbers, worker = tuple(n for n, _ in parts), parts[0][1]
+        joins.append(Join(worker, numbers))
+        return len(batches) + len(joins) - 1, worker
+
+    by_worker: dict[str, list[tuple[int, str]]] = {}
+    for i, batch in enumerate(batches):
+        by_worker.setdefault(batch.worker, []).append((i, batch.worker))
+    level = [join(parts) for parts in by_worker.values()]
+    while len(level) > 1:
+        starts = range(0, len(level), JOIN_WIDTH)
+        level = [join(level[i : i + JOIN_WIDTH]) for i in starts]
+    return tuple(joins)
+
+
+def is_separate(nbytes: int, n_tasks: int) -> bool:
+    """Return whether an argument of all tasks should be a separate task.
+
+    A separate task costs one more task, for which workers wait. Otherwise the
+    scheduler sends the argument once for each task.
+    """
+    return (n_tasks - 1) * nbytes > MAX_REPEATED
+
+
+# --- text -----------------------------------------------------------------------------
+
+
+def skew_remarks(
+    batches: Sequence[Batch], items: Sequence[Mapping[str, int]]
+) -> list[str]:
+    """Advise to prepare the data if some threads have far more work than others."""
+    loads = [sum(max(1, _size(items[i])) for i in b.items) for b in batches]
+    mean = sum(loads) / len(loads)
+    if max(loads) <= MAX_SKEW * mean:
+        return []
+    remark = (
+        f"the fullest thread has {max(loads) / mean:.2g} times the mean work, and all "
+        "other threads wait for it; clustertune.prepare balances the partitions"
+    )
+    return [remark]
+
+
+def _lines(plan: Plan) -> list[str]:
+    n_items = sum(len(batch.items) for batch in plan.batches)
+    counts = sorted({len(batch.items) for batch in plan.batches})
+    each = " or ".join(f"{n:,}" for n in sorted({counts[0], counts[-1]}))
+    working = {batch.worker for batch in plan.batches}
+    used = [plan.workers[w] for w in plan.workers if w in working]
+    tasks = plural(len(plan.batches), "task")
+    first = f"{plural(n_items, 'item')} in {tasks} ({each} in each)"
+    lines = [f"{first} on {workers_text(used)}"]
+    idle = sum(plan.threads.values()) - len(plan.batches)
+    if idle > 0:
+        total = plural(sum(plan.threads.values()), "thread")
+        lines.append(f"{idle:,} of {total} have no task")
+    lines += [_argument_text(x, len(plan.batches)) for x in plan.arguments]
+    if plan.joins:
+        lines.append(
+            f"workers join results in {plural(len(plan.joins), 'task')}, first those "
+            "of the same worker; the client receives one result"
+        )
+    return lines + list(plan.remarks)
+
+
+def _argument_text(argument: Argument, n_tasks: int) -> str:
+    if argument.nbytes is None:
+        return f"{argument.name} is on the cluster"
+    size, total = (bytes_text(n) for n in (argument.nbytes, argument.nbytes * n_tasks))
+    if argument.separate:
+        return (
+            f"{argument.name} ({size}) is sent to each worker once; with each task it "
+            f"would be {total}"
+        )
+    return f"{argument.name} ({size}) is sent with each task, {total} in total"

@@ -1,0 +1,333 @@
+"""A role on a worker: a long-running task and its connection with the client.
+
+:func:`register` makes an :class:`Endpoint` before the task begins, so its port is known
+to the client. The endpoint has a handler on the worker, by which the client waits for
+news, and starts, stops and forgets the role. The task, :func:`run_role`, calls the
+function only after the client has started all roles. A task that runs again, on this or
+another worker, finds no endpoint and ends.
+
+This module travels by value. It may import Dask and other travelling modules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from time import time
+from typing import Any
+
+from distributed import get_worker
+from distributed.comm.addressing import get_address_host, unparse_host_port
+from distributed.protocol import pickle
+
+from clustertune.training.remote_context import POLL_INTERVAL, Context, Settings
+from clustertune.training.remote_sums import error_location, picklable_error
+
+ENDPOINTS = "clustertune_roles"  # attribute of a worker: its endpoints by name
+VARIABLE = "CLUSTERTUNE_ROLE"  # variable of a process whose environment a role has set
+MAX_LINES = 10_000  # scores and log lines that wait for the client
+STOP_TIMEOUT = 5.0  # seconds in which the client answers a failure with a stop
+
+#: stages of a role, in order
+REGISTERED, READY, RUNNING, ENDED, FAILED = (
+    "registered",
+    "ready",
+    "running",
+    "ended",
+    "failed",
+)
+
+
+def handler_name(name: str) -> str:
+    """Return the name of an endpoint among the handlers of its worker."""
+    return f"{ENDPOINTS}-{name}"
+
+
+# --- called by the client, on the worker's event loop ---------------------------------
+
+
+def describe_worker(dask_worker: Any, modules: list[str]) -> dict[str, Any]:
+    """Return the facts that decide whether this worker can take a role."""
+    import sys
+    from importlib.util import find_spec
+
+    import psutil
+
+    state = dask_worker.state
+    started = psutil.Process().create_time()
+    return {
+        "process": f"{os.getpid()}-{started}",
+        "tasks": len(state.executing) + len(state.long_running) + len(state.ready),
+        "missing": [
+            m for m in modules if m not in sys.modules and find_spec(m) is None
+        ],
+        "role": os.environ.get(VARIABLE),
+    }
+
+
+def register(dask_worker: Any, name: str, expiry: float) -> str:
+    """Make an endpoint and return its address, ``host:port``.
+
+    Without a task it expires ``expiry`` seconds after the last message of its client.
+    Only the client has the name.
+    """
+    endpoint = Endpoint(dask_worker, name, expiry)
+    vars(dask_worker).setdefault(ENDPOINTS, {})[name] = endpoint
+    return endpoint.address
+
+
+def unregister(dask_worker: Any, name: str) -> None:
+    """Remove the endpoint of a role that does not begin."""
+    endpoint = getattr(dask_worker, ENDPOINTS, {}).get(name)
+    if endpoint is not None:
+        endpoint.forget()
+
+
+class Endpoint:
+    """The state of a role on its worker: stage, news for the client, commands."""
+
+    def __init__(self, worker: Any, name: str, expiry: float):
+        self.worker = worker
+        self.name = name
+        self.expiry = expiry
+        self.stage = REGISTERED
+        self.error: bytes | None = None  # pickled
+        self.location = ""  # file and line of the error
+        self.commanded = threading.Event()  # the client has sent start or stop
+        self.stopped = threading.Event()  # the client has sent stop
+        self.aborted = threading.Event()  # the client has sent abort
+        self.lines: deque[tuple[int, str, float, bytes]] = deque(maxlen=MAX_LINES)
+        self.dropped = 0  # lines beyond MAX_LINES
+        self.version = 0  # counts the news
+        self.lock = threading.Lock()
+        self.loop = asyncio.get_running_loop()
+        self.changed = asyncio.Event()
+        self.forgotten = False
+        # bound but not listening: the port stays reserved until the function begins
+        self.port: socket.socket | None = socket.socket(_family(worker.address))
+        self.port.bind(("", 0))
+        host = get_address_host(worker.address)
+        self.address = unparse_host_port(host, self.port.getsockname()[1])
+        self.timer = self.loop.call_later(self.expiry, self.forget)
+        worker.handlers[handler_name(name)] = _handler(self)
+
+    async def answer(self, command: str, seen: int, timeout: float) -> dict[str, Any]:
+        """Obey a command; ``listen`` waits for news and returns it."""
+        if self.stage == REGISTERED:
+            self._restart_timer()
+        if command == "start":
+            self.commanded.set()
+        elif command in ("stop", "abort"):
+            if command == "abort":
+                self.aborted.set()
+            self.stop()
+        elif command == "forget":
+            self.forget()
+        else:
+            await self._wait_for_news(seen, timeout)
+            return self._news(seen)
+        return {}
+
+    async def _wait_for_news(self, seen: int, timeout: float) -> None:
+        end = self.loop.time() + timeout
+        while self.version <= seen and self.loop.time() < end and not self.forgotten:
+            self.changed.clear()
+            with suppress(asyncio.TimeoutError):  # there is no news
+                await asyncio.wait_for(self.changed.wait(), end - self.loop.time())
+
+    def _news(self, seen: int) -> dict[str, Any]:
+        with self.lock:
+            while self.lines and self.lines[0][0] <= seen:
+                self.lines.popleft()
+            return {
+                "stage": self.stage,
+                "error": self.error,
+                "location": self.location,
+                "lines": [list(line[1:]) for line in self.lines],
+                "dropped": self.dropped,
+                "version": self.version,
+            }
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.commanded.set()
+
+    def forget(self) -> None:
+        """Stop the role and remove the endpoint from the worker."""
+        self.forgotten = True
+        self.changed.set()
+        self.stop()
+        self.timer.cancel()
+        self.close_port()
+        self.worker.handlers.pop(handler_name(self.name), None)
+        endpoints = getattr(self.worker, ENDPOINTS, {})
+        endpoints.pop(self.name, None)
+        if not endpoints:
+            vars(self.worker).pop(ENDPOINTS, None)
+
+    # --- called in the thread of the task ---------------------------------------------
+
+    def enter(self, stage: str, error: BaseException | None = None) -> None:
+        """Set the stage, and the error of a failed role."""
+        if error is not None:
+            self.error = pickle.dumps(picklable_error(error))
+            self.location = error_location(error)
+        self._change(lambda: setattr(self, "stage", stage))
+
+    def send(self, kind: str, data: bytes) -> None:
+        """Add a score or log line for the client. A full queue drops the oldest."""
+
+        def append() -> None:
+            self.dropped += len(self.lines) == MAX_LINES
+            self.lines.append((self.version + 1, kind, time(), data))
+
+        self._change(append)
+
+    def _change(self, change: Callable[[], Any]) -> None:
+        with self.lock:
+            change()
+            self.version += 1
+        self._on_loop(self.changed.set)
+
+    def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> None:
+        # a closed event loop has no client
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def close_port(self) -> None:
+        """Release the port for a server of the role."""
+        found, self.port = self.port, None
+        if found is not None:
+            found.close()
+
+    def begin(self) -> None:
+        """Note that the task runs. Dask ends it with its client, without a timer."""
+        self.enter(READY)
+        self._on_loop(self._cancel_timer)
+
+    def end(self, wanted: bool) -> None:
+        """Note that the task ends. The client may still have to read the news."""
+        if not wanted or self.name not in getattr(self.worker, ENDPOINTS, {}):
+            self._on_loop(self.forget)
+        else:
+            self._on_loop(self._restart_timer)
+
+    def _cancel_timer(self) -> None:
+        self.timer.cancel()
+
+    def _restart_timer(self) -> None:
+        self.timer.cancel()
+        self.timer = self.loop.call_later(self.expiry, self.forget)
+
+
+def _handler(endpoint: Endpoint) -> Callable[..., Any]:
+    """Return a handler with a weak reference, because distributed caches handlers."""
+    reference = weakref.ref(endpoint)
+
+    async def answer(
+        command: str, seen: int = 0, timeout: float = 0
+    ) -> dict[str, Any] | None:
+        found = reference()
+        return None if found is None else await found.answer(command, seen, timeout)
+
+    return answer
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in get_address_host(address) else socket.AF_INET
+
+
+# --- the task -------------------------------------------------------------------------
+
+
+def run_role(name: str, key: str, pickled: bytes) -> Any:
+    """Wait for the start command and return the result of a role's function.
+
+    The name is that of the endpoint, the key that of this task. Settings are ``role``,
+    ``rank``, ``size``, ``spec``, ``target``, ``code`` (the pickled function),
+    ``around`` (a pickled context manager), ``environment``, ``batch_size``,
+    ``synchronous``, ``partitions`` (keys) and ``rows`` (per partition, by rank).
+    """
+    worker: Any = get_worker()
+    endpoint = getattr(worker, ENDPOINTS, {}).get(name)
+    if endpoint is None or endpoint.stage != REGISTERED:
+        raise RuntimeError(
+            "clustertune: this role has ended, or this worker process is not the one "
+            "that was chosen, and a role is not started again. Call run_roles again"
+        )
+    settings = pickle.loads(pickled)
+    context = Context(worker, endpoint, key, settings)
+    endpoint.begin()
+    try:
+        while not endpoint.commanded.wait(POLL_INTERVAL) and context.is_wanted():
+            pass
+        result = None
+        if not context.should_stop():
+            endpoint.close_port()
+            endpoint.enter(RUNNING)
+            result = _call(endpoint, context, settings)
+        endpoint.enter(ENDED)
+    # user code may raise anything; SystemExit would end the worker's thread
+    except BaseException as error:
+        if endpoint.stage != FAILED:
+            endpoint.enter(FAILED, error)
+        # Dask sends the error too, and logs at length if it does not pickle
+        if isinstance(error, Exception) and _keeps_type(error, endpoint.error):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
+    else:
+        return result
+    finally:
+        context.close()
+        endpoint.close_port()
+        endpoint.end(context.is_wanted())
+
+
+def _call(endpoint: Endpoint, context: Context, settings: Settings) -> Any:
+    function = pickle.loads(settings["code"])
+    around = pickle.loads(settings["around"])
+    with environment(settings["environment"]), around(context):
+        try:
+            return function(context)
+        except BaseException as error:
+            # The context manager closes connections, and other roles fail at that.
+            # The client must learn the first cause before; it answers with a stop.
+            endpoint.enter(FAILED, error)
+            context.wait(STOP_TIMEOUT)
+            raise
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for one role; a process can have one such role."""
+    if not variables:
+        yield
+        return
+    other = os.environ.setdefault(VARIABLE, variables[VARIABLE])
+    if other != variables[VARIABLE]:
+        raise RuntimeError(
+            f"this process runs {other} already, and roles of a framework cannot share "
+            "an environment. Give each worker its own process: "
+            "LocalCluster(processes=True)"
+        )
+    before = {name: os.environ.get(name) for name in variables if name != VARIABLE}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = value
+        os.environ.pop(VARIABLE, None)
+
+
+def _keeps_type(error: BaseException, pickled: bytes | None) -> bool:
+    return pickled is not None and type(pickle.loads(pickled)) is type(error)

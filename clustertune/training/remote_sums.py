@@ -1,0 +1,289 @@
+"""Tasks of ``map_reduce``: add up results of a function on a worker.
+
+Results are added in the order of the arguments. A sum is computed in place only if no
+other code refers to the first array. Otherwise the first two results make a new array,
+because a function may return its item or an array that Dask stores.
+
+This module travels by value. It may import Dask, NumPy and other travelling modules.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from traceback import extract_tb
+from typing import Any
+
+from distributed.protocol import pickle as dask_pickle
+
+from clustertune.remote.bindings import unbind
+
+FAILED = "clustertune: failed at an item"  # first argument of our task errors
+
+Reduce = Callable[[Any, Any], Any]
+
+
+# --- errors of user code --------------------------------------------------------------
+
+
+def error_location(error: BaseException) -> str:
+    """Return file and line of the innermost call."""
+    last = extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno} in {last.name}"
+
+
+def picklable_error(error: BaseException) -> BaseException:
+    """Return the error, or a ``RuntimeError`` with its text if it does not pickle."""
+    try:
+        dask_pickle.loads(dask_pickle.dumps(error))
+    # a class of the user may raise any error while it is pickled
+    except Exception:  # noqa: BLE001
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+# --- tasks ----------------------------------------------------------------------------
+
+
+def sum_batch(
+    function: bytes,
+    reduction: bytes,
+    numbers: Sequence[int],
+    columns: Sequence[Sequence[Any]],
+    broadcast: Sequence[Any],
+) -> Any:
+    """Return the sum of ``function(*item, *broadcast)`` over some items.
+
+    Functions are pickled; a pickled None as reduction means a sum. ``columns`` are the
+    first arguments of all items, then the second arguments, and so on. If an item
+    fails, the arguments of the error are ``FAILED``, the operation, the number of the
+    item, the error and its location.
+    """
+    call = pickle.loads(function)  # noqa: S301 (made by the caller's client)
+    total = _Total(reduction)
+    for number, *item in zip(numbers, *columns, strict=True):
+        # a list holds the result, so only one result is in memory at a time
+        total.add([_guarded("func", number, _call, call, item, broadcast)], number)
+    return total.value
+
+
+def join_sums(reduction: bytes, numbers: Sequence[int], sums: Sequence[Any]) -> Any:
+    """Return the sum of batches; ``numbers`` are the first items of the batches."""
+    total = _Total(reduction)
+    for number, value in zip(numbers, sums, strict=True):
+        total.add([value], number)
+    return total.value
+
+
+# --- on the scheduler -----------------------------------------------------------------
+
+
+async def free_stuck(dask_scheduler: Any, name: str) -> int:
+    """Let tasks of a sum run on any worker if their worker is gone; return the count.
+
+    Dask moves tasks with ``allow_other_workers`` only when it schedules them. A task
+    that was scheduled while no worker ran keeps waiting for its lost worker.
+    """
+    waiting = [
+        task
+        for task in dask_scheduler.unrunnable
+        if isinstance(task.key, tuple) and str(task.key[0]).endswith(name)
+    ]
+    for task in waiting:
+        unbind(task)
+    recommended = {task.key: "processing" for task in waiting}
+    dask_scheduler.transitions(recommended, f"clustertune-{name}")
+    return len(waiting)
+
+
+# --- one result after the other -------------------------------------------------------
+
+
+def _call(
+    function: Callable[..., Any], item: Sequence[Any], broadcast: Sequence[Any]
+) -> Any:
+    rows = [len(partition) for partition in item if len(item) > 1]
+    if len(set(rows)) > 1:
+        raise ValueError(
+            f"its partitions have {' and '.join(map(str, rows))} rows, so rows would "
+            "be paired with other rows' labels. Run clustertune.prepare on the "
+            "collections: it aligns them"
+        )
+    return function(*item, *broadcast)
+
+
+class _Total:
+    """Running total of results."""
+
+    def __init__(self, reduction: bytes):
+        # made by the caller's client
+        self.reduce: Reduce | None = pickle.loads(reduction)  # noqa: S301
+        self.empty = True
+        self.owned = False  # no other code refers to the arrays of the total
+        self.value: Any = None
+
+    def add(self, held: list[Any], number: int) -> None:
+        """Add the result in a list of one; ``number`` is its first item."""
+        if self.empty:
+            self.empty, self.owned = False, _only_reference(held)
+            if self.reduce is None:
+                self.value = _guarded("sum", number, _first, held[0])
+            else:
+                self.value = held[0]
+        elif self.reduce is None:
+            self.value = _guarded("sum", number, add, self.value, held[0], self.owned)
+            self.owned = True
+        else:
+            self.value = _guarded("reduce", number, self.reduce, self.value, held[0])
+
+
+def _only_reference(held: list[Any]) -> bool:
+    """Return whether this list alone refers to its array, so it may be changed.
+
+    ``getrefcount`` counts its own argument as the second reference.
+    """
+    import numpy as np
+
+    return (
+        sys.getrefcount(held[0]) == 2
+        and type(held[0]) is np.ndarray
+        and held[0].flags.owndata
+        and held[0].flags.writeable
+    )
+
+
+def _guarded(
+    operation: str, number: int, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    try:
+        return function(*arguments)
+    # user code may raise any error; the client raises it with the item's number
+    except Exception as error:  # noqa: BLE001
+        # a built-in error, because the client cannot unpickle classes of this module
+        failed = RuntimeError(
+            FAILED, operation, number, picklable_error(error), error_location(error)
+        )
+    # raised outside the clause, because its context may not pickle
+    raise failed
+
+
+# --- the sum of two results -----------------------------------------------------------
+
+
+def add(total: Any, more: Any, owned: bool = False, path: str = "") -> Any:
+    """Return the sum of two results of the same structure.
+
+    They are numbers or arrays in dicts, lists, tuples and named tuples, or both None.
+    Arrays in an ``owned`` total are changed in place. Errors name the ``path``.
+    """
+    if owned and _same_numbers(total, more):
+        total += more
+        return total
+    if isinstance(total, Mapping) or isinstance(more, Mapping):
+        both = isinstance(total, Mapping) and isinstance(more, Mapping)
+        _require(both and total.keys() == more.keys(), total, more, path)
+        return {k: add(total[k], more[k], owned, f"{path}[{k!r}]") for k in total}
+    if isinstance(total, list | tuple) or isinstance(more, list | tuple):
+        same = type(total) is type(more) and len(total) == len(more)
+        _require(same, total, more, path)
+        pairs = enumerate(zip(total, more, strict=True))
+        return _like(total, [add(a, b, owned, f"{path}[{i}]") for i, (a, b) in pairs])
+    if total is None and more is None:
+        return None
+    more = _first(more, path)
+    _refuse_other_shape(total, more, path)
+    if owned and _keeps_type(total, more):
+        total += more
+        return total
+    return total + more
+
+
+def _first(value: Any, path: str = "") -> Any:
+    """Return the first value of a sum: booleans count, small integers are widened."""
+    import numpy as np
+
+    if isinstance(value, Mapping):
+        return {k: _first(v, f"{path}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return _like(value, [_first(v, f"{path}[{i}]") for i, v in enumerate(value)])
+    if value is None:
+        return None
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biu":
+        wide = np.uint64 if value.dtype.kind == "u" else np.int64
+        return value.astype(wide, copy=False)
+    if isinstance(value, bool):
+        return int(value)
+    number = hasattr(value, "__add__") and not isinstance(value, str | bytes)
+    if not number:
+        raise TypeError(
+            f"{_at(path)}a {type(value).__name__} cannot be added up. Return numbers "
+            "and arrays, optionally in dicts, lists or tuples, or pass reduce="
+        )
+    return value
+
+
+def _like(one: Any, values: list[Any]) -> Any:
+    """Return the values as a list, tuple or named tuple of the same class."""
+    if hasattr(one, "_fields"):
+        return type(one)(*values)
+    return tuple(values) if isinstance(one, tuple) else values
+
+
+def _require(same: bool, total: Any, more: Any, path: str) -> None:
+    if not same:
+        raise ValueError(f"{_at(path)}{_kind(more)} after {_kind(total)}")
+
+
+def _refuse_other_shape(total: Any, more: Any, path: str) -> None:
+    shapes = [tuple(getattr(x, "shape", ())) for x in (total, more)]
+    same = shapes[0] == shapes[1] and (total is None) == (more is None)
+    _require(same, total, more, path)
+    if not all(map(_equal, *(getattr(x, "axes", ()) or () for x in (total, more)))):
+        raise ValueError(
+            f"{_at(path)}rows or columns have other labels than before, so pandas "
+            "would insert missing values; return the same labels for each item"
+        )
+
+
+def _equal(labels: Any, others: Any) -> bool:
+    return bool(labels.equals(others))
+
+
+def _same_numbers(total: Any, more: Any) -> bool:
+    """Return whether these are numeric arrays of one type and shape.
+
+    Most sums add such arrays. All other tests together take as long as adding some
+    10,000 numbers.
+    """
+    import numpy as np
+
+    return (
+        type(total) is np.ndarray
+        and type(more) is np.ndarray
+        and total.dtype == more.dtype
+        and total.dtype.kind in "iufc"
+        and total.shape == more.shape
+    )
+
+
+def _keeps_type(total: Any, more: Any) -> bool:
+    """Return whether the array has the type that the sum of both would have."""
+    import numpy as np
+
+    return type(total) is np.ndarray and np.result_type(total, more) == total.dtype
+
+
+def _kind(value: Any) -> str:
+    """Describe a result for an error: ``a dict of ['a']``, ``shape (3,)``."""
+    if isinstance(value, Mapping):
+        return f"a dict of {sorted(map(str, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    if hasattr(value, "shape"):
+        return f"shape {tuple(value.shape)}"
+    return f"a value of type {type(value).__name__}"
+
+
+def _at(path: str) -> str:
+    return f"at {path}: " if path else ""

@@ -1,0 +1,568 @@
+"""The roles of one call while they run: scores, logs, results, and how they end.
+
+One coroutine listens to each role, and one looks for lost workers. One coroutine,
+:meth:`Roles._manage`, starts all roles together and ends all of them after any failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, TypeVar
+
+from distributed import Client
+
+from clustertune.core import arguments
+from clustertune.core.wording import printable, seconds_text, workers_text
+from clustertune.errors import ConnectionLostError, RoleError, TimedOutError
+from clustertune.monitor import monitor
+from clustertune.operations.blocks import Block
+from clustertune.training import remote_roles
+from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
+
+LISTEN_TIMEOUT = 10.0  # seconds after which the worker of a silent role answers
+WATCH = 2.0  # seconds between two checks for lost workers
+COLLECT = 0.02  # seconds in which frequent scores are collected
+RETRY = 0.2  # seconds before the next attempt to reach a worker
+#: A failed role makes other roles fail, which may be noticed first. A worker that is
+#: lost within these seconds after a failure counts as the cause.
+LOSS_DELAY = 3.0
+
+logger = logging.getLogger("clustertune")
+
+T = TypeVar("T")
+Tasks = list[asyncio.Future[None]]
+
+
+# --- roles as the client sees them ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Failure of a role; ``lost`` means that its worker left the cluster."""
+
+    at: float  # monotonic seconds
+    text: str
+    error: BaseException | None = None
+    lost: bool = False
+
+
+@dataclass(eq=False, kw_only=True)
+class RoleState:
+    """State of one role member on the client."""
+
+    role: str
+    rank: int
+    worker: str  # address
+    id: str | int  # of the worker
+    address: str = ""  # host:port
+    future: Any = None  # of its task
+    stage: str = REGISTERED
+    seen: int = 0  # version of the latest news
+    dropped: int = 0  # scores and lines beyond the limit
+    result: Any = None
+    over: bool = False  # its task has ended, or it cannot be reached
+    forgotten: bool = False  # by its worker
+    failure: Failure | None = None
+
+    def __str__(self) -> str:
+        role = printable(self.role, longest=60)
+        return f"{role} {self.rank} on {workers_text([self.id])}"
+
+    @property
+    def lost(self) -> bool:
+        """Whether its worker is lost."""
+        return self.failure is not None and self.failure.lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifecycle:
+    """When roles begin and end."""
+
+    target: str  # the other roles stop when all members of this role have ended
+    servers: frozenset[str]  # roles that end only when they are stopped
+    timeout: float  # seconds in which all roles must be ready
+    grace: float  # seconds in which stopped roles must end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A score that a role reported."""
+
+    role: str
+    rank: int
+    value: Any  # argument of ``ctx.report``
+    time: float  # seconds since 1970 by the clock of the worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A log line of a role; the other attributes are those of :class:`Score`."""
+
+    role: str
+    rank: int
+    text: str
+    time: float
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank}: {self.text}"
+
+
+def by_role(
+    states: Iterable[RoleState], value: Callable[[RoleState], T]
+) -> dict[str, list[T]]:
+    """Return by role a value of each member, by rank."""
+    found: dict[str, list[T]] = {}
+    for state in states:
+        found.setdefault(state.role, []).append(value(state))
+    return found
+
+
+def failure_cause(states: Sequence[RoleState], grace: float) -> Exception | None:
+    """Return the error of the roles with its first cause; None if all ended well."""
+    failed = [(s, s.failure) for s in states if s.failure is not None]
+    failed.sort(key=lambda pair: pair[1].at - LOSS_DELAY * pair[1].lost)
+    if failed and isinstance(failed[0][1].error, ConnectionLostError):
+        return failed[0][1].error  # not a failure of a role
+    stuck = [s for s in states if not s.over and s.stage in (READY, RUNNING)]
+    if not failed and not stuck:
+        return None
+    texts = [failure.text for _, failure in failed[:1]]
+    if failed and failed[0][1].lost:
+        texts.append(
+            "a worker leaves if it exceeds its memory, is killed or retired (see the "
+            "logs of worker and nanny). Roles are not started again; call run_roles "
+            "again"
+        )
+    texts += [f"after that, {failure.text}" for _, failure in failed[1:3]]
+    texts += [_stuck_text(stuck, grace)] * bool(stuck)
+    error = RoleError("; ".join(texts))
+    first = failed[0][0] if failed else stuck[0]
+    error.role, error.rank, error.worker = first.role, first.rank, first.worker
+    error.__cause__ = failed[0][1].error if failed else None
+    return error
+
+
+def _stuck_text(stuck: Sequence[RoleState], grace: float) -> str:
+    return (
+        f"{', '.join(map(str, stuck))} did not stop within {seconds_text(grace)}, "
+        "because the function did not call ctx.should_stop(). It runs until it returns "
+        "and takes a thread of its worker; "
+        f"clustertune.restart(client, workers={[s.id for s in stuck]!r}) ends it"
+    )
+
+
+class Scores:
+    """Scores in the order of arrival. Iteration waits for the next one.
+
+    Each iteration begins with the first score and ends with the roles. An asynchronous
+    client uses ``async for``.
+    """
+
+    def __init__(self, client: Client, score: Callable[[int], Any]):
+        self._client = client
+        self._score = score
+
+    def __iter__(self) -> Iterator[Score]:
+        if self._client.asynchronous:
+            raise TypeError("the client is asynchronous; use: async for score in ...")
+        number = 0
+        while (score := self._client.sync(self._score, number)) is not None:
+            yield score
+            number += 1
+
+    async def __aiter__(self) -> AsyncIterator[Score]:
+        number = 0
+        while (score := await self._score(number)) is not None:
+            yield score
+            number += 1
+
+
+class Roles(Block):
+    """Roles that run on workers; see :func:`run_roles`.
+
+    As a context manager, it stops all roles at the end of the block and waits for them.
+
+    Attributes
+    ----------
+    spec : dict
+        By role a list of ``host:port``, by rank.
+    workers : dict
+        By role the addresses of its workers, by rank.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        states: Sequence[RoleState],
+        lifecycle: Lifecycle,
+        resources: AsyncExitStack,
+    ):
+        self._client = client
+        self._name = name  # of the endpoints on the workers
+        self._states = states
+        self._lifecycle = lifecycle
+        self._resources = resources  # released when all roles have ended
+        self.spec = by_role(states, lambda s: s.address)
+        self.workers = by_role(states, lambda s: s.worker)
+        self._scores: list[Score] = []
+        self._lines: list[Line] = []
+        self._begun = self._closing = self._ended = self._raised = False
+        self._cause: Exception | None = None
+        self._changed = asyncio.Event()  # replaced after each change
+        self._listeners: dict[RoleState, asyncio.Future[None]] = {}
+        self._manager = asyncio.ensure_future(self._manage())
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
+    def scores(self) -> Scores:
+        """Iterator of reported scores; it ends with the roles.
+
+        If a role fails, it raises the same error as :meth:`result`.
+        """
+        return Scores(self._client, self._score)
+
+    @property
+    def logs(self) -> tuple[Line, ...]:
+        """Logged lines so far."""
+        return tuple(self._lines)
+
+    def stop(self) -> Any:
+        """Ask all roles to stop: ``ctx.should_stop()`` returns True.
+
+        It does not wait for them, unlike :meth:`result`. An asynchronous client returns
+        an awaitable.
+        """
+        return self._client.sync(self._stop)
+
+    def result(self, timeout: str | float | None = None) -> Any:
+        """Wait until all roles have ended and return their results.
+
+        An interruption stops all roles.
+
+        Parameters
+        ----------
+        timeout
+            Seconds, or a duration. After it the roles continue. None means no limit.
+
+        Returns
+        -------
+        dict
+            By role a list of its members' results, by rank. An asynchronous client
+            returns an awaitable.
+
+        Raises
+        ------
+        RoleError
+            A role failed, was lost with its worker, or does not stop. All other roles
+            were stopped.
+        TimedOutError
+            The timeout has passed; the roles continue.
+        ConnectionLostError
+            The client was closed, or the scheduler is gone.
+        """
+        seconds = None if timeout is None else arguments.duration("timeout", timeout)
+        return self._client.sync(self._result, seconds)
+
+    def __repr__(self) -> str:
+        stages = by_role(self._states, lambda s: "lost" if s.lost else s.stage)
+        text = "; ".join(f"{printable(r)}: {', '.join(x)}" for r, x in stages.items())
+        return f"<Roles: {text}>"
+
+    async def _stop(self) -> None:
+        if not self._ended:
+            await self._command("stop", self._clients_of_servers() or self._states)
+
+    # --- waiting ----------------------------------------------------------------------
+
+    async def begun(self) -> None:
+        """Wait until the functions are called; raise the error that prevents it."""
+        await self._wait_until(lambda: self._begun or self._ended)
+        if not self._begun:
+            self._raise()
+
+    async def _result(self, seconds: float | None) -> dict[str, list[Any]]:
+        try:
+            await self._wait_until(lambda: self._ended, seconds)
+        except asyncio.TimeoutError as error:
+            raise TimedOutError(
+                f"timeout={seconds_text(seconds or 0)} has passed, and the roles "
+                f"continue. Wait again, or call stop(): {self!r}"
+            ) from error
+        self._raise()
+        return by_role(self._states, lambda s: s.result)
+
+    async def _score(self, number: int) -> Score | None:
+        """Return a score by its number; None if all roles ended without it."""
+        await self._wait_until(lambda: number < len(self._scores) or self._ended)
+        if number < len(self._scores):
+            return self._scores[number]
+        self._raise()
+        return None
+
+    async def _wait_until(
+        self, condition: Callable[[], bool], seconds: float | None = None
+    ) -> None:
+        """Wait for a condition; an interruption ends the roles."""
+        try:
+            await asyncio.wait_for(self._holds(condition), seconds)
+        except asyncio.CancelledError:
+            self._close()
+            raise
+
+    async def _holds(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _raise(self) -> None:
+        if self._cause is not None:
+            self._raised = True
+            raise self._cause
+
+    def _close(self) -> None:
+        self._closing = True
+        self._notify()
+
+    async def _begin(self) -> None:
+        """Do nothing: the roles run before the block begins."""
+
+    async def _end(self) -> None:
+        self._close()
+        await self._wait_until(lambda: self._ended)
+        if self._error is None and not self._raised:
+            self._raise()
+
+    # --- from begin to end ------------------------------------------------------------
+
+    async def _manage(self) -> None:
+        """Start all roles together, and end all of them after any failure."""
+        tasks: Tasks = [asyncio.ensure_future(self._listen(s)) for s in self._states]
+        self._listeners = dict(zip(self._states, tasks, strict=True))
+        tasks.append(asyncio.ensure_future(self._watch_workers()))
+        try:
+            await self._leave_stage(REGISTERED)
+            if not self._is_ending():
+                tasks.append(asyncio.ensure_future(self._command("start")))
+                await self._leave_stage(READY)
+                self._begun = True  # even if a role has failed since
+                self._notify()
+                await self._wait_for_end(tasks)
+        finally:
+            await self._finish(tasks)
+
+    def _is_ending(self) -> bool:
+        return self._closing or any(s.failure for s in self._states)
+
+    def _all_over(self) -> bool:
+        return all(s.over for s in self._states)
+
+    def _at(self, stage: str) -> list[RoleState]:
+        return [s for s in self._states if s.stage == stage]
+
+    async def _leave_stage(self, stage: str) -> None:
+        """Wait until no role is at a stage; roles that are late have failed."""
+        timeout = self._lifecycle.timeout
+        left = self._holds(lambda: not self._at(stage) or self._is_ending())
+        try:
+            await asyncio.wait_for(left, timeout)
+        except asyncio.TimeoutError:
+            for state in self._at(stage):
+                state.failure = Failure(
+                    monotonic(),
+                    f"{state} did not begin within {seconds_text(timeout)}: other "
+                    "tasks occupy its worker, or the worker is paused or frozen. See "
+                    "the dashboard, or pass a longer timeout",
+                )
+
+    async def _wait_for_end(self, tasks: Tasks) -> None:
+        """Wait until all roles have ended or must end."""
+        target, servers = self._lifecycle.target, self._lifecycle.servers
+        leading = [s for s in self._states if s.role == target]
+        leading = leading or [s for s in self._states if s.role not in servers]
+        leading = leading or list(self._states)  # servers alone run until stopped
+        await self._holds(lambda: self._is_ending() or all(s.over for s in leading))
+        if not self._is_ending() and not self._all_over():
+            tasks.append(asyncio.ensure_future(self._stop_all(None)))
+        await self._holds(lambda: self._is_ending() or self._all_over())
+
+    async def _finish(self, tasks: Tasks) -> None:
+        """End all roles and release everything."""
+        grace = self._lifecycle.grace
+        for state in self._at(REGISTERED):  # releasing their futures ends their tasks
+            self._listeners[state].cancel()
+        # a separate task, because a frozen worker does not answer
+        tasks.append(asyncio.ensure_future(self._stop_all(grace / 2)))
+        with suppress(asyncio.TimeoutError):  # the error names the running roles
+            await asyncio.wait_for(self._holds(self._all_over), grace)
+        self._cause = failure_cause(self._states, grace)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(asyncio.TimeoutError):  # endpoints expire without a command
+            await asyncio.wait_for(self._command("forget"), grace)
+        for state in self._states:
+            state.future.release()
+        try:
+            await self._resources.aclose()
+        # any error is raised to the caller, after the first cause
+        except Exception as error:  # noqa: BLE001
+            if self._cause is not None:
+                logger.warning("ending the hold of the roles failed: %r", error)
+            self._cause = self._cause or error
+        finally:
+            self._ended = True
+            self._notify()
+
+    # --- news of roles ----------------------------------------------------------------
+
+    async def _listen(self, state: RoleState) -> None:
+        """Follow a role until its task has ended."""
+        try:
+            while state.stage not in (ENDED, FAILED):
+                await self._wait_for_news(state)
+            # the task ends later than the stage, after its context managers
+            failed = state.stage == FAILED
+            fetching: Any = self._client.gather(
+                [state.future], errors="skip" if failed else "raise"
+            )
+            state.result = next(iter(await fetching), None)
+            await self._ask(state, {"command": "forget"})
+            state.forgotten = True
+        # after any error the role cannot be followed
+        except Exception as error:  # noqa: BLE001
+            kind = type(error).__name__
+            text = f"{state} returned no readable result: {kind}: {error}"
+            state.failure = state.failure or Failure(
+                monotonic(), printable(text, longest=1000), error
+            )
+        finally:
+            state.over = True
+            self._notify()
+
+    async def _wait_for_news(self, state: RoleState) -> None:
+        message = {"command": "listen", "seen": state.seen, "timeout": LISTEN_TIMEOUT}
+        reached, answer = await self._ask(state, message)
+        if not reached:
+            await asyncio.sleep(RETRY)
+            await self._find_lost_workers()
+        elif answer is None:  # distributed's answer if there is no such handler
+            self._mark_lost(state)
+            raise RuntimeError("its worker has no such role")
+        else:
+            self._read_news(state, answer)
+            self._notify()
+            await asyncio.sleep(COLLECT if answer["lines"] else 0)
+
+    def _read_news(self, state: RoleState, answer: dict[str, Any]) -> None:
+        for kind, time, value in answer["lines"]:
+            origin: Any = {"role": state.role, "rank": state.rank, "time": time}
+            found = pickle.loads(value)  # noqa: S301 (made by the user's function)
+            if kind == "score":
+                self._scores.append(Score(value=found, **origin))
+            else:
+                text = printable(found, longest=10_000)
+                self._lines.append(Line(text=text, **origin))
+        if answer["error"] is not None:
+            error = pickle.loads(answer["error"])  # noqa: S301
+            text = printable(str(error) or repr(error), longest=1000)
+            location = printable(answer["location"], longest=300)
+            text = f"{state} failed: {type(error).__name__}: {text} ({location})"
+            state.failure = Failure(monotonic(), text, error)
+        if answer["dropped"] > state.dropped:
+            logger.warning(
+                "%s reports faster than this client reads, so %s scores or log lines "
+                "were dropped; report less often",
+                state,
+                answer["dropped"],
+            )
+        state.seen, state.stage = answer["version"], answer["stage"]
+        state.dropped = answer["dropped"]
+
+    async def _watch_workers(self) -> None:
+        """Look for lost workers, because requests to a lost host fail late."""
+        try:
+            while True:
+                await self._find_lost_workers()
+                await asyncio.sleep(WATCH)
+        except ConnectionLostError:
+            return  # the listeners raise it
+
+    async def _find_lost_workers(self) -> None:
+        workers = (await monitor.identify(self._client))["workers"]
+        for state, listener in self._listeners.items():
+            if not state.over and state.worker not in workers:
+                self._mark_lost(state)
+                listener.cancel()
+
+    def _mark_lost(self, state: RoleState) -> None:
+        state.failure = state.failure or Failure(
+            monotonic(),
+            f"{state} is lost: the worker ({printable(state.worker)}) has left the "
+            "cluster or was restarted",
+            lost=True,
+        )
+
+    # --- commands for roles -----------------------------------------------------------
+
+    def _clients_of_servers(self) -> list[RoleState]:
+        """Return roles with a function of the user, which may need the servers."""
+        return [s for s in self._states if s.role not in self._lifecycle.servers]
+
+    async def _stop_all(self, timeout: float | None) -> None:
+        """Stop the framework's servers after the roles that need them."""
+        # a role may wait for a failed one in native code, where a stop has no effect
+        command = "abort" if any(s.failure for s in self._states) else "stop"
+        first = self._clients_of_servers()
+        await self._command(command, first)
+        ended = self._holds(lambda: all(s.over for s in first))
+        with suppress(asyncio.TimeoutError):  # servers do not wait longer
+            await asyncio.wait_for(ended, timeout)
+        await self._command(command)
+
+    async def _command(
+        self, command: str, states: Sequence[RoleState] | None = None
+    ) -> None:
+        """Send start, stop, abort or forget to roles, by default to all."""
+        reachable = [
+            s
+            for s in (self._states if states is None else states)
+            if not (s.forgotten or s.lost if command == "forget" else s.over)
+        ]
+        requests = [self._ask(s, {"command": command}) for s in reachable]
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    async def _ask(self, state: RoleState, message: Any) -> tuple[bool, Any]:
+        """Return whether the worker was reached, and the answer of its endpoint."""
+        scheduler: Any = self._client.scheduler
+        try:
+            self._refuse_closed()
+            answers = await scheduler.broadcast(
+                msg={"op": remote_roles.handler_name(self._name), **message},
+                workers=[state.worker],
+                on_error="ignore",
+            )
+        except OSError as error:
+            self._refuse_closed()
+            raise ConnectionLostError(
+                f"the scheduler does not answer: {error}"
+            ) from error
+        return state.worker in answers, answers.get(state.worker)
+
+    def _refuse_closed(self) -> None:
+        if self._client.status != "running" or self._client.scheduler is None:
+            raise ConnectionLostError(
+                f"the client is {self._client.status}, and its roles end with it"
+            )
