@@ -13,8 +13,8 @@ from clustertune.cli.examples import examples
 from clustertune.cli.running import run
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.core.wording import printable
-from clustertune.dashboard.serving import CONNECT, Source, serving
-from clustertune.dashboard.showing import add_panel
+from clustertune.dashboard.panel import add_panel
+from clustertune.dashboard.server import CONNECT, Source, serving
 from clustertune.monitor.connection import connected
 
 PORT = 8790

@@ -11,11 +11,18 @@ import pytest
 from bokeh.document import Document
 
 import clustertune.dashboard
-from clustertune.dashboard import looks, words
+from clustertune.dashboard import page as pages
+from clustertune.dashboard import style
+from clustertune.dashboard.figures import (
+    MAX_BARS,
+    NO_COLLECTIONS,
+    NO_THRESHOLDS,
+    RELEASED,
+    Memory,
+    Rows,
+    Timeline,
+)
 from clustertune.dashboard.page import PARTS, ROWS, Page
-from clustertune.dashboard.rows import GONE, NONE, Rows
-from clustertune.dashboard.timeline import Timeline
-from clustertune.dashboard.workers import FEW, UNKNOWN, Memory
 from tests.dashboard.states import GIB, finding, layout, of
 
 EVIL = "<script>alert(1)</script>"
@@ -23,12 +30,12 @@ EVIL = "<script>alert(1)</script>"
 
 def shown(page: Page) -> str:
     """All HTML of a page."""
-    found = page.root.select({"type": looks.Div})
+    found = page.root.select({"type": style.Div})
     return " ".join(div.text for div in found)
 
 
 #: modules that are not drawn; tests/test_actions.py tests what mount imports
-NOT_DRAWN = {"mount", "serving", "shielding", "showing"}
+NOT_DRAWN = {"mount", "panel", "server"}
 DRAWN = [
     path
     for path in Path(clustertune.dashboard.__path__[0]).glob("*.py")
@@ -79,7 +86,7 @@ def test_unusual_workers_have_a_shape_and_words() -> None:
     state["workers"]["silent"][2] = 50.0
     memory.update(state)
     marks = memory.bars.marks.data
-    assert marks["said"] == ["paused", "silent for 50 s"]
+    assert marks["status"] == ["paused", "silent for 50 s"]
     assert marks["mark"] == ["square_x", "triangle"]
     assert marks["y"] == [1, 2]
 
@@ -89,17 +96,17 @@ def test_unknown_thresholds_are_said() -> None:
     for name in ("target", "spill", "pause", "terminate"):
         state["workers"][name] = [None, None]
     memory.update(state)
-    assert memory.list.text == UNKNOWN
+    assert memory.list.text == NO_THRESHOLDS
 
 
 def test_many_workers_are_cells_and_the_fullest_are_named() -> None:
-    memory, state = Memory(), of(FEW + 40)
+    memory, state = Memory(), of(MAX_BARS + 40)
     state["workers"]["process"][77] = 4 * GIB
     state["workers"]["status"][5] = "paused"
     memory.update(state)
     assert memory.cells.root.visible
     assert not memory.bars.root.visible
-    assert len(memory.cells.source.data["fraction"]) == FEW + 40
+    assert len(memory.cells.source.data["fraction"]) == MAX_BARS + 40
     fullest = memory.list.text.index("worker-77")
     assert fullest < memory.list.text.index("emptiest")
     assert "paused" in memory.list.text
@@ -123,7 +130,7 @@ def test_empty_and_overfull_workers_are_marked() -> None:
     rows, state = Rows(), of(rows=[100, 300, 0, 0])
     state["collections"][0]["apart"] = 2
     rows.update(state)
-    assert rows.source.data["said"] == ["", "too many", "empty", "empty"]
+    assert rows.source.data["problem"] == ["", "too many", "empty", "empty"]
     assert rows.source.data["due"] == [100] * 4
     assert rows.marks.data["y"] == [2, 3]
     assert rows.bars.x_range.end > 300 * 1.5  # room for words beside the longest bar
@@ -133,7 +140,7 @@ def test_empty_and_overfull_workers_are_marked() -> None:
 
 def test_rows_of_many_workers_are_a_profile() -> None:
     rows = Rows()
-    rows.update(of(FEW + 1))
+    rows.update(of(MAX_BARS + 1))
     assert rows.profile.visible
     assert not rows.bars.visible
 
@@ -141,10 +148,10 @@ def test_rows_of_many_workers_are_a_profile() -> None:
 def test_no_collections_and_none_any_more_are_sentences() -> None:
     rows, state = Rows(), of(collections=[])
     rows.update(state)
-    assert rows.table.text == NONE
+    assert rows.table.text == NO_COLLECTIONS
     share = of(1)["collections"][0]["workers"]
     rows.update(of(1, collections=[layout(share, missing=10)]))
-    assert rows.table.text == GONE
+    assert rows.table.text == RELEASED
     assert not rows.bars.visible
 
 
@@ -158,7 +165,7 @@ def test_events_are_marked_where_memory_was_then() -> None:
     line.update(of(history=history, events=events))
     assert line.marks.data["at"] == [2]
     assert line.marks.data["mark"] == ["x"]
-    assert line.marks.data["said"] == ["00:00:20 UTC restart"]
+    assert line.marks.data["text"] == ["00:00:20 UTC restart"]
     assert line.list.text.index("restart") < line.list.text.index("before all")
 
 
@@ -185,19 +192,19 @@ def test_findings_have_age_and_the_command_that_looks_again() -> None:
         "command": "clustertune check tcp://x",
         "found": [finding()],
     }
-    text = words.findings(of(findings=found) | {"time": 220.0})
-    assert "of 2 min ago" in text
+    text = pages.findings(of(findings=found) | {"time": 220.0})
+    assert "2 min old" in text
     assert "<code>clustertune check tcp://x</code>" in text
     assert "<code>clustertune check</code>" in text  # the remedy
     assert "&#9670; warning" in text  # a shape beside the colour
 
 
 def test_threads_beside_cpus() -> None:
-    text = words.hosts(of(4))
+    text = pages.hosts(of(4))
     assert "more threads than CPUs" in text
     unknown = of(4)
     unknown["hosts"]["cpus"] = [None]
-    assert "unknown" in words.hosts(unknown)
+    assert "unknown" in pages.hosts(unknown)
 
 
 def test_before_and_after() -> None:
@@ -205,7 +212,7 @@ def test_before_and_after() -> None:
     told = {"label": "training data", "pieces": 40, "rows": 400, "separated": 7}
     told |= {"imbalance": 2.1, "workers": share}
     last = {"status": "done", "lines": ["moved it"], "before": [told], "after": [told]}
-    text = words.prepared(of(prepared=last))
+    text = pages.prepared(of(prepared=last))
     assert "moved it" in text
     assert text.count("2.10") == 2
 
@@ -251,4 +258,4 @@ def test_text_of_the_cluster_stays_text() -> None:
 
 
 def test_control_characters_do_nothing() -> None:
-    assert looks.text("a\x1b[31m\nb") == r"a\x1b[31m\nb"
+    assert style.text("a\x1b[31m\nb") == r"a\x1b[31m\nb"

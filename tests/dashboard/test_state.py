@@ -6,21 +6,21 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 from clustertune import checks
+from clustertune.dashboard import page
 from clustertune.dashboard import state as states
-from clustertune.dashboard import words
 from clustertune.dashboard.state import verdict
 from clustertune.operations import handover
 from tests.dashboard.states import finding, of
 
 
 def test_a_healthy_cluster_is_ready() -> None:
-    assert verdict(of()) == ("ready", "Ready: nothing stands in the way of a fit")
+    assert verdict(of()) == ("ready", "Ready: no problem is known")
 
 
 def test_without_a_check_it_is_said_that_none_was_run() -> None:
     level, text = verdict(of(findings=None))
     assert level == "ready"
-    assert "no check has been run" in text
+    assert "no check has run" in text
 
 
 def test_nobody_is_ready_without_workers() -> None:
@@ -36,7 +36,7 @@ def test_a_lost_scheduler_makes_all_else_unknown() -> None:
     ("name", "values", "words"),
     [
         ("status", ["running", "paused", "running", "running"], "worker-1 is paused"),
-        ("silent", [0.1, 0.1, 0.1, 40.0], "worker-3 did not say anything for 15 s"),
+        ("silent", [0.1, 0.1, 0.1, 40.0], "worker-3 sent no heartbeat for 15 s"),
         ("status", ["closing_gracefully"] * 4, "no worker is running"),
     ],
 )
@@ -55,15 +55,15 @@ def test_uneven_rows_and_torn_pairs() -> None:
     bad["collections"][0]["apart"] = 1
     level, text = verdict(bad)
     assert level == "usable"
-    assert "1 pair of training data is on two workers" in text
-    assert "uneven (2 times the share)" in text
+    assert "1 separated pair of training data" in text
+    assert "uneven (2 times the even share)" in text
 
 
 def test_lost_pieces_stop_a_fit() -> None:
     """After a fit nobody wants it any more; while some is there, somebody does."""
     state = of()
     state["collections"][0]["missing"] = 3
-    assert verdict(state)[1] == "Not ready: 3 pieces of training data not in memory"
+    assert verdict(state)[1] == "Not ready: 3 partitions of training data not in memory"
     state["collections"][0]["missing"] = state["collections"][0]["pieces"]
     assert verdict(state)[0] == "ready"
 
@@ -91,8 +91,9 @@ def test_what_was_found_of_processes_ends_with_them() -> None:
     assert verdict(of(findings=found)) == ("usable", "Usable, but: leaks")
     some["processes"] = both[1:]
     assert verdict(of(findings=found))[0] == "ready"
-    assert "leaks <span class='soft'>(it has ended since)</span>" in words.findings(
-        of(findings=found)
+    assert (
+        "leaks <span class='soft'>(the process has ended since)</span>"
+        in page.findings(of(findings=found))
     )
 
 
@@ -105,7 +106,7 @@ def test_memory_above_a_workers_own_spill_threshold() -> None:
     state["workers"]["spill"] = [None, 2**20]
     level, text = verdict(state)
     assert level == "usable"
-    assert "worker worker-1 has more memory than its spill threshold" in text
+    assert "worker worker-1 has more memory than the spill threshold" in text
 
 
 def test_what_is_unusual_about_a_worker_is_a_word() -> None:

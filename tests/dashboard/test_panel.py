@@ -15,8 +15,9 @@ from distributed.utils_test import gen_cluster, gen_test
 from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
-from clustertune.dashboard import mount, serving, showing
-from clustertune.dashboard.showing import beside
+from clustertune.dashboard import mount, server
+from clustertune.dashboard import panel as panels
+from clustertune.dashboard.panel import page_url
 from clustertune.dashboard.state import verdict
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.monitor.connection import connected
@@ -60,7 +61,7 @@ async def test_a_prefix_is_kept_to(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_scheduler_without_a_dashboard(c, s, a):
-    with pytest.raises(RefusedError, match=r"serves no dashboard; .*panel --serve"):
+    with pytest.raises(RefusedError, match=r"serves no dashboard.*panel --serve"):
         await clustertune.panel(c)
 
 
@@ -83,11 +84,11 @@ async def test_a_scheduler_without_bokeh(c, s, a, monkeypatch):
     ],
 )
 def test_where_it_is(link: str, path: str, url: str) -> None:
-    assert beside(link, path) == url
+    assert page_url(link, path) == url
 
 
 def test_in_a_notebook_it_is_a_frame() -> None:
-    panel = showing.Panel('http://h/"><script>')
+    panel = panels.Panel('http://h/"><script>')
     assert "<script" not in panel.show()._repr_html_() + panel._repr_html_()
     assert 'height="500"' in panel.show(height=500)._repr_html_()
 
@@ -97,7 +98,7 @@ def test_in_a_notebook_it_is_a_frame() -> None:
 
 @asynccontextmanager
 async def source_of(address: str):
-    source = serving.Source(partial(connected, address, seconds=10))
+    source = server.Source(partial(connected, address, seconds=10))
     try:
         yield source
     finally:
@@ -111,7 +112,7 @@ async def test_it_serves_a_scheduler_without_a_dashboard(s, a):
         assert state["trouble"] == ""
         assert state["workers"]["pause"][0]  # a check was run before
         assert state["findings"]["command"] == f"clustertune check {s.address}"
-        async with serving.serving(
+        async with server.serving(
             source, port=0, address="127.0.0.1", origins=["hub.example"]
         ) as url:
             assert "clustertune" in await get(url)
@@ -122,13 +123,13 @@ async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
     async def refuse(client):
         raise VersionMismatchError("another Python")
 
-    monkeypatch.setattr(showing, "tell", refuse)
+    monkeypatch.setattr(panels, "tell", refuse)
     async with source_of(s.address) as source:
         state = await source.read()
         assert state["workers"]["threads"] == [1]
         assert state["workers"]["pause"] == [None]
         (found,) = state["findings"]["found"]
-        assert found["message"].endswith("looked into: another Python")
+        assert found["message"].endswith("inspected: another Python")
         assert verdict(state)[0] == "usable"  # that it is ready nobody knows
         assert not s.plugins.get("clustertune")
 
@@ -141,8 +142,8 @@ async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
     async def refuse(client):
         raise VersionMismatchError("another Python")
 
-    monkeypatch.setattr(showing, "tell", refuse)
-    monkeypatch.setattr(serving, "time", lambda: time() + shift)
+    monkeypatch.setattr(panels, "tell", refuse)
+    monkeypatch.setattr(server, "time", lambda: time() + shift)
     async with source_of(s.address) as source:
         state = await source.read()
         assert abs(state["time"] - time()) < 30
@@ -164,12 +165,12 @@ async def test_closed_while_it_connects(s, a):
             await client.close()
             raise
 
-    source = serving.Source(connect)
+    source = server.Source(connect)
     reading = asyncio.ensure_future(source.read())
     await soon(lambda: made)
     await source.close()
     assert made[0].status == "closed"
-    assert (await reading)["trouble"] == "the cluster has not been looked at yet"
+    assert (await reading)["trouble"] == "the cluster has not been read yet"
     assert (await source.read())["trouble"]
     assert len(made) == 1
 
@@ -177,9 +178,9 @@ async def test_closed_while_it_connects(s, a):
 @gen_test()
 async def test_a_scheduler_that_goes_and_comes_back(monkeypatch):
     """The last state stays, with the reason, until the same address answers again."""
-    monkeypatch.setattr(serving, "AGAIN", 0.0)
-    monkeypatch.setattr(serving, "FRESH", 0.0)
-    monkeypatch.setattr(serving, "CONNECT", 0.5)
+    monkeypatch.setattr(server, "AGAIN", 0.0)
+    monkeypatch.setattr(server, "FRESH", 0.0)
+    monkeypatch.setattr(server, "CONNECT", 0.5)
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **options) as s:
         address, port = s.address, s.port

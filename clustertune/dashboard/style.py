@@ -1,7 +1,7 @@
-"""How the panel looks: colours that colour-blind people can tell apart, light and dark.
+"""Style of the page: colours, CSS, and helpers that make HTML tables and plots.
 
-What stands beside a colour is always a word or a shape, too. Text of a cluster goes
-through :func:`text` before it becomes HTML: it is untrusted.
+Colour-blind readers can distinguish the colours, and a word or a shape accompanies each
+colour. Text from the cluster is untrusted: :func:`text` escapes it for HTML.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from clustertune.core.wording import printable
 # Okabe and Ito's palette
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILION, PURPLE = "#D55E00", "#CC79A7"
-GREY = "#7f7f7f"  # readable on both grounds, until the browser has said which it is
+GREY = "#7f7f7f"  # readable on a light and on a dark background
 
-LONGEST = 300  # characters of a text from the cluster
-NAME = 40  # characters of a name
-LABEL = 22  # characters of a name beside an axis
+MAX_TEXT = 300  # characters of a text from the cluster
+MAX_NAME = 40  # characters of a name
+MAX_LABEL = 22  # characters of a name at an axis
 
 CSS = """
-:host { --ground: #ffffff; --ink: #1d2129; --soft: #5a6270; --line: #d5d9e0;
+:host { --ink: #1d2129; --soft: #5a6270; --line: #d5d9e0;
   --bad: #b34700; --good: #00714f; --fair: #7a5600;
   color: var(--ink); font: 14px/1.45 system-ui, "Helvetica Neue", Arial, sans-serif; }
-@media (prefers-color-scheme: dark) { :host { --ground: #16191f; --ink: #e8eaee;
+@media (prefers-color-scheme: dark) { :host { --ink: #e8eaee;
   --soft: #a6adba; --line: #3a404b; --bad: #ff9d5c; --good: #4fd3a8; --fair: #f0c24b; }}
 .verdict { font-size: 19px; font-weight: 600; padding: 6px 12px;
   border-left: 6px solid }
@@ -56,23 +56,23 @@ code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }
 .warning { color: var(--fair); font-weight: 600 }
 """
 
-GROUND = """
+BACKGROUND = """
 :host { background: #ffffff; padding: 4px 14px; box-sizing: border-box }
 @media (prefers-color-scheme: dark) { :host { background: #16191f }}
 """
 
-# A canvas knows no CSS: the browser says which ground it has, now and when it changes.
+# CSS does not reach a canvas, so this script applies the colour scheme of the browser.
 _THEME = """
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
-// of those that the model has; it is this reader's affair and not the server's
+// sync: false keeps the colours of this reader out of the document on the server
 const put = (model, values) => model.setv(
   Object.fromEntries(Object.entries(values).filter(([k]) => k in model.properties)),
   {sync: false})
 const set = () => {
-  const [ink, line, ground] = dark.matches
+  const [ink, line, background] = dark.matches
     ? ["#e8eaee", "#3a404b", "#16191f"] : ["#1d2129", "#d5d9e0", "#ffffff"]
   for (const f of figures) {
-    put(f, {border_fill_color: ground, background_fill_color: ground})
+    put(f, {border_fill_color: background, background_fill_color: background})
     put(f.title, {text_color: ink})
     for (const part of [...f.left, ...f.below, ...f.right, ...f.above, ...f.center])
       put(part, {
@@ -92,41 +92,43 @@ set()
 
 
 def theme(figures: Sequence[Any]) -> CustomJS:
-    """What gives figures the colours of the reader's light or dark setting."""
+    """Return the script that gives figures the reader's light or dark colours."""
     return CustomJS(args={"figures": list(figures)}, code=_THEME)
 
 
-def text(value: object, longest: int = LONGEST) -> str:
-    """Untrusted text as HTML that shows it and does nothing else."""
+def text(value: object, longest: int = MAX_TEXT) -> str:
+    """Return untrusted text, escaped for HTML."""
     return escape(printable(str(value), longest=longest))
 
 
 def with_code(value: str) -> str:
-    """Untrusted text as HTML in which what stands in backticks can be copied."""
+    """Return untrusted text, escaped for HTML, with text in backticks as code."""
     parts = text(value, 1000).split("`")
     return "".join(
         f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
     )
 
 
-def names(ids: Iterable[object], longest: int = NAME) -> list[str]:
-    """Names of workers for labels and tooltips, which take them as text."""
+def names(ids: Iterable[object], longest: int = MAX_NAME) -> list[str]:
+    """Return names of workers for labels and tooltips."""
     return [printable(str(id), longest=longest) for id in ids]
 
 
 def html(**layout: Any) -> Div:
-    """An empty place for HTML."""
+    """Return an empty element for HTML."""
     return Div(stylesheets=[CSS], sizing_mode="stretch_width", **layout)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "") -> str:
-    """A table of cells that are HTML already.
+    """Return a table; its cells are HTML.
 
     Parameters
     ----------
+    header, rows
+        Cells.
     kinds
-        For each column ``n`` where numbers stand to the right, ``k`` where lines are
-        not broken, ``w`` where words are, else a space.
+        A letter for each column: ``n`` aligns numbers to the right, ``k`` keeps lines
+        whole, ``w`` breaks long words, a space does nothing.
     """
     columns = kinds.ljust(len(header))
     classes = [f' class="{k}"' if k != " " else "" for k in columns]
@@ -143,7 +145,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "")
 
 
 def plot(title: str, **options: Any) -> Any:
-    """A figure without grounds of its own, so that the page's shows through."""
+    """Return a figure with a transparent background."""
     made: Any = figure(
         title=title,
         toolbar_location=None,
@@ -168,13 +170,13 @@ def plot(title: str, **options: Any) -> Any:
 
 
 def source(columns: Mapping[str, list[Any]]) -> Any:
-    """A source of these columns; of what Bokeh takes its types say too little."""
-    found: Any = dict(columns)
-    return ColumnDataSource(found)
+    """Return a data source with these columns."""
+    data: Any = dict(columns)
+    return ColumnDataSource(data)
 
 
 def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
-    """A legend above a figure, of names and what is drawn so."""
+    """Add a legend above a figure, from names and their renderers."""
     made.add_layout(
         Legend(
             items=[LegendItem(label=name, renderers=list(r)) for name, r in items],

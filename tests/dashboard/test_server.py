@@ -21,7 +21,7 @@ from tornado.httpclient import (
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import clustertune
-from clustertune.dashboard import serving, shielding
+from clustertune.dashboard import server
 from clustertune.monitor import connection
 
 EVIL = "<script>alert(1)</script>"
@@ -43,23 +43,19 @@ async def connected(page: str, origin: str) -> WebSocketClientConnection:
 
 @asynccontextmanager
 async def served(address: str) -> AsyncIterator[str]:
-    source = serving.Source(partial(connection.connected, address, seconds=10))
+    source = server.Source(partial(connection.connected, address, seconds=10))
     options: dict[str, Any] = {"port": 0, "address": "127.0.0.1", "origins": [PROXY]}
-    async with serving.serving(source, **options) as url:
+    async with server.serving(source, **options) as url:
         yield url
 
 
 def test_the_policy() -> None:
-    """A page talks to its own server, one in a file to nobody."""
-    page, file = shielding.policy("'self'"), shielding.policy()
-    for text in (page, file):
-        assert text.startswith("default-src 'none'; ")
-        assert "base-uri 'none'; form-action 'none'" in text
-        assert "http" not in text
-        assert "*" not in text
-    assert "connect-src 'self'" in page
-    assert "self" not in file
-    assert "connect-src" not in file
+    """A page connects to its own server only."""
+    policy = server.content_security_policy(())
+    assert policy.startswith("default-src 'none'; connect-src 'self'; ")
+    assert policy.endswith("base-uri 'none'; form-action 'none'")
+    assert "http" not in policy
+    assert "*" not in policy
 
 
 @pytest.mark.parametrize(
@@ -74,7 +70,7 @@ def test_names(
     address: str, origins: list[str], allowed: list[str], refused: list[str]
 ) -> None:
     """Where only this machine is listened to; the port is the forwarder's affair."""
-    found = shielding.names(address, origins)
+    found = server.allowed_hosts(address, origins)
     assert found is not None
     assert found.issuperset(allowed)
     assert found.isdisjoint(refused)
@@ -85,7 +81,7 @@ def test_names(
 )
 def test_any_name(address: str, origins: list[str]) -> None:
     """Where others may see it anyway."""
-    assert shielding.names(address, origins) is None
+    assert server.allowed_hosts(address, origins) is None
 
 
 @gen_cluster(client=False, nthreads=[])
@@ -96,7 +92,7 @@ async def test_every_answer_has_the_headers(s: Any) -> None:
             answer = await asked(url + path)
             assert answer.code == (404 if path == "no-such-page" else 200)
             policy = answer.headers["Content-Security-Policy"]
-            assert policy == shielding.policy("'self'")
+            assert policy == server.content_security_policy(())
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert answer.headers["Referrer-Policy"] == "no-referrer"
 
