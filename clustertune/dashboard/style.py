@@ -48,8 +48,8 @@ td, th { padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
   vertical-align: top; overflow-wrap: break-word }
 .bk-clearfix { display: block !important; width: 100% }
 td.w { overflow-wrap: anywhere }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+td.n { white-space: nowrap }
 td.k { white-space: nowrap; width: 1% }
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }
 .critical, .bad { color: var(--bad); font-weight: 600 }
@@ -184,11 +184,11 @@ def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
             background_fill_color=None,
             border_line_color=None,
             label_text_color=GREY,
-            label_text_font_size="12px",
+            label_text_font_size="11px",
             location="top_left",
-            glyph_width=16,
-            label_standoff=3,
-            spacing=9,
+            glyph_width=14,
+            label_standoff=2,
+            spacing=5,
             margin=2,
         ),
         "above",
