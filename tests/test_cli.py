@@ -23,7 +23,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
-from clustertune.cli import looking, main, running
+from clustertune.cli import inspection, main, running
 from clustertune.core.model import Severity
 from clustertune.operations.watcher import Monitor
 from tests.certificates import Authority
@@ -33,7 +33,6 @@ COMMANDS = (
     "apply",
     "check",
     "demo",
-    "doctor",
     "explain",
     "history",
     "panel",
@@ -55,7 +54,6 @@ COMMANDS = (
 LOOKING = {
     "check",
     "demo",
-    "doctor",
     "explain",
     "history",
     "panel",
@@ -239,20 +237,23 @@ def test_version() -> None:
     ("arguments", "text"),
     [
         (["divine"], "No such command"),
-        (["docter", "a"], "there is no command 'docter'; did you mean 'doctor'?"),
-        (["doctor", "-f", "xml"], "'xml' is not one of"),
-        (["doctor", "--divine"], "No such option"),
-        (["doctor"], "which cluster? give ADDRESS"),
+        (["chekc", "a"], "there is no command 'chekc'; did you mean 'check'?"),
+        (["check", "-f", "xml"], "'xml' is not one of"),
+        (["check", "--divine"], "No such option"),
+        (["check"], "which cluster? give ADDRESS"),
         (["report"], "which cluster? give ADDRESS"),
         (["report", "a", "b"], "unexpected extra argument"),
-        (["doctor", "--scheduler-file", "/no/such/file"], "does not exist"),
-        (["doctor", "--scheduler-file", __file__, "a"], "stands instead of ADDRESS"),
-        (["doctor", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
-        (["doctor", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
+        (["check", "--scheduler-file", "/no/such/file"], "does not exist"),
+        (
+            ["check", "--scheduler-file", __file__, "a"],
+            "replaces ADDRESS: leave 'a' out",
+        ),
+        (["check", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
+        (["check", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
         (["prepare", *["--dataset", "X"] * 2, "a"], "--dataset: 'X' is given 2 times"),
         (["reset", *["--dataset", "X"] * 2], "--dataset: 'X' is given 2 times"),
         (["resize", *["--env", "A=1"] * 3, "a"], "--env: 'A' is given 3 times"),
-        (["trim", "--cluster", "gateway:x", "a"], "stands instead of ADDRESS"),
+        (["trim", "--cluster", "gateway:x", "a"], "--cluster replaces ADDRESS"),
         (["trim", "--cluster", "x:y"], "is none of coiled:NAME, gateway:NAME"),
         (["trim", "--cluster", "gateway:x", "--tls-ca-file", __file__], "leave --tls"),
         (["demo", "--parquet", "x"], "--parquet and --label go together"),
@@ -285,7 +286,7 @@ def one_line(result: Result) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", ["doctor", "report"])
+@pytest.mark.parametrize("command", ["check", "report"])
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://"])
 def test_nobody_there(
     command: str, address: str, monkeypatch: pytest.MonkeyPatch
@@ -318,7 +319,7 @@ def test_an_address_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> N
     """Without ADDRESS, Dask's configuration says which cluster."""
     monkeypatch.setattr(running, "CONNECT", 0.3)
     with dask.config.set({"scheduler-address": "tcp://127.0.0.1:9"}):
-        result = run("doctor")
+        result = run("check")
     assert result.exit_code == 3
     assert "tcp://127.0.0.1:9" in one_line(result)
 
@@ -331,59 +332,9 @@ def test_a_scheduler_file_that_is_none(
     file = tmp_path / "scheduler.json"
     for text in ("", "{", "{}", "[]", '{"address": "tcp://127.0.0.1:9"}'):
         file.write_text(text)
-        result = run("doctor", "--scheduler-file", str(file))
+        result = run("check", "--scheduler-file", str(file))
         assert result.exit_code == 3
         assert str(file) in one_line(result)
-
-
-# --- doctor -----------------------------------------------------------------------
-
-
-def test_doctor(cluster: LocalCluster) -> None:
-    """A cluster on which prepare will work exits with 0; without nannies, too."""
-    result = run("doctor", cluster.scheduler_address)
-    assert result.exit_code == 0
-    assert result.stderr == ""
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["workers", "yes", "1", "running;", "1", "thread"] in lines
-    assert any(line[:3] == ["restarting", "workers", "NO"] for line in lines)
-
-
-def test_doctor_as_json(cluster: LocalCluster) -> None:
-    """JSON is all there is on stdout, with its schema version."""
-    result = run("doctor", "-f", "json", cluster.scheduler_address)
-    assert result.exit_code == 0
-    data = json.loads(result.stdout)
-    assert data["schema_version"] == 1
-    assert data["address"] == cluster.scheduler_address
-    assert "placing data" in {row["subject"] for row in data["rows"]}
-
-
-def test_doctor_as_html(cluster: LocalCluster) -> None:
-    """HTML is a table."""
-    result = run("doctor", "--format", "html", cluster.scheduler_address)
-    assert result.exit_code == 0
-    assert result.stdout.startswith("<p>clustertune on ")
-    assert "<td>workers" in result.stdout
-
-
-def test_doctor_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The file that a scheduler wrote is as good as its address."""
-    file = tmp_path / "scheduler.json"
-    file.write_text(json.dumps({"address": cluster.scheduler_address}))
-    result = run("doctor", "--scheduler-file", str(file))
-    assert result.exit_code == 0
-    assert cluster.scheduler_address in result.stdout
-
-
-def test_doctor_of_a_cluster_without_workers() -> None:
-    """A cluster on which prepare will not work exits with 1, and the table says why."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=0, **options) as empty:
-        result = run("doctor", empty.scheduler_address)
-    assert result.exit_code == 1
-    lines = [line.split()[:3] for line in result.stdout.splitlines()]
-    assert ["workers", "NO", "none;"] in lines
 
 
 # --- report -----------------------------------------------------------------------
@@ -397,7 +348,7 @@ def test_nothing_was_prepared(form: str) -> None:
         result = run("report", "-f", form, fresh.scheduler_address)
     assert result.exit_code == 1
     assert one_line(result) == (
-        "clustertune: nothing was prepared on this cluster since its scheduler started"
+        "clustertune: this cluster has no report since its scheduler started"
     )
 
 
@@ -510,16 +461,55 @@ def test_other_errors_are_bugs() -> None:
 
 
 def test_check(cluster: LocalCluster) -> None:
-    """Findings as text and JSON; the exit code says whether they are bad."""
+    """Findings, then features; the exit code tells whether findings are bad."""
     address = cluster.scheduler_address
     result = run("check", address)
     assert result.exit_code == 0
+    assert result.stderr == ""
     assert "no_nanny" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["workers", "yes", "1", "running;", "1", "thread"] in lines
+    assert any(line[:3] == ["restarting", "workers", "NO"] for line in lines)
+    assert run("check", "--fail-on", "never", address).exit_code == 0
+
+
+def test_check_as_json(cluster: LocalCluster) -> None:
+    """JSON is alone on stdout: a report, with the address and the features."""
+    address = cluster.scheduler_address
     result = run("check", "-f", "json", "--fail-on", "info", address)
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["status"] == "looked"
-    assert run("check", "--fail-on", "never", address).exit_code == 0
-    assert "<div" in run("check", "-f", "html", address).stdout
+    data = json.loads(result.stdout)
+    assert (data["schema_version"], data["status"]) == (1, "looked")
+    assert data["address"] == address
+    assert "placing data" in {f["subject"] for f in data["features"]}
+    assert clustertune.Report.from_json(result.stdout).status == "looked"
+
+
+def test_check_as_html(cluster: LocalCluster) -> None:
+    """HTML has a table of findings and a table of features."""
+    result = run("check", "--format", "html", cluster.scheduler_address)
+    assert result.exit_code == 0
+    assert result.stdout.startswith('<div class="clustertune">')
+    assert "<td>workers" in result.stdout
+
+
+def test_check_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The file that a scheduler wrote replaces its address."""
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": cluster.scheduler_address}))
+    result = run("check", "--scheduler-file", str(file))
+    assert result.exit_code == 0
+    assert cluster.scheduler_address in result.stdout
+
+
+def test_check_of_a_cluster_without_workers() -> None:
+    """Prepare would not work there, so the exit code is 1 whatever was found."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(n_workers=0, **options) as empty:
+        result = run("check", "--fail-on", "never", empty.scheduler_address)
+    assert result.exit_code == 1
+    lines = [line.split()[:3] for line in result.stdout.splitlines()]
+    assert ["workers", "NO", "none;"] in lines
 
 
 def test_check_names_published_data(cluster: LocalCluster) -> None:
@@ -559,7 +549,7 @@ def test_watch(cluster: LocalCluster) -> None:
 async def test_watch_until_the_scheduler_is_gone(c: Any, s: Any, a: Any) -> None:
     """Who supervises it is told: an error, and no end like any other."""
     async with Monitor(c, interval=0.05) as monitor:
-        printing = asyncio.ensure_future(looking._print_events(monitor, "text"))
+        printing = asyncio.ensure_future(inspection._print_events(monitor, "text"))
         await soon(lambda: monitor.snapshots)
         await c.close()  # as a client does itself that cannot connect again
         with pytest.raises(errors.ConnectionLostError, match="nothing is watched"):
@@ -614,7 +604,7 @@ def test_nobody_can_be_asked(nannies: LocalCluster) -> None:
     """Without a terminal it never waits for an answer, and changes nothing."""
     result = run("restart", nannies.scheduler_address)
     assert result.exit_code == 2
-    assert "give --yes, or --dry-run" in result.stderr
+    assert "give --yes or --dry-run" in result.stderr
     assert "restart worker" in result.stderr
 
 
@@ -623,7 +613,7 @@ def test_asking(
     nannies: LocalCluster, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a terminal the plan is shown first; anything but yes changes nothing."""
-    monkeypatch.setattr("clustertune.cli.consent.is_terminal", lambda: True)
+    monkeypatch.setattr("clustertune.cli.options.is_terminal", lambda: True)
     result = CliRunner().invoke(main, ["trim", nannies.scheduler_address], input=answer)
     assert "Go on?" in result.stderr
     assert result.exit_code == {"y\n": 0, "n\n": 4, "": 130}[answer]
@@ -738,11 +728,11 @@ def test_panel_says_where_the_page_is(cluster: LocalCluster) -> None:
 def test_what_only_a_server_takes_needs_serve(option: str) -> None:
     done = run("panel", option, "tcp://127.0.0.1:1")
     assert done.exit_code == 2
-    assert "needs --serve beside it" in done.output
+    assert "needs --serve" in done.output
 
 
 def test_a_port_that_is_taken(cluster: LocalCluster) -> None:
     taken = cluster.scheduler.http_server.port
     done = run("panel", "--serve", "--port", str(taken), cluster.scheduler_address)
     assert done.exit_code == 2
-    assert "give another --port, 0 for any that is free" in done.output
+    assert "give another --port, or 0 for a free one" in done.output

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from clustertune.cli import demo
-from clustertune.cli.demo_data import Data, DemoError
+from clustertune.cli.demo import Data, DemoError
 from tests.processes import until
 
 pytest.importorskip("xgboost")
@@ -59,7 +59,9 @@ def test_data_without_a_label_is_refused(tmp_path):
 
 def test_a_label_without_data_is_refused():
     """A label belongs to data of the user's own."""
-    assert "label='y' is a column of what?" in refused(None, "y", 2)
+    assert "label='y' is a column of Parquet data: give parquet too" in refused(
+        None, "y", 2
+    )
 
 
 def test_a_label_that_is_no_column_is_refused_before_a_cluster_starts(tmp_path):
@@ -84,7 +86,7 @@ def test_a_step_says_what_goes_on_and_what_it_took():
 
 def test_a_long_step_says_that_it_still_runs(monkeypatch):
     """Nobody has to wonder whether it hangs; afterwards it is quiet."""
-    monkeypatch.setattr(demo, "BEAT", 0.02)
+    monkeypatch.setattr(demo, "PROGRESS", 0.02)
     said = []
     with demo.Step(said.append, "waiting"):
         until(lambda: len(said) >= 3)
@@ -131,7 +133,7 @@ def test_too_few_cpus_are_said(monkeypatch):
     """Where workers share CPUs, a gain cannot be expected, and the demo says so."""
     monkeypatch.setattr(demo, "CPU_COUNT", 1)
     text = demo._verdict(trial("", 10, 1, 9, 0), trial("", 9, 1, 5, 4), 1.0)
-    assert "1 CPUs here and 2 workers share them" in text
+    assert "2 workers share 1 CPUs, which limits both fits" in text
 
 
 # --- the whole ----------------------------------------------------------------------

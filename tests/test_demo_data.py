@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import futures_of
 
-from clustertune.cli.demo_data import DemoError, load, read, row_groups, write_digits
+from clustertune.cli.demo import DemoError, load, read, row_groups, write_digits
 
 pytest.importorskip("sklearn")
 
@@ -25,7 +25,7 @@ def test_row_groups_add_up_and_are_uneven():
 
 def test_digits_are_written_in_the_row_groups_asked_for(tmp_path):
     """Files, row groups, columns and types are what the demo says they are."""
-    write_digits(tmp_path / "digits", rows=3_000, pieces=12)
+    write_digits(tmp_path / "digits", rows=3_000, partitions=12)
     files = sorted((tmp_path / "digits").iterdir())
     found = [pq.ParquetFile(file).metadata for file in files]
     groups = [m.row_group(i).num_rows for m in found for i in range(m.num_row_groups)]
@@ -41,7 +41,7 @@ def test_digits_are_scikit_learns_with_noise(tmp_path):
     """The mean image of each digit is the real one's; no two rows are the same."""
     from sklearn.datasets import load_digits
 
-    write_digits(tmp_path / "digits", rows=5_000, pieces=8)
+    write_digits(tmp_path / "digits", rows=5_000, partitions=8)
     table = pq.read_table(tmp_path / "digits").to_pandas()
     images, digits = load_digits(return_X_y=True)
     real = pd.DataFrame(images).groupby(digits).mean().to_numpy()
@@ -54,7 +54,7 @@ def test_digits_are_scikit_learns_with_noise(tmp_path):
 def test_the_same_digits_are_made_each_time(tmp_path):
     """The data does not depend on chance, so runs can be compared."""
     for name in ("a", "b"):
-        write_digits(tmp_path / name, rows=500, pieces=4)
+        write_digits(tmp_path / name, rows=500, partitions=4)
     first, second = (pq.read_table(tmp_path / name) for name in ("a", "b"))
     assert first.equals(second)
 
@@ -127,8 +127,8 @@ def client(local_cluster):
     return local_cluster(1, processes=False, dashboard_address="127.0.0.1:0")[1]
 
 
-def loaded(client, path, label="y", pieces=4):
-    return load(client, read(path, label), label, pieces=pieces)
+def loaded(client, path, label="y", partitions=4):
+    return load(client, read(path, label), label, partitions=partitions)
 
 
 def test_rows_stay_paired(tmp_path, client):
@@ -156,7 +156,7 @@ def test_too_few_row_groups_are_cut(tmp_path, client):
     """One row group cannot be on two workers, so it is cut before it is loaded."""
     path = tmp_path / "one.parquet"
     pd.DataFrame({"x": np.arange(300.0), "y": np.arange(300.0)}).to_parquet(path)
-    assert loaded(client, str(path), pieces=16).X.npartitions == 16
+    assert loaded(client, str(path), partitions=16).X.npartitions == 16
 
 
 @pytest.mark.parametrize(

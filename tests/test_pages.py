@@ -359,7 +359,7 @@ NOT_HERE = {
     "--tls-ca-file": "the cluster of the test speaks no TLS",
 }
 #: exit codes of commands that say something else than that all is well
-CODES = {"check": {0, 1}, "size": {0, 1}, "trends": {0, 1}, "doctor": {0, 1}}
+CODES = {"check": {0, 1}, "size": {0, 1}, "trends": {0, 1}}
 
 
 @pytest.mark.slow
