@@ -116,7 +116,7 @@ def run(
     parquet, label
         Parquet data and the column to predict; None generates data.
     workers
-        Number of workers after scaling up.
+        Number of workers after scaling up, at least 2.
     echo
         Prints text of one line or more.
     rows
@@ -125,20 +125,18 @@ def run(
     Raises
     ------
     DemoError
-        A package is missing, an argument is wrong, or no model can learn the data.
+        A package is missing, or the data cannot be read or learned.
     """
     _require_packages()
-    _check_arguments(parquet, label, workers)
     with ExitStack() as stack:
         folder = stack.enter_context(
             TemporaryDirectory(prefix="clustertune-demo-", ignore_cleanup_errors=True)
         )
-        if parquet is None:
+        if parquet is None or label is None:
             parquet, label = str(Path(folder, "digits")), LABEL
             text = f"writing {rows:,} rows of scikit-learn's handwritten digits"
             with Step(echo, f"{text}, with noise, as Parquet"):
                 write_digits(Path(parquet), rows=rows, partitions=PARTITIONS * workers)
-        assert label is not None  # see _check_arguments
         frame = read(parquet, label)
         with Step(echo, "starting a local cluster with 1 worker of 1 thread"):
             cluster, client = stack.enter_context(_local_cluster(folder, workers))
@@ -157,24 +155,6 @@ def _require_packages() -> None:
         raise DemoError(
             f"not installed: {', '.join(missing)}; run pip install 'clustertune[demo]'"
         )
-
-
-def _check_arguments(parquet: str | None, label: str | None, workers: int) -> None:
-    if workers < 2:
-        raise DemoError(
-            f"workers={workers}: the cluster grows from 1 worker to at least 2"
-        )
-    if parquet is None and label is not None:
-        raise DemoError(
-            f"label={label!r} is a column of Parquet data: give parquet too"
-        )
-    if parquet is None:
-        return
-    # Dask resolves URLs and patterns
-    if not any(c in parquet for c in ":*?[") and not Path(parquet).exists():
-        raise DemoError(f"parquet={parquet!r}: there is no such file or folder")
-    if label is None:
-        raise DemoError("label is missing: name the column to predict")
 
 
 @contextmanager
@@ -282,15 +262,8 @@ def _listed(names: list[str], most: int = 20) -> str:
 def load(client: Client, frame: Any, label: str, *, partitions: int) -> Data:
     """Split the data, and load it on the current workers.
 
-    Parameters
-    ----------
-    client
-        A connected client.
-    frame, label
-        The data of :func:`read`.
-    partitions
-        Repartition data that has fewer than a quarter of this number. Whole partitions
-        must be enough to give each worker an even share.
+    Data with fewer than a quarter of the partitions is repartitioned, so that moving
+    whole partitions can give each worker an even share.
 
     Raises
     ------

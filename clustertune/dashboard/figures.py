@@ -14,7 +14,6 @@ from math import ceil, sqrt
 from typing import Any
 
 from bokeh.models import (
-    AdaptiveTicker,
     FixedTicker,
     HoverTool,
     LinearColorMapper,
@@ -38,7 +37,6 @@ from clustertune.dashboard.state import (
 MAX_BARS = 60  # with more workers, the figures show cells and a profile
 MAX_EXTREMES = 5  # the fullest, emptiest and marked workers listed under the cells
 MAX_EVENTS = 12
-BAR_HEIGHT = 22  # pixels
 
 _DASHES = dict(zip(THRESHOLDS, ("dotted", "dashed", "solid", "dotdash"), strict=True))
 _PARTS: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -115,11 +113,11 @@ class MemoryBars:
             bars.append((name, [bar]))
             left = f"{name}_end"
         ticks = [(name, [self._tick(name, dash)]) for name, dash in _DASHES.items()]
-        _add_marks(made, self.marks, x="beside", y="y", marker="mark", size=11)
-        _add_words(made, self.marks, x="beside", text="status", x_offset=10)
+        style.add_marks(made, self.marks, x="end", y="y", marker="mark", size=11)
+        style.add_words(made, self.marks, x="end", text="status", x_offset=10)
         renderers = [r for _, rs in bars for r in rs]
         made.add_tools(HoverTool(tooltips=_BAR_TOOLTIPS, renderers=renderers))
-        _bytes_axis(made.xaxis)
+        style.bytes_axis(made.xaxis)
         made.ygrid.visible = False
         style.legend(made, [*bars, *ticks])
 
@@ -134,7 +132,7 @@ class MemoryBars:
         workers, data = state["workers"], _bar_columns(state)
         # a new axis costs more than all other changes
         if data["name"] != self.source.data["name"]:
-            _label_bars(self.root, data["name"])
+            style.label_bars(self.root, data["name"])
         self.source.data = data
         self.marks.data = _memory_marks(data)
         for name, source in self.ticks.items():
@@ -165,7 +163,7 @@ class MemoryCells:
             x="column", y="row", width=0.92, height=0.92, source=self.source,
             fill_color={"field": "fraction", "transform": colors}, line_color=None,
         )  # fmt: skip
-        _add_marks(
+        style.add_marks(
             made, self.marks, x="column", y="row", marker="mark", size=12,
             fill_color="white", line_width=3,
         )  # fmt: skip
@@ -314,11 +312,11 @@ def _bar_columns(state: State) -> Columns:
 def _memory_marks(data: Columns) -> Columns:
     """Return a shape and words for each worker that has a problem."""
     odd = [i for i, status in enumerate(data["status"]) if status != "running"]
-    beside = _widest(data) * 1.03 if "spilled_end" in data else 0.0
+    end = _widest(data) * 1.03 if "spilled_end" in data else 0.0
     marks = {name: [data[name][i] for i in odd] for name in ("y", "column", "row")}
     status = [data["status"][i] for i in odd]
     shapes = ["square_x" if "paus" in text else "triangle" for text in status]
-    return marks | {"status": status, "beside": [beside] * len(odd), "mark": shapes}
+    return marks | {"status": status, "end": [end] * len(odd), "mark": shapes}
 
 
 def _widest(data: Columns) -> float:
@@ -366,8 +364,8 @@ class Rows:
             x0="due", x1="due", y0="low", y1="high", source=self.source, line_width=2,
             line_color=style.GREY, tags=["ink"],
         )  # fmt: skip
-        _add_marks(made, self.marks, x=0, y="y", marker="triangle", size=11)
-        _add_words(made, self.source, x="rows", text="label", x_offset=12)
+        style.add_marks(made, self.marks, x=0, y="y", marker="triangle", size=11)
+        style.add_words(made, self.source, x="rows", text="label", x_offset=12)
         made.add_tools(HoverTool(tooltips=_ROW_TOOLTIPS, renderers=[bars, even]))
         made.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
         made.ygrid.visible = False
@@ -383,7 +381,7 @@ class Rows:
             x="y", y="due", mode="center", source=self.source, line_width=2,
             line_color=style.GREY, tags=["ink"],
         )  # fmt: skip
-        _add_marks(made, self.marks, x="y", y=0, marker="triangle", size=9)
+        style.add_marks(made, self.marks, x="y", y=0, marker="triangle", size=9)
         made.add_tools(HoverTool(tooltips=_ROW_TOOLTIPS, renderers=[bars]))
         made.yaxis.formatter = NumeralTickFormatter(format="0.[0]a")
         made.xgrid.visible = False
@@ -402,7 +400,7 @@ class Rows:
             self.source.data = data
             self.marks.data = _row_marks(data)
             most = max([1, *data["rows"], *data["due"]])
-            _label_bars(self.bars, data["name"])
+            style.label_bars(self.bars, data["name"])
             self.bars.x_range.end = most * 1.7  # room for the words next to a bar
             self.profile.y_range.end = most * 1.1
         nothing = RELEASED if known else NO_COLLECTIONS
@@ -524,7 +522,7 @@ class Timeline:
             mode="vline",
         )
         made.add_tools(hover, HoverTool(tooltips=[("", "@text")], renderers=[marks]))
-        _bytes_axis(made.yaxis)
+        style.bytes_axis(made.yaxis)
         made.xaxis.axis_label = "UTC"
         style.legend(made, [("managed", [data]), ("unmanaged", [whole])])
 
@@ -589,33 +587,3 @@ def _event_table(events: Sequence[Mapping[str, Any]]) -> str:
         for e in reversed(events[-MAX_EVENTS:])
     ]
     return style.table(("time", "kind", "event"), rows, "kk ")
-
-
-# --- for several figures --------------------------------------------------------------
-
-
-def _add_marks(made: Any, source: Any, **options: Any) -> None:
-    colors = {"fill_color": style.VERMILION, "line_color": style.VERMILION}
-    made.scatter(source=source, **(colors | options))
-
-
-def _add_words(made: Any, source: Any, **options: Any) -> None:
-    made.text(
-        y="y", source=source, text_baseline="middle", text_font_size="12px",
-        text_color=style.GREY, tags=["ink"], **options,
-    )  # fmt: skip
-
-
-def _bytes_axis(axis: Any) -> None:
-    powers = [2**i for i in range(10)]
-    axis.ticker = AdaptiveTicker(base=1024, mantissas=powers)
-    axis.formatter = NumeralTickFormatter(format="0.[0] ib")
-
-
-def _label_bars(made: Any, names: Sequence[str]) -> None:
-    """Make room for one bar for each name, and label the bars."""
-    labels = enumerate(style.names(names, style.MAX_LABEL))
-    made.yaxis.ticker = FixedTicker(ticks=list(range(len(names))))
-    made.yaxis.major_label_overrides = dict(labels)
-    made.y_range.start, made.y_range.end = len(names) - 0.4, -0.6
-    made.height = 75 + BAR_HEIGHT * len(names)

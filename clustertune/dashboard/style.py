@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bokeh.models import ColumnDataSource, CustomJS
+from bokeh.models import (
+    AdaptiveTicker,
+    ColumnDataSource,
+    CustomJS,
+    FixedTicker,
+    NumeralTickFormatter,
+)
 from bokeh.models.annotations import Legend, LegendItem
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
@@ -24,6 +30,7 @@ GREY = "#7f7f7f"  # readable on a light and on a dark background
 
 MAX_TEXT = 300  # characters of a text from the cluster
 MAX_NAME = 40  # characters of a name
+BAR_HEIGHT = 22  # pixels
 MAX_LABEL = 22  # characters of a name at an axis
 
 CSS = """
@@ -193,3 +200,33 @@ def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
         ),
         "above",
     )
+
+
+def add_marks(made: Any, source: Any, **options: Any) -> None:
+    """Mark problems with shapes."""
+    colors = {"fill_color": VERMILION, "line_color": VERMILION}
+    made.scatter(source=source, **(colors | options))
+
+
+def add_words(made: Any, source: Any, **options: Any) -> None:
+    """Write words next to bars."""
+    made.text(
+        y="y", source=source, text_baseline="middle", text_font_size="12px",
+        text_color=GREY, tags=["ink"], **options,
+    )  # fmt: skip
+
+
+def bytes_axis(axis: Any) -> None:
+    """Label an axis with binary prefixes."""
+    powers = [2**i for i in range(10)]
+    axis.ticker = AdaptiveTicker(base=1024, mantissas=powers)
+    axis.formatter = NumeralTickFormatter(format="0.[0] ib")
+
+
+def label_bars(made: Any, labels: Sequence[str]) -> None:
+    """Make room for one bar for each label, and label the bars."""
+    short = names(labels, MAX_LABEL)
+    made.yaxis.ticker = FixedTicker(ticks=list(range(len(labels))))
+    made.yaxis.major_label_overrides = dict(enumerate(short))
+    made.y_range.start, made.y_range.end = len(labels) - 0.4, -0.6
+    made.height = 75 + BAR_HEIGHT * len(labels)

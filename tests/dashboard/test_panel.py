@@ -1,27 +1,19 @@
-"""``panel``: on the scheduler's own dashboard, once; by itself where it cannot be."""
+"""``panel``: the page on the dashboard of a scheduler."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from contextlib import asynccontextmanager
-from functools import partial
-from time import time
 
 import pytest
-from distributed import Scheduler
-from distributed.utils_test import gen_cluster, gen_test
+from distributed.utils_test import gen_cluster
 from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
-from clustertune.dashboard import mount, server
+from clustertune.dashboard import mount
 from clustertune.dashboard import panel as panels
 from clustertune.dashboard.panel import page_url
-from clustertune.dashboard.state import verdict
-from clustertune.errors import RefusedError, VersionMismatchError
-from clustertune.monitor.connection import connected
-from tests.processes import soon
+from clustertune.errors import RefusedError
 
 BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
 ONE = [("127.0.0.1", 1)]
@@ -91,111 +83,6 @@ def test_in_a_notebook_it_is_a_frame() -> None:
     panel = panels.Panel('http://h/"><script>')
     assert "<script" not in panel.show()._repr_html_() + panel._repr_html_()
     assert 'height="500"' in panel.show(height=500)._repr_html_()
-
-
-# --- served by itself -----------------------------------------------------------------
-
-
-@asynccontextmanager
-async def source_of(address: str):
-    source = server.Source(partial(connected, address, seconds=10))
-    try:
-        yield source
-    finally:
-        await source.close()
-
-
-@gen_cluster(client=False, nthreads=ONE)
-async def test_it_serves_a_scheduler_without_a_dashboard(s, a):
-    async with source_of(s.address) as source:
-        state = await source.read()
-        assert state["trouble"] == ""
-        assert state["workers"]["pause"][0]  # a check was run before
-        assert state["findings"]["command"] == f"clustertune check {s.address}"
-        async with server.serving(
-            source, port=0, address="127.0.0.1", origins=["hub.example"]
-        ) as url:
-            assert "clustertune" in await get(url)
-
-
-@gen_cluster(client=False, nthreads=ONE)
-async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
-    async def refuse(client):
-        raise VersionMismatchError("another Python")
-
-    monkeypatch.setattr(panels, "tell", refuse)
-    async with source_of(s.address) as source:
-        state = await source.read()
-        assert state["workers"]["threads"] == [1]
-        assert state["workers"]["pause"] == [None]
-        (found,) = state["findings"]["found"]
-        assert found["message"].endswith("inspected: another Python")
-        assert verdict(state)[0] == "usable"  # that it is ready nobody knows
-        assert not s.plugins.get("clustertune")
-
-
-@pytest.mark.parametrize("shift", [-3600.0, 3600.0], ids=["slow", "fast"])
-@gen_cluster(client=False, nthreads=ONE)
-async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
-    """Without code of ours, too, ages go by the scheduler's clock."""
-
-    async def refuse(client):
-        raise VersionMismatchError("another Python")
-
-    monkeypatch.setattr(panels, "tell", refuse)
-    monkeypatch.setattr(server, "time", lambda: time() + shift)
-    async with source_of(s.address) as source:
-        state = await source.read()
-        assert abs(state["time"] - time()) < 30
-        assert state["findings"]["time"] == state["time"]
-        assert state["workers"]["silent"][0] < 30
-
-
-@gen_cluster(client=False, nthreads=ONE)
-async def test_closed_while_it_connects(s, a):
-    """No client is left, and whoever was asking gets what was known."""
-    made = []
-
-    async def connect():
-        client = await connected(s.address, seconds=10)
-        made.append(client)
-        try:
-            await asyncio.Event().wait()
-        except BaseException:
-            await client.close()
-            raise
-
-    source = server.Source(connect)
-    reading = asyncio.ensure_future(source.read())
-    await soon(lambda: made)
-    await source.close()
-    assert made[0].status == "closed"
-    assert (await reading)["trouble"] == "the cluster has not been read yet"
-    assert (await source.read())["trouble"]
-    assert len(made) == 1
-
-
-@gen_test()
-async def test_a_scheduler_that_goes_and_comes_back(monkeypatch):
-    """The last state stays, with the reason, until the same address answers again."""
-    monkeypatch.setattr(server, "AGAIN", 0.0)
-    monkeypatch.setattr(server, "FRESH", 0.0)
-    monkeypatch.setattr(server, "CONNECT", 0.5)
-    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    async with Scheduler(port=0, **options) as s:
-        address, port = s.address, s.port
-        async with source_of(address) as source:
-            assert (await source.read())["trouble"] == ""
-            await s.close()
-            lost = await source.read()
-            while not lost["trouble"]:
-                lost = await source.read()
-            assert lost["trouble"].startswith("the scheduler has not answered for")
-            assert lost["scheduler"] == address
-            async with Scheduler(port=port, **options):
-                back = await source.read()
-                while back["trouble"]:
-                    back = await source.read()
 
 
 def test_it_takes_a_client_and_no_address() -> None:

@@ -1,17 +1,19 @@
-"""The page that is served: its headers, its names, and who may connect to it."""
+"""The server of the page: page states, headers, host names, and connections."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from time import time
 from typing import Any
 
 import dask
 import pytest
-from distributed import Worker
-from distributed.utils_test import gen_cluster
+from distributed import Scheduler, Worker
+from distributed.utils_test import gen_cluster, gen_test
 from tornado.httpclient import (
     AsyncHTTPClient,
     HTTPClientError,
@@ -21,11 +23,16 @@ from tornado.httpclient import (
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import clustertune
+from clustertune.dashboard import panel as panels
 from clustertune.dashboard import server
-from clustertune.monitor import connection
+from clustertune.dashboard.state import verdict
+from clustertune.errors import VersionMismatchError
+from clustertune.monitor.connection import connected
+from tests.processes import soon
 
 EVIL = "<script>alert(1)</script>"
 PROXY = "hub.example:8443"
+ONE = [("127.0.0.1", 1)]
 
 
 async def asked(url: str, **headers: str) -> HTTPResponse:
@@ -33,7 +40,7 @@ async def asked(url: str, **headers: str) -> HTTPResponse:
     return await AsyncHTTPClient().fetch(request, raise_error=False)
 
 
-async def connected(page: str, origin: str) -> WebSocketClientConnection:
+async def websocket(page: str, origin: str) -> WebSocketClientConnection:
     """A websocket of the page, from a browser that shows a page of the origin."""
     (token,) = re.findall(r'"token":"([^"]+)"', (await asked(page)).body.decode())
     url = page.rstrip("/").replace("http://", "ws://") + "/ws"
@@ -43,10 +50,118 @@ async def connected(page: str, origin: str) -> WebSocketClientConnection:
 
 @asynccontextmanager
 async def served(address: str) -> AsyncIterator[str]:
-    source = server.Source(partial(connection.connected, address, seconds=10))
+    source = server.Source(partial(connected, address, seconds=10))
     options: dict[str, Any] = {"port": 0, "address": "127.0.0.1", "origins": [PROXY]}
     async with server.serving(source, **options) as url:
         yield url
+
+
+# --- page states ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def source_of(address: str):
+    source = server.Source(partial(connected, address, seconds=10))
+    try:
+        yield source
+    finally:
+        await source.close()
+
+
+@gen_cluster(client=False, nthreads=ONE)
+async def test_it_serves_a_scheduler_without_a_dashboard(s, a):
+    async with source_of(s.address) as source:
+        state = await source.read()
+        assert state["trouble"] == ""
+        assert state["workers"]["pause"][0]  # a check was run before
+        assert state["findings"]["command"] == f"clustertune check {s.address}"
+        async with server.serving(
+            source, port=0, address="127.0.0.1", origins=["hub.example"]
+        ) as url:
+            assert "clustertune" in (await asked(url)).body.decode()
+
+
+@gen_cluster(client=False, nthreads=ONE)
+async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
+    async def refuse(client):
+        raise VersionMismatchError("another Python")
+
+    monkeypatch.setattr(panels, "tell", refuse)
+    async with source_of(s.address) as source:
+        state = await source.read()
+        assert state["workers"]["threads"] == [1]
+        assert state["workers"]["pause"] == [None]
+        (found,) = state["findings"]["found"]
+        assert found["message"].endswith("inspected: another Python")
+        assert verdict(state)[0] == "usable"  # that it is ready nobody knows
+        assert not s.plugins.get("clustertune")
+
+
+@pytest.mark.parametrize("shift", [-3600.0, 3600.0], ids=["slow", "fast"])
+@gen_cluster(client=False, nthreads=ONE)
+async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
+    """Without code of ours, too, ages go by the scheduler's clock."""
+
+    async def refuse(client):
+        raise VersionMismatchError("another Python")
+
+    monkeypatch.setattr(panels, "tell", refuse)
+    monkeypatch.setattr(server, "time", lambda: time() + shift)
+    async with source_of(s.address) as source:
+        state = await source.read()
+        assert abs(state["time"] - time()) < 30
+        assert state["findings"]["time"] == state["time"]
+        assert state["workers"]["silent"][0] < 30
+
+
+@gen_cluster(client=False, nthreads=ONE)
+async def test_closed_while_it_connects(s, a):
+    """No client is left, and whoever was asking gets what was known."""
+    made = []
+
+    async def connect():
+        client = await connected(s.address, seconds=10)
+        made.append(client)
+        try:
+            await asyncio.Event().wait()
+        except BaseException:
+            await client.close()
+            raise
+
+    source = server.Source(connect)
+    reading = asyncio.ensure_future(source.read())
+    await soon(lambda: made)
+    await source.close()
+    assert made[0].status == "closed"
+    assert (await reading)["trouble"] == "the cluster has not been read yet"
+    assert (await source.read())["trouble"]
+    assert len(made) == 1
+
+
+@gen_test()
+async def test_a_scheduler_that_goes_and_comes_back(monkeypatch):
+    """The last state stays, with the reason, until the same address answers again."""
+    monkeypatch.setattr(server, "AGAIN", 0.0)
+    monkeypatch.setattr(server, "FRESH", 0.0)
+    monkeypatch.setattr(server, "CONNECT", 0.5)
+    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    async with Scheduler(port=0, **options) as s:
+        address, port = s.address, s.port
+        async with source_of(address) as source:
+            assert (await source.read())["trouble"] == ""
+            await s.close()
+            lost = await source.read()
+            while not lost["trouble"]:
+                lost = await source.read()
+            assert lost["trouble"].startswith("the scheduler has not answered for")
+            assert lost["scheduler"] == address
+            async with Scheduler(port=port, **options):
+                back = await source.read()
+                while back["trouble"]:
+                    back = await source.read()
+
+
+# --- the server -----------------------------------------------------------------------
 
 
 def test_the_policy() -> None:
@@ -123,9 +238,9 @@ async def test_pages_of_somebody_else_cannot_connect(s: Any) -> None:
             f"{url.rstrip('/')}.evil.example",
         ):
             with pytest.raises(HTTPClientError, match="403"):
-                await connected(url, origin)
+                await websocket(url, origin)
         for origin in (url.rstrip("/"), f"https://{PROXY}"):
-            connection = await connected(url, origin)
+            connection = await websocket(url, origin)
             connection.close()
 
 
@@ -156,8 +271,8 @@ async def test_on_the_dashboard_its_origins_are_those_of_dask(
     page = (await clustertune.panel(c)).url
     for url in (page, page.replace("/clustertune", "/status")):
         with pytest.raises(HTTPClientError, match="403"):
-            await connected(url, "http://evil.example")
-        connection = await connected(url, "http://good.example:80")
+            await websocket(url, "http://evil.example")
+        connection = await websocket(url, "http://good.example:80")
         connection.close()
 
 
