@@ -1,6 +1,6 @@
 """A headless Chromium for tests, driven by Playwright.
 
-Playwright runs in the event loop of the test, beside the cluster of the test. It uses
+Playwright runs in the event loop of the test. It uses
 the Chromium of the distribution and downloads no browser.
 """
 

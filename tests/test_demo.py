@@ -1,4 +1,4 @@
-"""The demo: what it refuses, what it says, and that it leaves nothing behind."""
+"""The demo: its errors, its output and its data; it leaves no processes or files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("xgboost")
 
 
 def refused(*arguments):
-    """Run the demo, expect that it refuses before it does anything; return the text."""
+    """Run the demo, expect an error before any output, and return its text."""
     said = []
     with pytest.raises(demo.DemoError) as caught:
         demo.run(*arguments, said.append)
@@ -35,7 +35,7 @@ def refused(*arguments):
 
 
 def test_a_missing_package_is_named_with_the_extra(monkeypatch):
-    """Who installed without the extra reads what to type."""
+    """The text has the command that installs the extra."""
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     text = refused(None, None, 2)
     assert "xgboost, scikit-learn, pyarrow" in text
@@ -43,23 +43,23 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch):
 
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path):
-    """The path is in the text, as it was given."""
+    """The text has the path."""
     path = str(tmp_path / "nothing.parquet")
     assert f"{path!r} cannot be read as Parquet: " in refused(path, "y", 2)
 
 
 def test_a_label_that_is_no_column_is_refused_before_a_cluster_starts(tmp_path):
-    """What can be seen in the file is said at once."""
+    """The demo reads the columns before it starts a cluster."""
     path = tmp_path / "data.parquet"
     pd.DataFrame({"a": [1.0], "b": [2.0]}).to_parquet(path)
     assert "the columns are a, b" in refused(str(path), "c", 2)
 
 
-# --- what it says -------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------
 
 
 def test_a_step_says_what_goes_on_and_what_it_took():
-    """Two lines: before it starts, and when it is through."""
+    """A step prints a line before and a line after."""
     said = []
     with demo.Step(said.append, "waiting") as step:
         sleep(0.05)
@@ -69,7 +69,7 @@ def test_a_step_says_what_goes_on_and_what_it_took():
 
 
 def test_a_long_step_says_that_it_still_runs(monkeypatch):
-    """Nobody has to wonder whether it hangs; afterwards it is quiet."""
+    """A long step prints its progress, and nothing after its end."""
     monkeypatch.setattr(demo, "PROGRESS", 0.02)
     said = []
     with demo.Step(said.append, "waiting"):
@@ -80,7 +80,7 @@ def test_a_long_step_says_that_it_still_runs(monkeypatch):
 
 
 def test_a_step_that_fails_is_not_said_to_be_done():
-    """The error speaks for itself."""
+    """A failed step prints no time."""
     said = []
     with pytest.raises(ZeroDivisionError), demo.Step(said.append, "dividing"):
         _ = 1 / 0
@@ -93,7 +93,7 @@ def trial(name, seconds, score, *rows):
 
 
 def test_the_table_has_rows_by_worker_times_and_scores():
-    """One line for each fit, with what they differ in."""
+    """The table has one line for each fit."""
     data = demo.Data(X=None, y=None, X_valid=None, y_valid=None, classes=10)
     text = demo._table(
         trial("without", 12.34, 0.9012, 5_000, 0),
@@ -114,30 +114,30 @@ def test_prepares_own_time_counts_in_the_verdict():
 
 
 def test_too_few_cpus_are_said(monkeypatch):
-    """Where workers share CPUs, a gain cannot be expected, and the demo says so."""
+    """The demo prints that workers share CPUs."""
     monkeypatch.setattr(demo, "CPU_COUNT", 1)
     text = demo._verdict(trial("", 10, 1, 9, 0), trial("", 9, 1, 5, 4), 1.0)
     assert "2 workers share 1 CPUs, which limits both fits" in text
 
 
-# --- the whole ----------------------------------------------------------------------
+# --- the whole demo -----------------------------------------------------------------
 
 
 def children():
-    """Processes that this one started, but for Python's own helpers."""
+    """Return the child processes, without Python's own helpers."""
     found = psutil.Process().children(recursive=True)
     return {p.pid for p in found if not _helper(p)}
 
 
 def _helper(process):
-    """Whether it is one; workers that are forked from a helper look the same."""
+    """Return whether a process is a helper; forked workers look the same."""
     names = re.search("resource_tracker|forkserver", " ".join(process.cmdline()))
     return names is not None and process.ppid() == os.getpid()
 
 
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
-    """A folder in which temporary ones are made; the demo must leave it empty."""
+    """Return the folder for temporary folders; the demo must leave it empty."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -145,7 +145,7 @@ def scratch(tmp_path, monkeypatch):
 
 
 def fits(said):
-    """Rows by worker and score of the two fits, as they were printed."""
+    """Return the printed rows by worker and the scores of the two fits."""
     found = []
     for start in ("without clustertune", "after prepare"):
         line = next(x for x in "\n".join(said).splitlines() if x.startswith(start))
@@ -156,7 +156,7 @@ def fits(said):
 
 @pytest.mark.slow
 def test_the_demo_trains_on_all_workers_after_prepare(scratch, monkeypatch):
-    """All rows lie on the first worker, then evenly on both; the score stays."""
+    """All rows are on the first worker, then evenly on both; the score stays."""
     monkeypatch.setattr(demo, "TREES", 20)
     running = children()
     said = []
@@ -174,7 +174,7 @@ def test_the_demo_trains_on_all_workers_after_prepare(scratch, monkeypatch):
 
 @pytest.mark.slow
 def test_the_demo_learns_quantities_from_data_of_the_users_own(scratch, monkeypatch):
-    """One row group, a quantity and a category: loaded, cut, trained, scored."""
+    """The demo runs on one row group with a quantity and a category."""
     monkeypatch.setattr(demo, "TREES", 20)
     random = np.random.default_rng(0)
     frame = pd.DataFrame({"a": random.random(4_000), "b": random.random(4_000)})
@@ -196,7 +196,7 @@ def test_the_demo_learns_quantities_from_data_of_the_users_own(scratch, monkeypa
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
 def test_an_interrupt_leaves_nothing_behind(scratch):
-    """^C in the middle of a fit: workers and files are gone, the exit code is 130."""
+    """After ^C during a fit no workers or files are left, and the exit code is 130."""
     with (scratch.parent / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", "from clustertune.cli import main; main()", "demo"],
@@ -209,10 +209,10 @@ def test_an_interrupt_leaves_nothing_behind(scratch):
     said = Path(output.name).read_text
     try:
         until(lambda: "training" in said() or process.poll() is not None, 60)
-        sleep(1)  # into the fit
+        sleep(1)  # until the fit runs
         group = [p for p in psutil.process_iter() if _in_session(p, process.pid)]
         assert len(group) > 2, said()
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal
         assert process.wait(30) == 130, said()
         _, alive = psutil.wait_procs(group, timeout=10)
         assert alive == []
@@ -234,7 +234,7 @@ def _in_session(process, session):
 
 
 def test_row_groups_add_up_and_are_uneven():
-    """All rows are in some group, no group is empty, and their sizes differ much."""
+    """Row groups contain all rows, are not empty, and have different sizes."""
     sizes = demo.row_groups(100_000, 32)
     assert len(sizes) == 32
     assert sizes.sum() == 100_000
@@ -243,7 +243,7 @@ def test_row_groups_add_up_and_are_uneven():
 
 
 def test_digits_are_written_in_the_row_groups_asked_for(tmp_path):
-    """Files, row groups, columns and types are what the demo says they are."""
+    """Check files, row groups, columns and types."""
     demo.write_digits(tmp_path / "digits", rows=3_000, partitions=12)
     files = sorted((tmp_path / "digits").iterdir())
     found = [pq.ParquetFile(file).metadata for file in files]
@@ -257,7 +257,7 @@ def test_digits_are_written_in_the_row_groups_asked_for(tmp_path):
 
 
 def test_digits_are_scikit_learns_with_noise(tmp_path):
-    """The mean image of each digit is the real one's; no two rows are the same."""
+    """The mean image of each digit is the real mean; all rows are different."""
     from sklearn.datasets import load_digits
 
     demo.write_digits(tmp_path / "digits", rows=5_000, partitions=8)
@@ -271,14 +271,14 @@ def test_digits_are_scikit_learns_with_noise(tmp_path):
 
 
 def test_the_same_digits_are_made_each_time(tmp_path):
-    """The data does not depend on chance, so runs can be compared."""
+    """The data is the same in each run."""
     for name in ("a", "b"):
         demo.write_digits(tmp_path / name, rows=500, partitions=4)
     first, second = (pq.read_table(tmp_path / name) for name in ("a", "b"))
     assert first.equals(second)
 
 
-# --- what the user gave -------------------------------------------------------------
+# --- the user's own data ------------------------------------------------------------
 
 
 def written(folder, **columns):
@@ -290,13 +290,13 @@ def written(folder, **columns):
 
 
 def test_every_row_group_is_a_partition(tmp_path):
-    """Pieces are as small as the file allows, so that they can be shared out."""
+    """Each row group is a partition."""
     path = written(tmp_path, y=np.arange(200) % 2)
     assert demo.read(path, "y").npartitions == 7
 
 
 def test_what_is_no_parquet_is_refused(tmp_path):
-    """A file of another kind is named, with the reader's reason."""
+    """The text names the file, and has the reader's reason."""
     (tmp_path / "data.csv").write_text("a,b\n1,2\n")
     with pytest.raises(
         demo.DemoError, match=r"data\.csv' cannot be read as Parquet: ."
@@ -305,13 +305,13 @@ def test_what_is_no_parquet_is_refused(tmp_path):
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    """A folder without data is refused like a file that is none."""
+    """The demo refuses a folder without data."""
     with pytest.raises(demo.DemoError, match="cannot be read as Parquet"):
         demo.read(str(tmp_path), "y")
 
 
 def test_an_unknown_label_is_refused_with_the_columns(tmp_path):
-    """Who mistypes the label reads which columns there are."""
+    """The text lists the columns."""
     path = written(tmp_path, price=np.ones(200))
     with pytest.raises(
         demo.DemoError, match=r"label='cost' is not a column; .* x, price"
@@ -320,13 +320,13 @@ def test_an_unknown_label_is_refused_with_the_columns(tmp_path):
 
 
 def test_a_label_alone_is_refused(tmp_path):
-    """There must be a feature besides the label."""
+    """There must be a feature in addition to the label."""
     with pytest.raises(demo.DemoError, match="'x' is the only column"):
         demo.read(written(tmp_path), "x")
 
 
 def test_columns_that_are_not_numbers_are_named(tmp_path):
-    """Text and times are refused by name; numbers, bools, categories are not."""
+    """The text names columns of text and times, and no others."""
     path = written(
         tmp_path,
         y=np.ones(200),
@@ -348,7 +348,7 @@ def test_columns_that_are_not_numbers_are_named(tmp_path):
 
 @pytest.fixture
 def client(local_cluster):
-    """A client of a cluster with one worker, all in this process."""
+    """Return a client of a cluster with one worker, all in this process."""
     return local_cluster(1, processes=False, dashboard_address="127.0.0.1:0")[1]
 
 
@@ -357,7 +357,7 @@ def loaded(client, path, label="y", partitions=4):
 
 
 def test_rows_stay_paired(tmp_path, client):
-    """Each label is still beside its features, in both sets, and no row is lost."""
+    """Each label stays with its features in both sets, and no row is lost."""
     data = loaded(client, written(tmp_path, y=3 * np.arange(200.0)))
     for X, y in ((data.X, data.y), (data.X_valid, data.y_valid)):
         assert X.map_partitions(len).compute().tolist() == (
@@ -369,7 +369,7 @@ def test_rows_stay_paired(tmp_path, client):
 
 
 def test_everything_is_in_memory(tmp_path, client):
-    """Loading is done when ``load`` returns: a fit times no reading."""
+    """The data is loaded when ``load`` returns, so a fit's time has no reading."""
     data = loaded(client, written(tmp_path, y=np.arange(200) % 3))
     for collection in (data.X, data.y, data.X_valid, data.y_valid):
         futures = futures_of(collection)
@@ -378,7 +378,7 @@ def test_everything_is_in_memory(tmp_path, client):
 
 
 def test_too_few_row_groups_are_cut(tmp_path, client):
-    """One row group cannot be on two workers, so it is cut before it is loaded."""
+    """One row group is repartitioned, because it cannot be on two workers."""
     path = tmp_path / "one.parquet"
     pd.DataFrame({"x": np.arange(300.0), "y": np.arange(300.0)}).to_parquet(path)
     assert loaded(client, str(path), partitions=16).X.npartitions == 16
@@ -394,7 +394,7 @@ def test_too_few_row_groups_are_cut(tmp_path, client):
     ],
 )
 def test_a_label_of_few_values_is_a_class(tmp_path, client, values):
-    """Classes are numbered in their order, as XGBoost wants them."""
+    """Classes become numbers in their order, which XGBoost requires."""
     y = pd.concat([pd.Series(values)] * 100, ignore_index=True)
     data = loaded(client, written(tmp_path, y=y))
     assert data.classes == 2
@@ -410,14 +410,14 @@ def test_a_label_of_few_values_is_a_class(tmp_path, client, values):
     ],
 )
 def test_other_numbers_are_quantities(tmp_path, client, values):
-    """What is not a class is predicted as a quantity, and left as it is."""
+    """Labels that are no classes stay quantities."""
     data = loaded(client, written(tmp_path, y=values))
     assert data.classes is None
     assert data.y.dtype == values.dtype
 
 
 def test_categories_of_features_are_known_and_the_same_everywhere(tmp_path, client):
-    """XGBoost numbers categories: a value must have one number in all pieces."""
+    """A category has the same number in all partitions, which XGBoost requires."""
     kind = pd.Categorical(["a"] * 100 + ["b"] * 60 + ["c"] * 40)
     data = loaded(client, written(tmp_path, y=np.arange(200.0), kind=kind))
     pieces = client.gather(futures_of(data.X))
@@ -439,13 +439,13 @@ def test_categories_of_features_are_known_and_the_same_everywhere(tmp_path, clie
     ],
 )
 def test_labels_that_cannot_be_learned_are_refused(tmp_path, client, y, text):
-    """The error says what is in the label, and what would do."""
+    """The text describes the label, and suggests another."""
     with pytest.raises(demo.DemoError, match=text):
         loaded(client, written(tmp_path, y=y))
 
 
 def test_too_few_rows_are_refused(tmp_path, client):
-    """With a handful of rows there is nothing to train or to compare."""
+    """The demo refuses data with few rows."""
     path = tmp_path / "few.parquet"
     frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0)})
     dd.from_pandas(frame, npartitions=2).to_parquet(path)

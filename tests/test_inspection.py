@@ -27,7 +27,7 @@ def rows(found: Inspection) -> dict[str, Feature]:
 
 @gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
 async def test_a_healthy_cluster(c, s, *nannies):
-    """With nannies and equal versions everything works but scaling."""
+    """With nannies and equal versions, everything but scaling works."""
     found = await inspect(c)
     assert found.usable
     assert found.address == s.address
@@ -39,7 +39,7 @@ async def test_a_healthy_cluster(c, s, *nannies):
     assert row["memory limits"].works is None
     assert not row["scaling (n_workers=)"].works
     assert "type cluster.scale(3)" in row["scaling (n_workers=)"].detail
-    # installed under one of two names
+    # the tests install one of these two
     booster = next(x for x in ("xgboost", "xgboost-cpu") if x in row)
     for name in ("python", "dask", "distributed", "cloudpickle", booster):
         assert row[name].works
@@ -48,7 +48,7 @@ async def test_a_healthy_cluster(c, s, *nannies):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_it_changes_nothing_but_the_resident(c, s, a):
-    """Looking at a cluster leaves no task and no lease there."""
+    """An inspection leaves no task and no lease on the scheduler."""
     await inspect(c)
     assert not s.tasks
     assert s.plugins["clustertune"].lease is None
@@ -66,7 +66,7 @@ async def test_without_nannies(c, s, a):
 
 @gen_cluster(client=True, nthreads=[])
 async def test_without_workers(c, s):
-    """Without workers nothing can be prepared, and this is seen at once."""
+    """Without workers prepare does not work."""
     found = await inspect(c)
     assert not found.usable
     assert rows(found)["workers"] == Feature(
@@ -76,7 +76,7 @@ async def test_without_workers(c, s):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_paused_workers(c, s, a, b):
-    """Workers are counted by their state; one that runs is enough."""
+    """The result counts workers by status; one running worker is enough."""
     b.status = Status.paused
     await async_poll_for(lambda: s.workers[b.address] not in s.running, 10)
     found = await inspect(c)
@@ -86,21 +86,21 @@ async def test_paused_workers(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=ONE, worker_kwargs={"memory_limit": 0})
 async def test_without_a_memory_limit(c, s, a):
-    """A worker that has no limit is named: nothing protects its host's memory."""
+    """The result names workers without a memory limit."""
     found = rows(await inspect(c))["memory limits"]
     assert found.detail == "no memory limit: 0"
 
 
 @gen_cluster(client=True, nthreads=ONE, config={"distributed.worker.memory.spill": 0})
 async def test_without_spilling(c, s, a):
-    """A worker that cannot write to disk is counted."""
+    """The result counts workers that cannot spill."""
     found = rows(await inspect(c))["memory limits"]
     assert found.detail == "1 worker cannot spill to disk"
 
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_no_code_goes_to_another_python(c, s, a, monkeypatch):
-    """If a side runs another Python minor, the result says so; nothing is installed."""
+    """Another Python minor is an answer, and the scheduler gets no code."""
     read = versions.read
 
     async def other(*args: Any, **options: Any) -> versions.Sides:
@@ -123,7 +123,7 @@ async def test_no_code_goes_to_another_python(c, s, a, monkeypatch):
 
 
 def test_versions_that_differ() -> None:
-    """Packages that differ, or are missing somewhere, are shown side by side."""
+    """Packages that differ or are missing have the versions of all sides."""
     sides = versions.Sides(
         client={"python": "3.11", "numpy": "2.0", "xgboost": "3.2"},
         scheduler={"python": "3.11", "numpy": None, "xgboost": "3.2"},
@@ -145,7 +145,7 @@ def test_versions_that_differ() -> None:
 
 
 def test_a_cluster_that_can_scale() -> None:
-    """A client that has its cluster object can scale it, and how is said."""
+    """A client with a cluster object can scale it."""
 
     async def check() -> Inspection:
         options: dict[str, Any] = {

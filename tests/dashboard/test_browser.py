@@ -1,4 +1,4 @@
-"""The page in a real browser: what a reader sees, and no complaint of its console."""
+"""The page in a real browser: its text, and no errors in its console."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 async def source(tab, *names):
-    """The first source of a figure that has these columns, and any row."""
+    """Return the first data source that has these columns and a row."""
 
     async def found():
         for columns in await tab.columns():
@@ -68,7 +68,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
     y = c.persist(da.ones(900, chunks=100), workers=[a.address])
     await wait([X, y])
     evil = await Worker(s.address, name=EVIL, nthreads=1)
-    evil.memory_manager.memory_pause_fraction = 1e-6  # what it has is more
+    evil.memory_manager.memory_pause_fraction = 1e-6  # lower than its memory
     await soon(lambda: s.workers[evil.address].status == Status.paused)
     panel = await clustertune.panel(c)
     await clustertune.check(c, X, y)
@@ -80,7 +80,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
         memory = await source(tab, "managed_end", "name")
         assert memory["name"] == ["0", "1", "2", EVIL]
         ticks = await source(tab, "y0", "x")
-        assert len(ticks["x"]) == 4  # of the first threshold, one for each worker
+        assert len(ticks["x"]) == 4  # the first threshold of each worker
         await settled(tab, "rows", [900, 0, 0, 0])
         await tab.picture(out / "before-light.png")
         await evil.close()
@@ -102,7 +102,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
 @needs_browser
 @gen_test(timeout=120)
 async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
-    """The page that is served says that the scheduler is gone, and goes on then."""
+    """The served page shows that the scheduler is lost, and then reconnects."""
     monkeypatch.setattr(server, "AGAIN", 0.2)
     monkeypatch.setattr(server, "CONNECT", 1.0)
     board = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
@@ -124,7 +124,7 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
                 Scheduler(port=port, **board),
                 Worker(address, name="new", nthreads=1),
             ):
-                # its loop is the one of this test, which does more on it
+                # this test blocks the event loop of the worker
                 with dask.config.set({"clustertune.checks.blocked_loops.most": 60.0}):
                     await tab.shows("1 worker on 1 host", "Ready")
                 assert tab.complaints == []
@@ -133,7 +133,7 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
 @needs_browser
 @gen_test(timeout=60)
 async def test_a_saved_report_needs_no_network(tmp_path):
-    """The file alone shows its tables; the browser fetches nothing for it."""
+    """The file shows its tables, and the browser loads nothing for it."""
     from clustertune.core.model import Finding, Severity
     from clustertune.core.report import Report
     from clustertune.planner.layouts import summarize

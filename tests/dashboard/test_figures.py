@@ -90,7 +90,7 @@ def test_empty_and_overfull_workers_are_marked() -> None:
     assert rows.source.data["problem"] == ["", "too many", "empty", "empty"]
     assert rows.source.data["due"] == [100] * 4
     assert rows.marks.data["y"] == [2, 3]
-    assert rows.bars.x_range.end > 300 * 1.5  # room for words beside the longest bar
+    assert rows.bars.x_range.end > 300 * 1.5  # room for words next to the longest bar
     assert "&#9650; 3.00" in rows.table.text
     assert "&#9650; 2<" in rows.table.text
 
@@ -139,5 +139,5 @@ def test_a_history_that_goes_on_is_not_sent_again() -> None:
     assert streamed.data == {"time": [30100.0], "process": [3], "managed": [1]}
     assert line.source.data["process"] == [2, 3]
     other = {"time": [5.0], "process": [9], "managed": [1]}
-    line.update(of(history=other))  # of a scheduler that was started again
+    line.update(of(history=other))  # of a restarted scheduler
     assert line.source.data["process"] == [9]

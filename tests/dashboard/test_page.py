@@ -1,4 +1,4 @@
-"""The parts of the page: what their sources and texts have for a page state."""
+"""The page: its HTML for a page state."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EVIL = "<script>alert(1)</script>"
 
 
 def shown(page: Page) -> str:
-    """All HTML of a page."""
+    """Return all HTML of a page."""
     found = page.root.select({"type": style.Div})
     return " ".join(div.text for div in found)
 
 
-#: modules that are not drawn; tests/test_actions.py tests what mount imports
+#: modules that draw nothing; tests/test_actions.py tests the imports of mount
 NOT_DRAWN = {"mount", "panel", "server"}
 DRAWN = [
     path
@@ -39,7 +39,7 @@ DRAWN = [
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda p: p.stem)
 def test_it_imports_nothing_that_a_scheduler_may_lack(path: Path) -> None:
-    """Its modules are sent to schedulers that have Bokeh, and no clustertune."""
+    """Schedulers without clustertune get these modules."""
     own = ("clustertune.dashboard", "clustertune.core.wording")
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -63,7 +63,7 @@ def test_findings_have_age_and_the_command_that_looks_again() -> None:
     assert "2 min old" in text
     assert "<code>clustertune check tcp://x</code>" in text
     assert "<code>clustertune check</code>" in text  # the remedy
-    assert "&#9670; warning" in text  # a shape beside the colour
+    assert "&#9670; warning" in text  # a shape in addition to the colour
 
 
 def test_threads_beside_cpus() -> None:
@@ -89,7 +89,7 @@ def test_the_page_draws_any_number_of_workers(n: int) -> None:
     page, document = Page(), Document()
     page.add_to(document)
     page.update(of(n))
-    page.update(of(max(0, n - 1)))  # one has left
+    page.update(of(max(0, n - 1)))  # one worker has left
     document.validate()
     assert f"{max(0, n - 1)} worker" in shown(page)
 
@@ -111,7 +111,7 @@ def hostile() -> Any:
 
 
 def test_text_of_the_cluster_stays_text() -> None:
-    """Names, findings and events that are HTML are shown, and are none."""
+    """HTML in names, findings and events shows as text."""
     page = Page()
     page.update(hostile())
     text = shown(page)

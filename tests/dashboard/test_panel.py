@@ -25,7 +25,7 @@ async def get(url: str) -> str:
 
 @gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
 async def test_it_is_part_of_the_dashboard_once(c, s, a):
-    """Pages, the list that JupyterLab reads, and a link; it uses Dask's insides."""
+    """Check the pages, the list for JupyterLab, and the link in the navigation."""
     panel = await clustertune.panel(c)
     again = await clustertune.panel(c)
     base = f"http://127.0.0.1:{s.http_server.port}"

@@ -41,7 +41,7 @@ async def asked(url: str, **headers: str) -> HTTPResponse:
 
 
 async def websocket(page: str, origin: str) -> WebSocketClientConnection:
-    """A websocket of the page, from a browser that shows a page of the origin."""
+    """Open a websocket of the page, as a page of the origin would."""
     (token,) = re.findall(r'"token":"([^"]+)"', (await asked(page)).body.decode())
     url = page.rstrip("/").replace("http://", "ws://") + "/ws"
     request = HTTPRequest(url, headers={"Origin": origin})
@@ -73,7 +73,7 @@ async def test_it_serves_a_scheduler_without_a_dashboard(s, a):
     async with source_of(s.address) as source:
         state = await source.read()
         assert state["trouble"] == ""
-        assert state["workers"]["pause"][0]  # a check was run before
+        assert state["workers"]["pause"][0]  # the source has run the checks
         assert state["findings"]["command"] == f"clustertune check {s.address}"
         async with server.serving(
             source, port=0, address="127.0.0.1", origins=["hub.example"]
@@ -93,14 +93,14 @@ async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
         assert state["workers"]["pause"] == [None]
         (found,) = state["findings"]["found"]
         assert found["message"].endswith("inspected: another Python")
-        assert verdict(state)[0] == "usable"  # that it is ready nobody knows
+        assert verdict(state)[0] == "usable"
         assert not s.plugins.get("clustertune")
 
 
 @pytest.mark.parametrize("shift", [-3600.0, 3600.0], ids=["slow", "fast"])
 @gen_cluster(client=False, nthreads=ONE)
 async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
-    """Without code of ours, too, ages go by the scheduler's clock."""
+    """Ages follow the scheduler's clock, also without code on the scheduler."""
 
     async def refuse(client):
         raise VersionMismatchError("another Python")
@@ -116,7 +116,7 @@ async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
 
 @gen_cluster(client=False, nthreads=ONE)
 async def test_closed_while_it_connects(s, a):
-    """No client is left, and whoever was asking gets what was known."""
+    """No client is left, and readers get the last state."""
     made = []
 
     async def connect():
@@ -140,7 +140,7 @@ async def test_closed_while_it_connects(s, a):
 
 @gen_test()
 async def test_a_scheduler_that_goes_and_comes_back(monkeypatch):
-    """The last state stays, with the reason, until the same address answers again."""
+    """The last state stays, with the reason, until the scheduler is back."""
     monkeypatch.setattr(server, "AGAIN", 0.0)
     monkeypatch.setattr(server, "FRESH", 0.0)
     monkeypatch.setattr(server, "CONNECT", 0.5)
@@ -184,7 +184,7 @@ def test_the_policy() -> None:
 def test_names(
     address: str, origins: list[str], allowed: list[str], refused: list[str]
 ) -> None:
-    """Where only this machine is listened to; the port is the forwarder's affair."""
+    """A server on a loopback address allows its own names, with any port."""
     found = server.allowed_hosts(address, origins)
     assert found is not None
     assert found.issuperset(allowed)
@@ -195,13 +195,13 @@ def test_names(
     ("address", "origins"), [("0.0.0.0", []), ("::", []), ("127.0.0.1", ["*"])]
 )
 def test_any_name(address: str, origins: list[str]) -> None:
-    """Where others may see it anyway."""
+    """Servers that others can reach allow all names."""
     assert server.allowed_hosts(address, origins) is None
 
 
 @gen_cluster(client=False, nthreads=[])
 async def test_every_answer_has_the_headers(s: Any) -> None:
-    """The page, what it loads, and what is not there."""
+    """The page, its resources and errors have the headers."""
     async with served(s.address) as url:
         for path in ("", "static/js/bokeh.min.js", "no-such-page"):
             answer = await asked(url + path)
@@ -214,7 +214,7 @@ async def test_every_answer_has_the_headers(s: Any) -> None:
 
 @gen_cluster(client=False, nthreads=[])
 async def test_it_is_shown_under_its_own_names(s: Any) -> None:
-    """A name that somebody else has pointed to this machine is none of them."""
+    """The server refuses foreign names that point to this machine."""
     async with served(s.address) as url:
         port = url.rstrip("/").rpartition(":")[2]
         for name in (f"127.0.0.1:{port}", f"localhost:{port}", "[::1]:9", PROXY):
@@ -230,7 +230,7 @@ async def test_it_is_shown_under_its_own_names(s: Any) -> None:
 
 @gen_cluster(client=False, nthreads=[])
 async def test_pages_of_somebody_else_cannot_connect(s: Any) -> None:
-    """Though they may have loaded the page, and with it a token."""
+    """The server refuses them, even with a token of the page."""
     async with served(s.address) as url:
         for origin in (
             "http://evil.example",
@@ -246,7 +246,7 @@ async def test_pages_of_somebody_else_cannot_connect(s: Any) -> None:
 
 @gen_cluster(client=False, nthreads=[])
 async def test_the_page_itself_says_nothing_of_the_cluster(s: Any) -> None:
-    """What is shown comes by websocket; so no text of a cluster is in the HTML."""
+    """The HTML has no text of the cluster, which comes over the websocket."""
     async with Worker(s.address, name=EVIL, nthreads=1), served(s.address) as url:
         answer = await asked(url)
         assert answer.code == 200
@@ -267,7 +267,7 @@ BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
 async def test_on_the_dashboard_its_origins_are_those_of_dask(
     c: Any, s: Any, a: Any
 ) -> None:
-    """Who may not connect to Dask's pages may not connect to ours."""
+    """The page and Dask's pages refuse the same origins."""
     page = (await clustertune.panel(c)).url
     for url in (page, page.replace("/clustertune", "/status")):
         with pytest.raises(HTTPClientError, match="403"):
@@ -277,5 +277,5 @@ async def test_on_the_dashboard_its_origins_are_those_of_dask(
 
 
 def test_configuration_of_origins_is_as_dask_names_it() -> None:
-    """Or the test above would try nothing."""
+    """The test above can fail."""
     assert dask.config.get(ORIGINS) == ["*"]

@@ -1,4 +1,4 @@
-"""What follows from a page state: the verdict, and what is unusual about workers."""
+"""The page state: the verdict, and problems of workers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_uneven_rows_and_torn_pairs() -> None:
 
 
 def test_lost_pieces_stop_a_fit() -> None:
-    """After a fit nobody wants it any more; while some is there, somebody does."""
+    """Data that is missing as a whole was released after a fit."""
     state = of()
     state["collections"][0]["missing"] = 3
     assert verdict(state)[1] == "Not ready: 3 partitions of training data not in memory"
@@ -84,7 +84,7 @@ def test_what_can_be_seen_now_is_not_taken_from_an_old_finding() -> None:
 
 
 def test_what_was_found_of_processes_ends_with_them() -> None:
-    """A worker that was restarted has another address; one of two is still there."""
+    """A restarted worker has another address, which ends the finding."""
     both = ["tcp://10.0.0.0:4000", "tcp://10.0.0.0:9"]
     some = finding(check="unmanaged_memory", message="leaks", processes=both)
     found = {"time": 0.0, "command": "c", "found": [some]}
@@ -124,7 +124,7 @@ def test_without_a_limit_there_are_no_thresholds() -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_a_scheduler_says_by_itself_is_enough_for_workers(c, s, a, b):
-    """Where no code may be sent: memory and threads; thresholds are unknown."""
+    """The scheduler's own data has memory and threads, and no thresholds."""
     await a.heartbeat()
     await b.heartbeat()
     identity = await c.scheduler.identity(n_workers=-1)
