@@ -1,7 +1,7 @@
 """A headless Chromium for tests, driven by Playwright.
 
-Playwright runs in the event loop of the test. It uses
-the Chromium of the distribution and downloads no browser.
+Playwright runs in the event loop of the test. It uses the Chromium of the distribution
+and downloads no browser.
 """
 
 from __future__ import annotations

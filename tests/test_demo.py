@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import re
 import signal
@@ -138,6 +139,8 @@ def _helper(process):
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
     """Return the folder for temporary folders; the demo must leave it empty."""
+    # multiprocessing keeps one folder until the process ends
+    multiprocessing.util.get_temp_dir()
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
