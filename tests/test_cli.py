@@ -288,7 +288,7 @@ def one_line(result: Result) -> str:
 
 @pytest.mark.parametrize("command", ["check", "report"])
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://"])
-def test_nobody_there(
+def test_no_scheduler(
     command: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a scheduler the exit code is 3, and the line has the address."""
@@ -600,7 +600,7 @@ def test_restart(nannies: LocalCluster) -> None:
     assert after[1] != before[1]
 
 
-def test_nobody_can_be_asked(nannies: LocalCluster) -> None:
+def test_without_a_terminal(nannies: LocalCluster) -> None:
     """Without a terminal the command does not wait, and changes nothing."""
     result = run("restart", nannies.scheduler_address)
     assert result.exit_code == 2

@@ -96,8 +96,9 @@ class Inspection:
         """Return 1 if ``prepare`` would not work, or for findings of a severity."""
         if not self.usable:
             return 1
-        least = None if fail_on == "never" else Severity[fail_on]
-        return int(any(least and f.severity >= least for f in self.report.found))
+        if fail_on == "never":
+            return 0
+        return int(any(f.severity >= Severity[fail_on] for f in self.report.found))
 
     def __str__(self) -> str:
         table = tabulate(self._rows(), maxcolwidths=[24, 4, 80])

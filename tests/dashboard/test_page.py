@@ -66,7 +66,7 @@ def test_findings_have_age_and_the_command_that_looks_again() -> None:
     assert "&#9670; warning" in text  # a shape in addition to the colour
 
 
-def test_threads_beside_cpus() -> None:
+def test_threads_and_cpus() -> None:
     text = pages.hosts(of(4))
     assert "more threads than CPUs" in text
     unknown = of(4)

@@ -23,7 +23,7 @@ def test_without_a_check_it_is_said_that_none_was_run() -> None:
     assert "no check has run" in text
 
 
-def test_nobody_is_ready_without_workers() -> None:
+def test_a_cluster_without_workers_is_not_ready() -> None:
     assert verdict(of(0)) == ("not ready", "Not ready: the cluster has no workers")
 
 
