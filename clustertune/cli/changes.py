@@ -459,16 +459,16 @@ def carry_out(
         Returns whether a plan refuses all steps.
     """
 
-    def made(client: Client, dry: bool) -> Awaitable[Report]:
+    def call(client: Client, dry: bool) -> Awaitable[Report]:
         return told_usage(make(client, dry_run=dry, progress=consent.progress))
 
     if consent.dry_run or not consent.yes:
-        plan = run(target, lambda client: made(client, True))
+        plan = run(target, lambda client: call(client, True))
         refused = is_refused(plan)
         if consent.dry_run or refused or not plan.steps:
             click.echo(rendered(plan, form))
             sys.exit(REFUSED if refused else 0)
         consent.ask(str(plan))
-    done = run(target, lambda client: made(client, False))
+    done = run(target, lambda client: call(client, False))
     click.echo(rendered(done, form))
     sys.exit(0 if done.status in ("done", "fine") else FAILED)

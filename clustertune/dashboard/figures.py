@@ -103,23 +103,23 @@ class MemoryBars:
         self.root = style.plot(
             "Memory of workers", height=120, x_range=(0, 1), y_range=(1, 0)
         )
-        made = self.root
+        chart = self.root
         bars, left = [], ""
         for name, color, pattern in _PARTS:
-            bar = made.hbar(
+            bar = chart.hbar(
                 y="y", height=0.62, left=left or 0, right=f"{name}_end",
                 source=self.source, color=color, line_color=None, **pattern,
             )  # fmt: skip
             bars.append((name, [bar]))
             left = f"{name}_end"
         ticks = [(name, [self._tick(name, dash)]) for name, dash in _DASHES.items()]
-        style.add_marks(made, self.marks, x="end", y="y", marker="mark", size=11)
-        style.add_words(made, self.marks, x="end", text="status", x_offset=10)
+        style.add_marks(chart, self.marks, x="end", y="y", marker="mark", size=11)
+        style.add_words(chart, self.marks, x="end", text="status", x_offset=10)
         renderers = [r for _, rs in bars for r in rs]
-        made.add_tools(HoverTool(tooltips=_BAR_TOOLTIPS, renderers=renderers))
-        style.bytes_axis(made.xaxis)
-        made.ygrid.visible = False
-        style.legend(made, [*bars, *ticks])
+        chart.add_tools(HoverTool(tooltips=_BAR_TOOLTIPS, renderers=renderers))
+        style.bytes_axis(chart.xaxis)
+        chart.ygrid.visible = False
+        style.legend(chart, [*bars, *ticks])
 
     def _tick(self, name: str, dash: str) -> Any:
         return self.root.segment(
@@ -157,18 +157,18 @@ class MemoryCells:
         self.marks = style.source(_memory_marks(self.source.data))
         self.root = style.plot("Memory of workers", height=260)
         self._fixed: list[Any] = []
-        made = self.root
+        chart = self.root
         colors = LinearColorMapper(palette=Cividis256, low=0, high=1)
-        cells = made.rect(
+        cells = chart.rect(
             x="column", y="row", width=0.92, height=0.92, source=self.source,
             fill_color={"field": "fraction", "transform": colors}, line_color=None,
         )  # fmt: skip
         style.add_marks(
-            made, self.marks, x="column", y="row", marker="mark", size=12,
+            chart, self.marks, x="column", y="row", marker="mark", size=12,
             fill_color="white", line_width=3,
         )  # fmt: skip
-        made.add_tools(HoverTool(tooltips=_CELL_TOOLTIPS, renderers=[cells]))
-        made.axis.visible = made.grid.visible = False
+        chart.add_tools(HoverTool(tooltips=_CELL_TOOLTIPS, renderers=[cells]))
+        chart.axis.visible = chart.grid.visible = False
         bar = ColorBar(
             color_mapper=colors,
             title="memory, of the limit",
@@ -179,7 +179,7 @@ class MemoryCells:
             width=14,
             title_standoff=8,
         )
-        made.add_layout(bar, "right")
+        chart.add_layout(bar, "right")
 
     def update(self, state: State) -> None:
         """Show another state; send only the cells that have changed."""
@@ -355,38 +355,38 @@ class Rows:
         self.bars.visible = self.profile.visible = False
 
     def _draw_bars(self) -> None:
-        made = self.bars
-        bars = made.hbar(
+        chart = self.bars
+        bars = chart.hbar(
             y="y", height=0.62, right="rows", source=self.source, color="color",
             hatch_pattern="hatch", hatch_color="white",
         )  # fmt: skip
-        even = made.segment(
+        even = chart.segment(
             x0="due", x1="due", y0="low", y1="high", source=self.source, line_width=2,
             line_color=style.GREY, tags=["ink"],
         )  # fmt: skip
-        style.add_marks(made, self.marks, x=0, y="y", marker="triangle", size=11)
-        style.add_words(made, self.source, x="rows", text="label", x_offset=12)
-        made.add_tools(HoverTool(tooltips=_ROW_TOOLTIPS, renderers=[bars, even]))
-        made.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
-        made.ygrid.visible = False
-        style.legend(made, [("even share", [even])])
+        style.add_marks(chart, self.marks, x=0, y="y", marker="triangle", size=11)
+        style.add_words(chart, self.source, x="rows", text="label", x_offset=12)
+        chart.add_tools(HoverTool(tooltips=_ROW_TOOLTIPS, renderers=[bars, even]))
+        chart.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
+        chart.ygrid.visible = False
+        style.legend(chart, [("even share", [even])])
 
     def _draw_profile(self) -> None:
-        made = self.profile
-        bars = made.vbar(
+        chart = self.profile
+        bars = chart.vbar(
             x="y", width=0.9, top="rows", source=self.source, color="color",
             line_color=None,
         )  # fmt: skip
-        even = made.step(
+        even = chart.step(
             x="y", y="due", mode="center", source=self.source, line_width=2,
             line_color=style.GREY, tags=["ink"],
         )  # fmt: skip
-        style.add_marks(made, self.marks, x="y", y=0, marker="triangle", size=9)
-        made.add_tools(HoverTool(tooltips=_ROW_TOOLTIPS, renderers=[bars]))
-        made.yaxis.formatter = NumeralTickFormatter(format="0.[0]a")
-        made.xgrid.visible = False
-        made.xaxis.ticker = FixedTicker(ticks=[])
-        style.legend(made, [("even share", [even])])
+        style.add_marks(chart, self.marks, x="y", y=0, marker="triangle", size=9)
+        chart.add_tools(HoverTool(tooltips=_ROW_TOOLTIPS, renderers=[bars]))
+        chart.yaxis.formatter = NumeralTickFormatter(format="0.[0]a")
+        chart.xgrid.visible = False
+        chart.xaxis.ticker = FixedTicker(ticks=[])
+        style.legend(chart, [("even share", [even])])
 
     def update(self, state: State) -> None:
         """Show another state."""
@@ -495,19 +495,19 @@ class Timeline:
         self._draw()
 
     def _draw(self) -> None:
-        made = self.root
-        whole = made.varea(
+        chart = self.root
+        whole = chart.varea(
             x="time", y1="managed", y2="process", source=self.source,
             fill_color=style.ORANGE, fill_alpha=0.8,
         )  # fmt: skip
-        data = made.varea(
+        data = chart.varea(
             x="time", y1=0, y2="managed", source=self.source, fill_color=style.BLUE,
             fill_alpha=0.8,
         )  # fmt: skip
-        line = made.line(
+        line = chart.line(
             x="time", y="process", source=self.source, line_color=style.GREY
         )
-        marks = made.scatter(
+        marks = chart.scatter(
             x="time", y="at", marker="mark", size=12, source=self.marks,
             fill_color="color", line_color="color", line_width=2,
         )  # fmt: skip
@@ -521,10 +521,10 @@ class Timeline:
             renderers=[line],
             mode="vline",
         )
-        made.add_tools(hover, HoverTool(tooltips=[("", "@text")], renderers=[marks]))
-        style.bytes_axis(made.yaxis)
-        made.xaxis.axis_label = "UTC"
-        style.legend(made, [("managed", [data]), ("unmanaged", [whole])])
+        chart.add_tools(hover, HoverTool(tooltips=[("", "@text")], renderers=[marks]))
+        style.bytes_axis(chart.yaxis)
+        chart.xaxis.axis_label = "UTC"
+        style.legend(chart, [("managed", [data]), ("unmanaged", [whole])])
 
     def update(self, state: State) -> None:
         """Show another state."""

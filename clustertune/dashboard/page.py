@@ -220,16 +220,16 @@ class Page:
 
     def __init__(self, rows: Sequence[Sequence[str]] = ROWS) -> None:
         self.parts = {name: PARTS[name]() for row in rows for name in row}
-        made: list[Any] = []
+        children: list[Any] = []
         for row in rows:
             columns: list[Any] = [
                 Column(children=list(self.parts[name].roots), **_WIDE) for name in row
             ]
             one = len(columns) == 1
-            made.append(
+            children.append(
                 columns[0] if one else Row(children=columns, **_WIDE, spacing=28)
             )
-        self.root = Column(children=made, stylesheets=[style.BACKGROUND], **_WIDE)
+        self.root = Column(children=children, stylesheets=[style.BACKGROUND], **_WIDE)
 
     def update(self, state: State) -> None:
         """Show another state."""

@@ -153,7 +153,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "")
 
 def plot(title: str, **options: Any) -> Any:
     """Return a figure with a transparent background."""
-    made: Any = figure(
+    chart: Any = figure(
         title=title,
         toolbar_location=None,
         tools="",
@@ -163,17 +163,17 @@ def plot(title: str, **options: Any) -> Any:
         outline_line_color=None,
         **options,
     )
-    made.title.text_color = GREY
-    made.title.text_font_size = "15px"
-    for axis in made.axis:
+    chart.title.text_color = GREY
+    chart.title.text_font_size = "15px"
+    for axis in chart.axis:
         axis.axis_line_color = axis.major_tick_line_color = GREY
         axis.minor_tick_line_color = None
         axis.major_label_text_color = axis.axis_label_text_color = GREY
         axis.major_label_text_font_size = "12px"
-    for grid in made.grid:
+    for grid in chart.grid:
         grid.grid_line_color = GREY
         grid.grid_line_alpha = 0.35
-    return made
+    return chart
 
 
 def source(columns: Mapping[str, list[Any]]) -> Any:
@@ -182,9 +182,9 @@ def source(columns: Mapping[str, list[Any]]) -> Any:
     return ColumnDataSource(data)
 
 
-def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
+def legend(chart: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
     """Add a legend above a figure, from names and their renderers."""
-    made.add_layout(
+    chart.add_layout(
         Legend(
             items=[LegendItem(label=name, renderers=list(r)) for name, r in items],
             orientation="horizontal",
@@ -202,15 +202,15 @@ def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
     )
 
 
-def add_marks(made: Any, source: Any, **options: Any) -> None:
+def add_marks(chart: Any, source: Any, **options: Any) -> None:
     """Mark problems with shapes."""
     colors = {"fill_color": VERMILION, "line_color": VERMILION}
-    made.scatter(source=source, **(colors | options))
+    chart.scatter(source=source, **(colors | options))
 
 
-def add_words(made: Any, source: Any, **options: Any) -> None:
+def add_words(chart: Any, source: Any, **options: Any) -> None:
     """Write words next to bars."""
-    made.text(
+    chart.text(
         y="y", source=source, text_baseline="middle", text_font_size="12px",
         text_color=GREY, tags=["ink"], **options,
     )  # fmt: skip
@@ -223,10 +223,10 @@ def bytes_axis(axis: Any) -> None:
     axis.formatter = NumeralTickFormatter(format="0.[0] ib")
 
 
-def label_bars(made: Any, labels: Sequence[str]) -> None:
+def label_bars(chart: Any, labels: Sequence[str]) -> None:
     """Make room for one bar for each label, and label the bars."""
     short = names(labels, MAX_LABEL)
-    made.yaxis.ticker = FixedTicker(ticks=list(range(len(labels))))
-    made.yaxis.major_label_overrides = dict(enumerate(short))
-    made.y_range.start, made.y_range.end = len(labels) - 0.4, -0.6
-    made.height = 75 + BAR_HEIGHT * len(labels)
+    chart.yaxis.ticker = FixedTicker(ticks=list(range(len(labels))))
+    chart.yaxis.major_label_overrides = dict(enumerate(short))
+    chart.y_range.start, chart.y_range.end = len(labels) - 0.4, -0.6
+    chart.height = 75 + BAR_HEIGHT * len(labels)
