@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from distributed import LocalCluster, Nanny
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
@@ -15,6 +16,7 @@ from clustertune.cli import inspection
 from clustertune.cli.inspection import Feature, Inspection, inspect
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
+from clustertune.errors import TimedOutError
 from clustertune.remote import versions
 
 ONE = [("127.0.0.1", 1)]
@@ -120,6 +122,19 @@ async def test_no_code_goes_to_another_python(c, s, a, monkeypatch):
     assert found.exit_code("never") == 1
     assert found.report.status == "failed"
     assert "the scheduler runs Python 3.4.1" in str(found)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_a_scheduler_that_does_not_answer(c, s, a, monkeypatch):
+    """The inspection ends with an error after its time."""
+
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(inspection, "TIMEOUT", 0.2)
+    monkeypatch.setattr(versions, "read", hang)
+    with pytest.raises(TimedOutError, match="did not answer within"):
+        await inspect(c)
 
 
 def test_versions_that_differ() -> None:

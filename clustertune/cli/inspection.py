@@ -32,13 +32,18 @@ from clustertune.cli.running import (
 from clustertune.core.model import Severity, Unknown, WorkerSnapshot
 from clustertune.core.report import Report
 from clustertune.core.wording import names_text, plural, printable
-from clustertune.errors import ConnectionLostError, VersionMismatchError
+from clustertune.errors import (
+    ConnectionLostError,
+    TimedOutError,
+    VersionMismatchError,
+)
 from clustertune.integrations import libraries, managers
 from clustertune.monitor import connection, monitor
 from clustertune.operations import diagnosis
 from clustertune.operations.watcher import Monitor
 from clustertune.remote import versions
 
+TIMEOUT = 60.0  # seconds to read versions and names
 PORT = 8790
 LOOPBACK = "127.0.0.1"
 #: compared on all sides, by the names of distributions
@@ -156,8 +161,14 @@ def check(target: Target, form: str, workload: str | None, fail_on: str) -> None
 
 async def inspect(client: Client, workload: str | None = None) -> Inspection:
     """Read versions without sending code; if they allow it, run all checks."""
-    identity = await monitor.identify(client)
-    sides = await versions.read(client, packages=PACKAGES)
+    try:
+        reading = _read(client)
+        identity, sides, datasets = await asyncio.wait_for(reading, TIMEOUT)
+    except asyncio.TimeoutError:
+        raise TimedOutError(
+            f"the scheduler did not answer within {TIMEOUT:.0f} s; see its log, or "
+            "check again when it is less busy"
+        ) from None
     objections = sides.objections()
     features = [*_cluster_features(client, identity, sides), *_version_features(sides)]
     features.append(
@@ -167,7 +178,6 @@ async def inspect(client: Client, workload: str | None = None) -> Inspection:
             detail="; ".join(objections[:3]) or "all sides have suitable versions",
         )
     )
-    datasets: Any = await client.list_datasets()
     try:
         diagnosed: Any = diagnosis.check(client, workload=workload)
         report: Report = await diagnosed
@@ -182,6 +192,14 @@ async def inspect(client: Client, workload: str | None = None) -> Inspection:
         features=tuple(features),
         datasets=tuple(name for name in datasets if isinstance(name, str)),
     )
+
+
+async def _read(client: Client) -> tuple[Any, versions.Sides, Any]:
+    """Read the cluster, versions, and names of published data; send no code."""
+    identity = await monitor.identify(client)
+    sides = await versions.read(client, packages=PACKAGES)
+    datasets: Any = client.list_datasets()
+    return identity, sides, await datasets
 
 
 def _cluster_features(
