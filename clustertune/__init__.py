@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune import training as training
     from clustertune.core.report import Report as Report
-    from clustertune.dashboard.showing import Panel as Panel
-    from clustertune.dashboard.showing import panel as panel
+    from clustertune.dashboard.panel import Panel as Panel
+    from clustertune.dashboard.panel import panel as panel
     from clustertune.operations.check import check as check
     from clustertune.operations.history.histories import History as History
     from clustertune.operations.history.histories import history as history
@@ -56,8 +56,8 @@ _PUBLIC = {
     "last_report": "operations.prepare",
     "load": "operations.saving",
     "Monitor": "operations.watch",
-    "panel": "dashboard.showing",
-    "Panel": "dashboard.showing",
+    "panel": "dashboard.panel",
+    "Panel": "dashboard.panel",
     "plan": "operations.planning",
     "Played": "operations.playbooks.played",
     "prepare": "operations.prepare",

@@ -1,7 +1,7 @@
 """Write the page of the command line, made from the commands.
 
-``python -m docs.make_cli``, in the project's folder; a test compares what this makes
-with the file.
+Run ``python -m docs.make_cli`` in the project's folder. A test compares the file with
+the commands.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import click
 
-from clustertune.cli import main
-from clustertune.cli.lazy import LazyGroup
+from clustertune.cli import LazyGroup, main
 
 ROOT = Path(__file__).parents[1]
 WIDE = 10_000  # characters of a line, so that click breaks none
@@ -24,57 +23,57 @@ HEAD = """# The command line
 
     clustertune VERB [OBJECT] [ADDRESS]
 
-The same commands are there as `dask tune VERB`. Commands that look change nothing.
-Those that change a cluster show what they would do and ask; with `--yes` they do not
-ask, with `--dry-run` they only show. Where nobody can answer, as in a job of a CI
-system, they never wait: without `--yes` they end with exit code 2.
+`dask tune VERB` runs the same commands. Commands that change a cluster show a plan and
+ask. They do not ask with `--yes`, and only show the plan with `--dry-run`. Without a
+terminal, as in a CI job, they never wait for an answer: without `--yes` they exit with
+code 2.
 
 | exit code | meaning |
 |---|---|
-| 0 | clean, or done |
-| 1 | `check`: something was found that is at least as bad as `--fail-on`; elsewhere \
-what was asked for will not work, or was not found |
-| 2 | what was typed is wrong |
+| 0 | success |
+| 1 | `check`: a finding has at least the severity of `--fail-on`, or `prepare` would \
+not work; other commands: the request would not work, or something was not found |
+| 2 | wrong usage |
 | 3 | the cluster was not reached |
 | 4 | refused, and nothing was changed |
 | 5 | failed, or done in part |
 | 130 | interrupted |
 
-Results go to stdout, as text or with `-f json` (which has a `schema_version`) or
-`-f html`; progress, questions and errors go to stderr. An error is one line.
+Results go to stdout: as text, or with `-f json` (which has a `schema_version`) or
+`-f html`. Progress, questions and errors go to stderr. An error is one line.
 """
 EVENTS = """
-## Who has changed what
+## Log of changes
 
-What is done, from the command line or from Python, is noted in Dask's own event log,
-under the topic `clustertune`: what, by whom (user, host, process), why (`--reason`; in
-Python `dask.config.set({"clustertune.reason": "..."})`), and workers, memory, findings
-and data before and after. It is there for as long as the scheduler, for everybody with
-Dask alone:
+clustertune logs each change in Dask's event log, under the topic `clustertune`. An
+event has the change, the user, host and process, the reason (`--reason`; in Python
+`dask.config.set({"clustertune.reason": "..."})`), and workers, memory, findings and
+data before and after. The log exists as long as the scheduler, and Dask alone can read
+it:
 
 ```python
 for time, event in client.get_events("clustertune"):
     print(event)
 ```
 
-Events without `by` are notes of the scheduler's side, as steps begin and end there.
+The scheduler logs events without `by` when steps begin and end.
 """
 COMPLETION = """
 ## Completion
 
-Commands and options are completed in a shell that has sourced what the command itself
-prints:
+A shell completes commands and options after it has sourced the output of one of
+these:
 
     eval "$(_CLUSTERTUNE_COMPLETE=bash_source clustertune)"         # in ~/.bashrc
     eval "$(_CLUSTERTUNE_COMPLETE=zsh_source clustertune)"          # in ~/.zshrc
     _CLUSTERTUNE_COMPLETE=fish_source clustertune | source          # in config.fish
 """
-#: options that many commands have, by the title under which they are described once
+#: options of many commands, by the title of the section that describes them
 COMMON = {
     "Which cluster": (
-        """Without `ADDRESS`, which is a scheduler's, like `tcp://10.0.0.5:8786`, Dask's
-configuration says which (`scheduler-address`, `DASK_SCHEDULER_ADDRESS`). Commands that
-may start workers know `--cluster`, too.""",
+        """`ADDRESS` is the address of a scheduler, like `tcp://10.0.0.5:8786`. Without
+`ADDRESS`, Dask's configuration names the cluster (`scheduler-address`,
+`DASK_SCHEDULER_ADDRESS`). Commands that can start workers also take `--cluster`.""",
         (
             "--scheduler-file",
             "--cluster",
@@ -84,14 +83,14 @@ may start workers know `--cluster`, too.""",
         ),
     ),
     "Before anything is changed": (
-        "All commands that change a cluster have these.",
+        "All commands that change a cluster have these options.",
         ("--dry-run", "--yes", "--quiet", "--reason"),
     ),
 }
 
 
 def page() -> str:
-    """All commands, as a page of the documentation."""
+    """Return the page of all commands."""
     context = click.Context(
         main, info_name="clustertune", max_content_width=WIDE, **main.context_settings
     )
@@ -138,11 +137,11 @@ def _section(
 
 
 def _verbs(command: click.Command, context: click.Context) -> Iterator[str]:
-    """Verbs of `plan`, and what they take that the commands of that name do not."""
+    """Return the verbs of `plan`, and the options that only `plan` has."""
     if not isinstance(command, LazyGroup):
         return
     verbs = command.list_commands(context)
-    yield f"VERB is one of {', '.join(f'`{v}`' for v in verbs)}. Besides:"
+    yield f"VERB is one of {', '.join(f'`{v}`' for v in verbs)}. Further options:"
     inner = command.get_command(context, verbs[0])
     alone = main.get_command(context, verbs[0])
     assert inner is not None
@@ -155,7 +154,7 @@ def _verbs(command: click.Command, context: click.Context) -> Iterator[str]:
 def _subcommands(
     command: click.Command, context: click.Context, common: Collection[str]
 ) -> Iterator[str]:
-    """Those of a group that are there only, each with a heading of its own."""
+    """Return a section for each command of a group."""
     if isinstance(command, LazyGroup) or not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
@@ -173,7 +172,7 @@ def _options(
     taken = {p.opts[-1] for p in options}
     titles = [t for t, (_, names) in COMMON.items() if taken & set(names)]
     if titles:
-        yield f"- those under {' and '.join(f'*{title}*' for title in titles)}"
+        yield f"- the options under {' and '.join(f'*{title}*' for title in titles)}"
 
 
 def _option(option: click.Option, context: click.Context) -> str:

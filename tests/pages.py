@@ -1,4 +1,4 @@
-"""What the pages of the documentation have in them: blocks of code, and commands."""
+"""Blocks of code and commands on the pages of the documentation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     for found in _FENCED.finditer(text):
         comment = _COMMENT.search(text[: found.start()])
         yield Block(
@@ -47,7 +47,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def commands(text: str) -> Iterator[tuple[list[str], bool]]:
-    """The commands of a page as words, in their order, and whether they run."""
+    """Return the commands of a page as words, and whether they run."""
     indented = _INDENTED.finditer(_FENCED.sub(_blank, text))
     found = [(match.start(), match[1], True) for match in indented]
     for match in _FENCED.finditer(text):
@@ -57,7 +57,7 @@ def commands(text: str) -> Iterator[tuple[list[str], bool]]:
             code = match["code"].replace("\\\n", " ")
             found += [(match.start(), x.strip(), runs) for x in code.splitlines()]
     for _, line, runs in sorted(found, key=lambda x: x[0]):
-        # what it does, or where its output goes, may stand beside it
+        # a remark or a redirection may follow
         command = re.split(r" {3,}| > ", line.replace("[OPTIONS]", ""))[0]
         words = shlex.split(re.sub(r"[][]", "", command), comments=True)
         if words:
@@ -65,5 +65,5 @@ def commands(text: str) -> Iterator[tuple[list[str], bool]]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """As many characters and lines, without what is in them."""
+    """Replace all characters but line breaks."""
     return re.sub(r"[^\n]", " ", match[0])

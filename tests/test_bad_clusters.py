@@ -235,7 +235,7 @@ def test_the_wrong_certificate_and_none(secure: Any, tmp_path: Path) -> None:
     "address",
     ["tcp://no-such-host.invalid:8786", "tcp://127.0.0.1:1", "http://127.0.0.1:1", "x"],
 )
-@pytest.mark.parametrize("command", ["check", "watch", "doctor", "report"])
+@pytest.mark.parametrize("command", ["check", "watch", "report"])
 def test_an_address_that_leads_nowhere(command: str, address: str) -> None:
     """Whatever was to be done there."""
     result = run(command, address)

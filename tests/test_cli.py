@@ -23,7 +23,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
-from clustertune.cli import looking, main, running
+from clustertune.cli import inspection, main, running
 from clustertune.core.model import Severity
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
@@ -33,7 +33,6 @@ COMMANDS = (
     "apply",
     "check",
     "demo",
-    "doctor",
     "explain",
     "history",
     "panel",
@@ -55,7 +54,6 @@ COMMANDS = (
 LOOKING = {
     "check",
     "demo",
-    "doctor",
     "explain",
     "history",
     "panel",
@@ -78,13 +76,13 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(autouse=True)
 def no_address() -> Iterator[None]:
-    """No address from the environment of whoever runs the tests."""
+    """Ignore an address in the environment."""
     with dask.config.set({"scheduler-address": None}):
         yield
 
 
 def run(*arguments: str) -> Result:
-    """Run a command; what is no orderly exit fails the test."""
+    """Run a command; an exception fails the test."""
     result = CliRunner().invoke(main, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -92,7 +90,7 @@ def run(*arguments: str) -> Result:
 
 
 def known(name: str) -> click.Command:
-    """The command of that name."""
+    """Return the command of that name."""
     command = main.get_command(click.Context(main), name)
     assert command is not None
     return command
@@ -102,19 +100,19 @@ def known(name: str) -> click.Command:
 
 
 def test_every_command_is_known_here() -> None:
-    """A new command needs a line in these tests, too."""
+    """A new command needs a line in these tests."""
     assert tuple(main.list_commands(click.Context(main))) == COMMANDS
 
 
 def test_help_says_the_same_everywhere() -> None:
-    """What stands beside a command in the list is how its own help begins."""
+    """The list of commands has the first line of each command's help."""
     for name, (_, text) in TABLE.items():
         lines = (known(name).help or "").splitlines()
         assert lines[0] == text
 
 
 def test_help_needs_no_dask() -> None:
-    """So that it is there at once, and `dask --help` as fast as before."""
+    """`clustertune --help` and `dask --help` import nothing heavy."""
     code = (
         "import sys; from clustertune.cli import main; "
         "main(['--help'], standalone_mode=False); "
@@ -133,7 +131,7 @@ def test_help_needs_no_dask() -> None:
 
 
 def test_as_a_module() -> None:
-    """Where the script is not on the PATH; scripts find the exit codes in its help."""
+    """The module runs without the script; its help has the exit codes."""
     done = subprocess.run(
         [sys.executable, "-m", "clustertune", "-h"],
         capture_output=True,
@@ -148,7 +146,7 @@ def test_as_a_module() -> None:
 @pytest.mark.parametrize("command", [(), *((c,) for c in COMMANDS)])
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help(command: tuple[str, ...], flag: str) -> None:
-    """Every command says what it does and what it takes."""
+    """Every command describes itself and its options."""
     result = run(*command, flag)
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
@@ -160,7 +158,7 @@ def test_help(command: tuple[str, ...], flag: str) -> None:
 
 
 def every() -> Iterator[tuple[str, click.Command]]:
-    """All commands by what is typed, also those of groups."""
+    """Return all commands by their words, with the commands of groups."""
     for name in COMMANDS:
         command = known(name)
         yield name, command
@@ -177,7 +175,7 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def test_every_help_has_examples() -> None:
-    """That fit a line, of commands and with options that there are."""
+    """Examples fit a line, and use existing commands and options."""
     commands = dict(every())
     for name in ("", *commands):
         help_text = run(*name.split(), "--help").stdout
@@ -196,7 +194,7 @@ def test_every_help_has_examples() -> None:
 
 
 def test_what_changes_a_cluster_can_be_tried_and_explained() -> None:
-    """A new command is one that only looks, or has these options."""
+    """A command that changes a cluster has these options."""
     for name in set(COMMANDS) - LOOKING:
         needed = {"--dry-run", "--yes", "--quiet", "--reason"}
         assert needed <= options_of(known(name)), name
@@ -209,7 +207,7 @@ def test_what_changes_a_cluster_can_be_tried_and_explained() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
-    """What a shell is to source; then commands, verbs and options are completed."""
+    """A shell completes commands, verbs and options."""
     whole = {"prog_name": "clustertune"}
     variable = "_CLUSTERTUNE_COMPLETE"
     source = CliRunner().invoke(main, [], env={variable: f"{shell}_source"}, **whole)
@@ -239,20 +237,23 @@ def test_version() -> None:
     ("arguments", "text"),
     [
         (["divine"], "No such command"),
-        (["docter", "a"], "there is no command 'docter'; did you mean 'doctor'?"),
-        (["doctor", "-f", "xml"], "'xml' is not one of"),
-        (["doctor", "--divine"], "No such option"),
-        (["doctor"], "which cluster? give ADDRESS"),
+        (["chekc", "a"], "there is no command 'chekc'; did you mean 'check'?"),
+        (["check", "-f", "xml"], "'xml' is not one of"),
+        (["check", "--divine"], "No such option"),
+        (["check"], "which cluster? give ADDRESS"),
         (["report"], "which cluster? give ADDRESS"),
         (["report", "a", "b"], "unexpected extra argument"),
-        (["doctor", "--scheduler-file", "/no/such/file"], "does not exist"),
-        (["doctor", "--scheduler-file", __file__, "a"], "stands instead of ADDRESS"),
-        (["doctor", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
-        (["doctor", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
+        (["check", "--scheduler-file", "/no/such/file"], "does not exist"),
+        (
+            ["check", "--scheduler-file", __file__, "a"],
+            "replaces ADDRESS: leave 'a' out",
+        ),
+        (["check", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
+        (["check", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
         (["prepare", *["--dataset", "X"] * 2, "a"], "--dataset: 'X' is given 2 times"),
         (["reset", *["--dataset", "X"] * 2], "--dataset: 'X' is given 2 times"),
         (["resize", *["--env", "A=1"] * 3, "a"], "--env: 'A' is given 3 times"),
-        (["trim", "--cluster", "gateway:x", "a"], "stands instead of ADDRESS"),
+        (["trim", "--cluster", "gateway:x", "a"], "--cluster replaces ADDRESS"),
         (["trim", "--cluster", "x:y"], "is none of coiled:NAME, gateway:NAME"),
         (["trim", "--cluster", "gateway:x", "--tls-ca-file", __file__], "leave --tls"),
         (["demo", "--parquet", "x"], "--parquet and --label go together"),
@@ -267,30 +268,30 @@ def test_version() -> None:
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
-    """What was typed wrongly exits with 2 and says what is possible."""
+    """Wrong usage exits with 2 and names the possible values."""
     result = run(*arguments)
     assert result.exit_code == 2
     assert text in result.stderr
     assert result.stdout == ""
 
 
-# --- clusters that are not there --------------------------------------------------
+# --- unreachable clusters ---------------------------------------------------------
 
 
 def one_line(result: Result) -> str:
-    """What was written to stderr, which is one line, and alone."""
+    """Return the one line of stderr; stdout is empty."""
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("clustertune: ")
     return line
 
 
-@pytest.mark.parametrize("command", ["doctor", "report"])
+@pytest.mark.parametrize("command", ["check", "report"])
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://"])
-def test_nobody_there(
+def test_no_scheduler(
     command: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An address where no scheduler answers exits with 3, and is named."""
+    """Without a scheduler the exit code is 3, and the line has the address."""
     monkeypatch.setattr(running, "CONNECT", 0.3)
     result = run(command, address)
     assert result.exit_code == 3
@@ -298,7 +299,7 @@ def test_nobody_there(
 
 
 def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the dashboard does, whose port is taken for the scheduler's."""
+    """A dashboard listens there, for example."""
     monkeypatch.setattr(running, "CONNECT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         result = run("check", "tcp://{}:{}".format(*listening.getsockname()))
@@ -307,7 +308,7 @@ def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_certificates_for_an_address_without_encryption(tmp_path: Path) -> None:
-    """It is said what to type instead."""
+    """The line has the right form of the address."""
     file = Authority(tmp_path).file
     result = run("check", "--tls-ca-file", str(file), "tcp://127.0.0.1:9")
     assert result.exit_code == 3
@@ -315,10 +316,10 @@ def test_certificates_for_an_address_without_encryption(tmp_path: Path) -> None:
 
 
 def test_an_address_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ADDRESS, Dask's configuration says which cluster."""
+    """Without ADDRESS, Dask's configuration names the cluster."""
     monkeypatch.setattr(running, "CONNECT", 0.3)
     with dask.config.set({"scheduler-address": "tcp://127.0.0.1:9"}):
-        result = run("doctor")
+        result = run("check")
     assert result.exit_code == 3
     assert "tcp://127.0.0.1:9" in one_line(result)
 
@@ -326,64 +327,14 @@ def test_an_address_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_scheduler_file_that_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is no scheduler's is the same to a script as no scheduler."""
+    """A wrong file has the exit code of an unreachable cluster."""
     monkeypatch.setattr(running, "CONNECT", 0.3)
     file = tmp_path / "scheduler.json"
     for text in ("", "{", "{}", "[]", '{"address": "tcp://127.0.0.1:9"}'):
         file.write_text(text)
-        result = run("doctor", "--scheduler-file", str(file))
+        result = run("check", "--scheduler-file", str(file))
         assert result.exit_code == 3
         assert str(file) in one_line(result)
-
-
-# --- doctor -----------------------------------------------------------------------
-
-
-def test_doctor(cluster: LocalCluster) -> None:
-    """A cluster on which prepare will work exits with 0; without nannies, too."""
-    result = run("doctor", cluster.scheduler_address)
-    assert result.exit_code == 0
-    assert result.stderr == ""
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["workers", "yes", "1", "running;", "1", "thread"] in lines
-    assert any(line[:3] == ["restarting", "workers", "NO"] for line in lines)
-
-
-def test_doctor_as_json(cluster: LocalCluster) -> None:
-    """JSON is all there is on stdout, with its schema version."""
-    result = run("doctor", "-f", "json", cluster.scheduler_address)
-    assert result.exit_code == 0
-    data = json.loads(result.stdout)
-    assert data["schema_version"] == 1
-    assert data["address"] == cluster.scheduler_address
-    assert "placing data" in {row["subject"] for row in data["rows"]}
-
-
-def test_doctor_as_html(cluster: LocalCluster) -> None:
-    """HTML is a table."""
-    result = run("doctor", "--format", "html", cluster.scheduler_address)
-    assert result.exit_code == 0
-    assert result.stdout.startswith("<p>clustertune on ")
-    assert "<td>workers" in result.stdout
-
-
-def test_doctor_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The file that a scheduler wrote is as good as its address."""
-    file = tmp_path / "scheduler.json"
-    file.write_text(json.dumps({"address": cluster.scheduler_address}))
-    result = run("doctor", "--scheduler-file", str(file))
-    assert result.exit_code == 0
-    assert cluster.scheduler_address in result.stdout
-
-
-def test_doctor_of_a_cluster_without_workers() -> None:
-    """A cluster on which prepare will not work exits with 1, and the table says why."""
-    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=0, **options) as empty:
-        result = run("doctor", empty.scheduler_address)
-    assert result.exit_code == 1
-    lines = [line.split()[:3] for line in result.stdout.splitlines()]
-    assert ["workers", "NO", "none;"] in lines
 
 
 # --- report -----------------------------------------------------------------------
@@ -391,39 +342,39 @@ def test_doctor_of_a_cluster_without_workers() -> None:
 
 @pytest.mark.parametrize("form", ["text", "json", "html"])
 def test_nothing_was_prepared(form: str) -> None:
-    """Without a report it exits with 1; stdout stays empty, so that JSON stays JSON."""
+    """Without a report the exit code is 1, and stdout is empty."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, **options) as fresh:
         result = run("report", "-f", form, fresh.scheduler_address)
     assert result.exit_code == 1
     assert one_line(result) == (
-        "clustertune: nothing was prepared on this cluster since its scheduler started"
+        "clustertune: this cluster has no report since its scheduler started"
     )
 
 
 @pytest.fixture
 def prepared(cluster: LocalCluster) -> clustertune.Report:
-    """The report of a call of prepare by a client that is gone."""
+    """Return the report of a client that has closed."""
     with Client(cluster, set_as_default=False) as client:
         X = da.ones((100, 4), chunks=(10, 4))
         return clustertune.prepare(client, X, progress=False).report
 
 
 def test_report(cluster: LocalCluster, prepared: clustertune.Report) -> None:
-    """Another process sees the last report, as its maker did."""
+    """Another process sees the same report."""
     result = run("report", cluster.scheduler_address)
     assert result.exit_code == 0
     assert result.stdout == f"{prepared}\n"
 
 
 def test_report_as_json(cluster: LocalCluster, prepared: clustertune.Report) -> None:
-    """As JSON it can be read back."""
+    """The JSON can be read as a report."""
     result = run("report", "-f", "json", cluster.scheduler_address)
     assert clustertune.Report.from_json(result.stdout) == prepared
 
 
 def test_report_as_html(cluster: LocalCluster, prepared: clustertune.Report) -> None:
-    """As HTML it is what a notebook shows."""
+    """The HTML is that of a notebook."""
     result = run("report", "-f", "html", cluster.scheduler_address)
     assert result.stdout == f"{prepared._repr_html_()}\n"
 
@@ -431,7 +382,7 @@ def test_report_as_html(cluster: LocalCluster, prepared: clustertune.Report) -> 
 def test_a_report_of_another_release(
     cluster: LocalCluster, prepared: clustertune.Report
 ) -> None:
-    """A report of a later schema is refused in one line, not with a traceback."""
+    """The command refuses a report of a later schema in one line."""
     newer = json.loads(prepared.to_json()) | {"schema_version": 2}
     _keep(cluster, json.dumps(newer))
     result = run("report", cluster.scheduler_address)
@@ -440,7 +391,7 @@ def test_a_report_of_another_release(
 
 
 def test_a_hostile_report(cluster: LocalCluster, prepared: clustertune.Report) -> None:
-    """What a scheduler hands out cannot act on the terminal."""
+    """Text from a scheduler cannot act on the terminal."""
     evil = json.loads(prepared.to_json())
     evil["found"][0] |= {"check": "\x1b[2J", "message": "\x1b]0;x\x07\r\n"}
     evil["found"][0]["severity"] = int(Severity.critical)
@@ -451,7 +402,7 @@ def test_a_hostile_report(cluster: LocalCluster, prepared: clustertune.Report) -
 
 
 def _keep(cluster: LocalCluster, report: str) -> None:
-    """Put a text where the resident has its last report."""
+    """Replace the last report in the scheduler plugin."""
 
     async def put() -> None:
         cluster.scheduler.plugins["clustertune"].report = report
@@ -481,7 +432,7 @@ def _keep(cluster: LocalCluster, report: str) -> None:
 def test_exit_codes(
     error: type[BaseException], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each error that a user can mend has its code, and is one harmless line."""
+    """Each error that a user can fix has an exit code, and is one harmless line."""
     with pytest.raises(SystemExit) as stop, running.told():
         raise error("a worker called \x1b[2J\nis gone")
     assert stop.value.code == code
@@ -492,7 +443,7 @@ def test_exit_codes(
 
 
 def test_every_error_has_an_exit_code() -> None:
-    """No error of ours goes out as success or as a usage error."""
+    """No error exits like success or wrong usage."""
     ours = [e for e in vars(errors).values() if isinstance(e, type)]
     codes = {
         running.exit_code(e()) for e in ours if issubclass(e, errors.ClustertuneError)
@@ -501,7 +452,7 @@ def test_every_error_has_an_exit_code() -> None:
 
 
 def test_other_errors_are_bugs() -> None:
-    """What nobody can mend is not hidden behind one line."""
+    """An error that a user cannot fix keeps its traceback."""
     with pytest.raises(ZeroDivisionError), running.told():
         raise ZeroDivisionError
 
@@ -510,20 +461,59 @@ def test_other_errors_are_bugs() -> None:
 
 
 def test_check(cluster: LocalCluster) -> None:
-    """Findings as text and JSON; the exit code says whether they are bad."""
+    """Findings, then features; the exit code tells whether findings are bad."""
     address = cluster.scheduler_address
     result = run("check", address)
     assert result.exit_code == 0
+    assert result.stderr == ""
     assert "no_nanny" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["workers", "yes", "1", "running;", "1", "thread"] in lines
+    assert any(line[:3] == ["restarting", "workers", "NO"] for line in lines)
+    assert run("check", "--fail-on", "never", address).exit_code == 0
+
+
+def test_check_as_json(cluster: LocalCluster) -> None:
+    """JSON is alone on stdout: a report, with the address and the features."""
+    address = cluster.scheduler_address
     result = run("check", "-f", "json", "--fail-on", "info", address)
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["status"] == "looked"
-    assert run("check", "--fail-on", "never", address).exit_code == 0
-    assert "<div" in run("check", "-f", "html", address).stdout
+    data = json.loads(result.stdout)
+    assert (data["schema_version"], data["status"]) == (1, "looked")
+    assert data["address"] == address
+    assert "placing data" in {f["subject"] for f in data["features"]}
+    assert clustertune.Report.from_json(result.stdout).status == "looked"
+
+
+def test_check_as_html(cluster: LocalCluster) -> None:
+    """HTML has a table of findings and a table of features."""
+    result = run("check", "--format", "html", cluster.scheduler_address)
+    assert result.exit_code == 0
+    assert result.stdout.startswith('<div class="clustertune">')
+    assert "<td>workers" in result.stdout
+
+
+def test_check_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The file that a scheduler wrote replaces its address."""
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": cluster.scheduler_address}))
+    result = run("check", "--scheduler-file", str(file))
+    assert result.exit_code == 0
+    assert cluster.scheduler_address in result.stdout
+
+
+def test_check_of_a_cluster_without_workers() -> None:
+    """The exit code is 1 for any --fail-on, because prepare would not work."""
+    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(n_workers=0, **options) as empty:
+        result = run("check", "--fail-on", "never", empty.scheduler_address)
+    assert result.exit_code == 1
+    lines = [line.split()[:3] for line in result.stdout.splitlines()]
+    assert ["workers", "NO", "none;"] in lines
 
 
 def test_check_names_published_data(cluster: LocalCluster) -> None:
-    """Of whose rows it says nothing, and prepare does."""
+    """A line names the command that checks the rows of published data."""
     address = cluster.scheduler_address
     assert "published" not in run("check", address).stderr
     with Client(cluster) as client:
@@ -538,14 +528,14 @@ def test_check_names_published_data(cluster: LocalCluster) -> None:
 
 
 def test_check_for_an_unknown_workload(cluster: LocalCluster) -> None:
-    """Usage, with what is known."""
+    """Wrong usage; the line names the known workloads."""
     result = run("check", "--workload", "x", cluster.scheduler_address)
     assert result.exit_code == 2
     assert "known are: generic" in result.stderr
 
 
 def test_watch(cluster: LocalCluster) -> None:
-    """For as long as was asked; what it prints can be read by machines."""
+    """The command ends after the time of --for."""
     address = cluster.scheduler_address
     result = run("watch", "--for", "500ms", "--interval", "100ms", address)
     assert result.exit_code == 0
@@ -557,17 +547,17 @@ def test_watch(cluster: LocalCluster) -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_watch_until_the_scheduler_is_gone(c: Any, s: Any, a: Any) -> None:
-    """Who supervises it is told: an error, and no end like any other."""
+    """The end of the scheduler is an error, not a normal end."""
     async with Monitor(c, interval=0.05) as monitor:
-        printing = asyncio.ensure_future(looking._print_events(monitor, "text"))
+        printing = asyncio.ensure_future(inspection._print_events(monitor, "text"))
         await soon(lambda: monitor.snapshots)
-        await c.close()  # as a client does itself that cannot connect again
+        await c.close()  # like a client that cannot connect again
         with pytest.raises(errors.ConnectionLostError, match="nothing is watched"):
             await printing
 
 
 def test_explain() -> None:
-    """All checks, and the page of each, with settings."""
+    """The list of checks, and the page of one with its settings."""
     listed = run("explain")
     assert listed.exit_code == 0
     assert "paused_workers" in listed.stdout
@@ -585,7 +575,7 @@ def test_explain() -> None:
 
 @pytest.fixture(scope="module")
 def nannies() -> Iterator[LocalCluster]:
-    """Workers that can be restarted."""
+    """Workers with nannies."""
     options: dict[str, Any] = {
         "threads_per_worker": 1,
         "dashboard_address": "127.0.0.1:0",
@@ -595,7 +585,7 @@ def nannies() -> Iterator[LocalCluster]:
 
 
 def test_restart(nannies: LocalCluster) -> None:
-    """A dry run shows the plan; `--yes` carries it out, of the worker that is named."""
+    """A dry run shows the plan; `--yes` restarts the named worker."""
     address = nannies.scheduler_address
     before = {i: w.worker_address for i, w in nannies.workers.items()}
     plan = run("restart", "--dry-run", "-f", "json", address)
@@ -610,11 +600,11 @@ def test_restart(nannies: LocalCluster) -> None:
     assert after[1] != before[1]
 
 
-def test_nobody_can_be_asked(nannies: LocalCluster) -> None:
-    """Without a terminal it never waits for an answer, and changes nothing."""
+def test_without_a_terminal(nannies: LocalCluster) -> None:
+    """Without a terminal the command does not wait, and changes nothing."""
     result = run("restart", nannies.scheduler_address)
     assert result.exit_code == 2
-    assert "give --yes, or --dry-run" in result.stderr
+    assert "give --yes or --dry-run" in result.stderr
     assert "restart worker" in result.stderr
 
 
@@ -622,8 +612,8 @@ def test_nobody_can_be_asked(nannies: LocalCluster) -> None:
 def test_asking(
     nannies: LocalCluster, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a terminal the plan is shown first; anything but yes changes nothing."""
-    monkeypatch.setattr("clustertune.cli.consent.is_terminal", lambda: True)
+    """A terminal shows the plan first; only yes changes something."""
+    monkeypatch.setattr("clustertune.cli.options.is_terminal", lambda: True)
     result = CliRunner().invoke(main, ["trim", nannies.scheduler_address], input=answer)
     assert "Go on?" in result.stderr
     assert result.exit_code == {"y\n": 0, "n\n": 4, "": 130}[answer]
@@ -631,7 +621,7 @@ def test_asking(
 
 
 def test_what_cannot_be_restarted(cluster: LocalCluster) -> None:
-    """Is refused, with the reason, also in a dry run."""
+    """The command refuses, with the reason, also in a dry run."""
     for option in ("--dry-run", "--yes"):
         result = run("restart", option, cluster.scheduler_address)
         assert result.exit_code == 4
@@ -639,7 +629,7 @@ def test_what_cannot_be_restarted(cluster: LocalCluster) -> None:
 
 
 def test_a_worker_that_is_not_there(nannies: LocalCluster) -> None:
-    """Usage: the text names those that are."""
+    """Wrong usage; the text names the workers."""
     result = run("trim", "--yes", "--worker", "nobody", nannies.scheduler_address)
     assert result.exit_code == 2
     assert "there is no nobody in this cluster; its workers are 0 and 1" in (
@@ -648,7 +638,7 @@ def test_a_worker_that_is_not_there(nannies: LocalCluster) -> None:
 
 
 def test_resize(nannies: LocalCluster) -> None:
-    """From an address: the nannies are told, and workers are as they were to be."""
+    """With an address the workers get their new sizes."""
     address = nannies.scheduler_address
     options = ("--worker", "0", "--nthreads", "2", "--env", "OMP_PLACES=a=b", "--yes")
     done = run("resize", *options, address)
@@ -675,14 +665,14 @@ def _seen(dask_worker: Any) -> tuple[int, str | None]:
     ],
 )
 def test_a_wrong_size(options: tuple[str, ...], text: str) -> None:
-    """Before anything is asked."""
+    """The command refuses before it connects."""
     result = run("resize", *options, "tcp://127.0.0.1:1")
     assert result.exit_code == 2
     assert text in " ".join(result.stderr.split())
 
 
 def test_scale(nannies: LocalCluster) -> None:
-    """Fewer, from an address; more are started elsewhere."""
+    """With an address workers can leave, and none can start."""
     address = nannies.scheduler_address
     assert run("scale", "5", "--yes", address).exit_code == 4
     done = run("scale", "1", "--yes", address)
@@ -692,11 +682,11 @@ def test_scale(nannies: LocalCluster) -> None:
         assert len(workers_of(client)) == 1
 
 
-# --- sizes of clusters that are not there yet ---------------------------------------
+# --- size -------------------------------------------------------------------------
 
 
 def test_size_in_every_form() -> None:
-    """What cluster to start, for people, scripts and notebooks; none is asked."""
+    """The size of a cluster as text, JSON and HTML, without a cluster."""
     data = ("size", "--rows", "1000000", "--columns", "50", "--workload", "xgboost")
     host = ("--host-cpus", "4", "--host-memory", "8GiB", "--dtype", "float32")
     text = run(*data, *host)
@@ -711,7 +701,7 @@ def test_size_in_every_form() -> None:
 
 
 def test_size_of_a_cluster_that_does_not_suffice() -> None:
-    """Exit codes tell scripts: 1 takes more hosts, 4 none of that kind would do."""
+    """Exit code 1: more hosts are needed; 4: no number of such hosts is enough."""
     data = ("size", "--rows", "1000000000", "--columns", "50", "--host-cpus", "4")
     assert run(*data, "--host-memory", "64GiB").exit_code == 0
     few = run(*data, "--host-memory", "64GiB", "--hosts", "2")
@@ -738,11 +728,11 @@ def test_panel_says_where_the_page_is(cluster: LocalCluster) -> None:
 def test_what_only_a_server_takes_needs_serve(option: str) -> None:
     done = run("panel", option, "tcp://127.0.0.1:1")
     assert done.exit_code == 2
-    assert "needs --serve beside it" in done.output
+    assert "needs --serve" in done.output
 
 
 def test_a_port_that_is_taken(cluster: LocalCluster) -> None:
     taken = cluster.scheduler.http_server.port
     done = run("panel", "--serve", "--port", str(taken), cluster.scheduler_address)
     assert done.exit_code == 2
-    assert "give another --port, 0 for any that is free" in done.output
+    assert "give another --port, or 0 for a free one" in done.output

@@ -1,7 +1,8 @@
-"""The demo: what it refuses, what it says, and that it leaves nothing behind."""
+"""The demo: its errors, its output and its data; it leaves no processes or files."""
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import re
 import signal
@@ -11,69 +12,55 @@ import tempfile
 from pathlib import Path
 from time import sleep
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import psutil
+import pyarrow.parquet as pq
 import pytest
+from distributed import futures_of
 
 from clustertune.cli import demo
-from clustertune.cli.demo_data import Data, DemoError
 from tests.processes import until
 
 pytest.importorskip("xgboost")
 
 
 def refused(*arguments):
-    """Run the demo, expect that it refuses before it does anything; return the text."""
+    """Run the demo, expect an error before any output, and return its text."""
     said = []
-    with pytest.raises(DemoError) as caught:
+    with pytest.raises(demo.DemoError) as caught:
         demo.run(*arguments, said.append)
     assert said == []
     return str(caught.value)
 
 
 def test_a_missing_package_is_named_with_the_extra(monkeypatch):
-    """Who installed without the extra reads what to type."""
+    """The text has the command that installs the extra."""
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     text = refused(None, None, 2)
     assert "xgboost, scikit-learn, pyarrow" in text
     assert "pip install 'clustertune[demo]'" in text
 
 
-@pytest.mark.parametrize("workers", [1, 0, -3])
-def test_fewer_than_two_workers_are_refused(workers):
-    """With one worker there is nothing to share out."""
-    assert f"workers={workers}: " in refused(None, None, workers)
-
-
 def test_a_path_that_does_not_exist_is_refused(tmp_path):
-    """The path is in the text, as it was given."""
+    """The text has the path."""
     path = str(tmp_path / "nothing.parquet")
-    assert f"parquet={path!r}: there is no such file" in refused(path, "y", 2)
-
-
-def test_data_without_a_label_is_refused(tmp_path):
-    """The demo does not guess which column is to be predicted."""
-    assert "label is missing" in refused(str(tmp_path), None, 2)
-
-
-def test_a_label_without_data_is_refused():
-    """A label belongs to data of the user's own."""
-    assert "label='y' is a column of what?" in refused(None, "y", 2)
+    assert f"{path!r} cannot be read as Parquet: " in refused(path, "y", 2)
 
 
 def test_a_label_that_is_no_column_is_refused_before_a_cluster_starts(tmp_path):
-    """What can be seen in the file is said at once."""
+    """The demo reads the columns before it starts a cluster."""
     path = tmp_path / "data.parquet"
     pd.DataFrame({"a": [1.0], "b": [2.0]}).to_parquet(path)
     assert "the columns are a, b" in refused(str(path), "c", 2)
 
 
-# --- what it says -------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------
 
 
 def test_a_step_says_what_goes_on_and_what_it_took():
-    """Two lines: before it starts, and when it is through."""
+    """A step prints a line before and a line after."""
     said = []
     with demo.Step(said.append, "waiting") as step:
         sleep(0.05)
@@ -83,8 +70,8 @@ def test_a_step_says_what_goes_on_and_what_it_took():
 
 
 def test_a_long_step_says_that_it_still_runs(monkeypatch):
-    """Nobody has to wonder whether it hangs; afterwards it is quiet."""
-    monkeypatch.setattr(demo, "BEAT", 0.02)
+    """A long step prints its progress, and nothing after its end."""
+    monkeypatch.setattr(demo, "PROGRESS", 0.02)
     said = []
     with demo.Step(said.append, "waiting"):
         until(lambda: len(said) >= 3)
@@ -94,7 +81,7 @@ def test_a_long_step_says_that_it_still_runs(monkeypatch):
 
 
 def test_a_step_that_fails_is_not_said_to_be_done():
-    """The error speaks for itself."""
+    """A failed step prints no time."""
     said = []
     with pytest.raises(ZeroDivisionError), demo.Step(said.append, "dividing"):
         _ = 1 / 0
@@ -107,8 +94,8 @@ def trial(name, seconds, score, *rows):
 
 
 def test_the_table_has_rows_by_worker_times_and_scores():
-    """One line for each fit, with what they differ in."""
-    data = Data(X=None, y=None, X_valid=None, y_valid=None, classes=10)
+    """The table has one line for each fit."""
+    data = demo.Data(X=None, y=None, X_valid=None, y_valid=None, classes=10)
     text = demo._table(
         trial("without", 12.34, 0.9012, 5_000, 0),
         trial("after", 6.5, 0.9, 2_500, 2_500),
@@ -128,30 +115,32 @@ def test_prepares_own_time_counts_in_the_verdict():
 
 
 def test_too_few_cpus_are_said(monkeypatch):
-    """Where workers share CPUs, a gain cannot be expected, and the demo says so."""
+    """The demo prints that workers share CPUs."""
     monkeypatch.setattr(demo, "CPU_COUNT", 1)
     text = demo._verdict(trial("", 10, 1, 9, 0), trial("", 9, 1, 5, 4), 1.0)
-    assert "1 CPUs here and 2 workers share them" in text
+    assert "2 workers share 1 CPUs, which limits both fits" in text
 
 
-# --- the whole ----------------------------------------------------------------------
+# --- the whole demo -----------------------------------------------------------------
 
 
 def children():
-    """Processes that this one started, but for Python's own helpers."""
+    """Return the child processes, without Python's own helpers."""
     found = psutil.Process().children(recursive=True)
     return {p.pid for p in found if not _helper(p)}
 
 
 def _helper(process):
-    """Whether it is one; workers that are forked from a helper look the same."""
+    """Return whether a process is a helper; forked workers look the same."""
     names = re.search("resource_tracker|forkserver", " ".join(process.cmdline()))
     return names is not None and process.ppid() == os.getpid()
 
 
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
-    """A folder in which temporary ones are made; the demo must leave it empty."""
+    """Return the folder for temporary folders; the demo must leave it empty."""
+    # multiprocessing keeps one folder until the process ends
+    multiprocessing.util.get_temp_dir()
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -159,7 +148,7 @@ def scratch(tmp_path, monkeypatch):
 
 
 def fits(said):
-    """Rows by worker and score of the two fits, as they were printed."""
+    """Return the printed rows by worker and the scores of the two fits."""
     found = []
     for start in ("without clustertune", "after prepare"):
         line = next(x for x in "\n".join(said).splitlines() if x.startswith(start))
@@ -170,7 +159,7 @@ def fits(said):
 
 @pytest.mark.slow
 def test_the_demo_trains_on_all_workers_after_prepare(scratch, monkeypatch):
-    """All rows lie on the first worker, then evenly on both; the score stays."""
+    """All rows are on the first worker, then evenly on both; the score stays."""
     monkeypatch.setattr(demo, "TREES", 20)
     running = children()
     said = []
@@ -188,7 +177,7 @@ def test_the_demo_trains_on_all_workers_after_prepare(scratch, monkeypatch):
 
 @pytest.mark.slow
 def test_the_demo_learns_quantities_from_data_of_the_users_own(scratch, monkeypatch):
-    """One row group, a quantity and a category: loaded, cut, trained, scored."""
+    """The demo runs on one row group with a quantity and a category."""
     monkeypatch.setattr(demo, "TREES", 20)
     random = np.random.default_rng(0)
     frame = pd.DataFrame({"a": random.random(4_000), "b": random.random(4_000)})
@@ -210,7 +199,7 @@ def test_the_demo_learns_quantities_from_data_of_the_users_own(scratch, monkeypa
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
 def test_an_interrupt_leaves_nothing_behind(scratch):
-    """^C in the middle of a fit: workers and files are gone, the exit code is 130."""
+    """After ^C during a fit no workers or files are left, and the exit code is 130."""
     with (scratch.parent / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", "from clustertune.cli import main; main()", "demo"],
@@ -223,10 +212,10 @@ def test_an_interrupt_leaves_nothing_behind(scratch):
     said = Path(output.name).read_text
     try:
         until(lambda: "training" in said() or process.poll() is not None, 60)
-        sleep(1)  # into the fit
+        sleep(1)  # until the fit runs
         group = [p for p in psutil.process_iter() if _in_session(p, process.pid)]
         assert len(group) > 2, said()
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal
         assert process.wait(30) == 130, said()
         _, alive = psutil.wait_procs(group, timeout=10)
         assert alive == []
@@ -242,3 +231,226 @@ def _in_session(process, session):
         return os.getsid(process.pid) == session
     except ProcessLookupError:
         return False
+
+
+# --- the data -------------------------------------------------------------------------
+
+
+def test_row_groups_add_up_and_are_uneven():
+    """Row groups contain all rows, are not empty, and have different sizes."""
+    sizes = demo.row_groups(100_000, 32)
+    assert len(sizes) == 32
+    assert sizes.sum() == 100_000
+    assert sizes.min() > 0
+    assert sizes.max() > 2 * sizes.min()
+
+
+def test_digits_are_written_in_the_row_groups_asked_for(tmp_path):
+    """Check files, row groups, columns and types."""
+    demo.write_digits(tmp_path / "digits", rows=3_000, partitions=12)
+    files = sorted((tmp_path / "digits").iterdir())
+    found = [pq.ParquetFile(file).metadata for file in files]
+    groups = [m.row_group(i).num_rows for m in found for i in range(m.num_row_groups)]
+    assert len(files) == 4
+    assert groups == demo.row_groups(3_000, 12).tolist()
+    table = pq.read_table(tmp_path / "digits").to_pandas()
+    assert table.shape == (3_000, 65)
+    assert set(table.drop(columns="digit").dtypes) == {np.dtype("float32")}
+    assert sorted(table["digit"].unique()) == list(range(10))
+
+
+def test_digits_are_scikit_learns_with_noise(tmp_path):
+    """The mean image of each digit is the real mean; all rows are different."""
+    from sklearn.datasets import load_digits
+
+    demo.write_digits(tmp_path / "digits", rows=5_000, partitions=8)
+    table = pq.read_table(tmp_path / "digits").to_pandas()
+    images, digits = load_digits(return_X_y=True)
+    real = pd.DataFrame(images).groupby(digits).mean().to_numpy()
+    made = table.groupby("digit").mean().to_numpy()
+    for ours, theirs in zip(made, real, strict=True):
+        assert np.corrcoef(ours, theirs)[0, 1] > 0.95
+    assert not table.duplicated().any()
+
+
+def test_the_same_digits_are_made_each_time(tmp_path):
+    """The data is the same in each run."""
+    for name in ("a", "b"):
+        demo.write_digits(tmp_path / name, rows=500, partitions=4)
+    first, second = (pq.read_table(tmp_path / name) for name in ("a", "b"))
+    assert first.equals(second)
+
+
+# --- the user's own data ------------------------------------------------------------
+
+
+def written(folder, **columns):
+    """Write a Parquet file of 200 rows, with some feature x, and return its path."""
+    frame = pd.DataFrame({"x": np.arange(200.0)} | columns)
+    path = folder / "data.parquet"
+    frame.to_parquet(path, row_group_size=30)
+    return str(path)
+
+
+def test_every_row_group_is_a_partition(tmp_path):
+    """Each row group is a partition."""
+    path = written(tmp_path, y=np.arange(200) % 2)
+    assert demo.read(path, "y").npartitions == 7
+
+
+def test_what_is_no_parquet_is_refused(tmp_path):
+    """The text names the file, and has the reader's reason."""
+    (tmp_path / "data.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(
+        demo.DemoError, match=r"data\.csv' cannot be read as Parquet: ."
+    ):
+        demo.read(str(tmp_path / "data.csv"), "b")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    """The demo refuses a folder without data."""
+    with pytest.raises(demo.DemoError, match="cannot be read as Parquet"):
+        demo.read(str(tmp_path), "y")
+
+
+def test_an_unknown_label_is_refused_with_the_columns(tmp_path):
+    """The text lists the columns."""
+    path = written(tmp_path, price=np.ones(200))
+    with pytest.raises(
+        demo.DemoError, match=r"label='cost' is not a column; .* x, price"
+    ):
+        demo.read(path, "cost")
+
+
+def test_a_label_alone_is_refused(tmp_path):
+    """There must be a feature in addition to the label."""
+    with pytest.raises(demo.DemoError, match="'x' is the only column"):
+        demo.read(written(tmp_path), "x")
+
+
+def test_columns_that_are_not_numbers_are_named(tmp_path):
+    """The text names columns of text and times, and no others."""
+    path = written(
+        tmp_path,
+        y=np.ones(200),
+        flag=np.ones(200, dtype=bool),
+        kind=pd.Categorical(["a", "b"] * 100),
+        city=["Bern", "Wien"] * 100,
+        when=pd.date_range("2026", periods=200),
+    )
+    with pytest.raises(
+        demo.DemoError, match=r"nor categories: city .*, when "
+    ) as caught:
+        demo.read(path, "y")
+    assert "flag" not in str(caught.value)
+    assert "kind" not in str(caught.value)
+
+
+# --- loading ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(local_cluster):
+    """Return a client of a cluster with one worker, all in this process."""
+    return local_cluster(1, processes=False, dashboard_address="127.0.0.1:0")[1]
+
+
+def loaded(client, path, label="y", partitions=4):
+    return demo.load(client, demo.read(path, label), label, partitions=partitions)
+
+
+def test_rows_stay_paired(tmp_path, client):
+    """Each label stays with its features in both sets, and no row is lost."""
+    data = loaded(client, written(tmp_path, y=3 * np.arange(200.0)))
+    for X, y in ((data.X, data.y), (data.X_valid, data.y_valid)):
+        assert X.map_partitions(len).compute().tolist() == (
+            y.map_partitions(len).compute().tolist()
+        )
+        assert (3 * X["x"].compute().to_numpy() == y.compute().to_numpy()).all()
+    assert len(data.X) + len(data.X_valid) == 200
+    assert len(data.X) > 5 * len(data.X_valid) > 0
+
+
+def test_everything_is_in_memory(tmp_path, client):
+    """The data is loaded when ``load`` returns, so a fit's time has no reading."""
+    data = loaded(client, written(tmp_path, y=np.arange(200) % 3))
+    for collection in (data.X, data.y, data.X_valid, data.y_valid):
+        futures = futures_of(collection)
+        assert len(futures) == collection.npartitions
+        assert {future.status for future in futures} == {"finished"}
+
+
+def test_too_few_row_groups_are_cut(tmp_path, client):
+    """One row group is repartitioned, because it cannot be on two workers."""
+    path = tmp_path / "one.parquet"
+    pd.DataFrame({"x": np.arange(300.0), "y": np.arange(300.0)}).to_parquet(path)
+    assert loaded(client, str(path), partitions=16).X.npartitions == 16
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([10, 20], id="few whole numbers"),
+        pytest.param([False, True], id="bools"),
+        pytest.param(["no", "yes"], id="text"),
+        pytest.param(pd.Categorical(["no", "yes"]), id="categories"),
+    ],
+)
+def test_a_label_of_few_values_is_a_class(tmp_path, client, values):
+    """Classes become numbers in their order, which XGBoost requires."""
+    y = pd.concat([pd.Series(values)] * 100, ignore_index=True)
+    data = loaded(client, written(tmp_path, y=y))
+    assert data.classes == 2
+    found, rows = data.y.compute().to_numpy(), data.X["x"].compute().to_numpy()
+    assert (found == rows.astype(int) % 2).all()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(np.arange(200), id="many whole numbers"),
+        pytest.param(np.tile([0.0, 1.0], 100), id="fractions, however few"),
+    ],
+)
+def test_other_numbers_are_quantities(tmp_path, client, values):
+    """Labels that are no classes stay quantities."""
+    data = loaded(client, written(tmp_path, y=values))
+    assert data.classes is None
+    assert data.y.dtype == values.dtype
+
+
+def test_categories_of_features_are_known_and_the_same_everywhere(tmp_path, client):
+    """A category has the same number in all partitions, which XGBoost requires."""
+    kind = pd.Categorical(["a"] * 100 + ["b"] * 60 + ["c"] * 40)
+    data = loaded(client, written(tmp_path, y=np.arange(200.0), kind=kind))
+    pieces = client.gather(futures_of(data.X))
+    assert {tuple(piece["kind"].cat.categories) for piece in pieces} == {
+        ("a", "b", "c")
+    }
+
+
+@pytest.mark.parametrize(
+    ("y", "text"),
+    [
+        pytest.param(
+            np.where(np.arange(200) < 5, np.nan, 1.0),
+            "missing in 5 of 200",
+            id="absent",
+        ),
+        pytest.param([f"v{i}" for i in range(200)], r"has 1\d\d different", id="many"),
+        pytest.param(["same"] * 200, "has 1 different", id="one"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(tmp_path, client, y, text):
+    """The text describes the label, and suggests another."""
+    with pytest.raises(demo.DemoError, match=text):
+        loaded(client, written(tmp_path, y=y))
+
+
+def test_too_few_rows_are_refused(tmp_path, client):
+    """The demo refuses data with few rows."""
+    path = tmp_path / "few.parquet"
+    frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0)})
+    dd.from_pandas(frame, npartitions=2).to_parquet(path)
+    with pytest.raises(demo.DemoError, match="20 rows are too few; the demo needs 100"):
+        loaded(client, str(path))

@@ -1,4 +1,4 @@
-"""What the pages of the documentation show is what there is, and runs."""
+"""Code and commands on the pages of the documentation are correct, and run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ else:
 
 ADDRESS = re.compile(r"(?:tcp|tls)://[\w.:]+|\bADDRESS\b")
 
-# --- what can be seen without running it ----------------------------------------------
+# --- without running it ---------------------------------------------------------------
 
 
 def read_python(code: str) -> None:
@@ -49,7 +49,7 @@ def read_yaml(code: str) -> None:
 
 
 def nothing(code: str) -> None:
-    """What is no language that could be read: output, commands of others."""
+    """Check nothing: output, and commands of other programs."""
 
 
 #: tests that look for marked blocks
@@ -59,9 +59,9 @@ LANGUAGES: dict[str, Callable[[str], Any]] = {
     "python": read_python,
     "yaml": read_yaml,
     "toml": tomllib.loads,
-    "sh": nothing,  # commands of ours: below
+    "sh": nothing,  # commands of clustertune: see below
     "shell": nothing,
-    "bash": nothing,  # commands of others
+    "bash": nothing,  # commands of other programs
     "text": nothing,  # output
     "": nothing,
 }
@@ -69,20 +69,20 @@ LANGUAGES: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_are_what_they_say(page: str) -> None:
-    """Python, YAML and TOML can be read; a playbook is one; a mark has a reason."""
+    """Python, YAML, TOML and playbooks can be read; a mark has a reason."""
     for block in blocks(PAGES[page].read_text()):
         if block.language.startswith("{"):
-            continue  # a directive: Sphinx sees to it
+            continue  # a directive: Sphinx checks it
         assert block.language in LANGUAGES, f"{page}:{block.line}"
         LANGUAGES[block.language](block.code)
         what, _, more = block.mark.partition(": ")
-        # a reason, or what a test of its own finds it by
+        # a reason, or the name by which another test finds the block
         named = what == "not run" or any(f"{what}: " in text for text in TESTS)
         assert not what or (named and more), f"{page}:{block.line}: {block.mark}"
 
 
 def resolve(words: list[str]) -> tuple[click.Command, list[str], click.Context]:
-    """The command that words name, and what is left of them."""
+    """Return the command that words name, and the remaining words."""
     group: click.Command = main
     if words[0] == "plan" and words[1:2] and words[1].startswith("-"):
         words = ["plan", "prepare", *words[1:]]  # implied
@@ -101,12 +101,12 @@ def resolve(words: list[str]) -> tuple[click.Command, list[str], click.Context]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_those_that_there_are(page: str) -> None:
-    """With options that they have, and no more arguments than they take."""
+    """Commands exist, and take the options and arguments."""
     for (program, *words), _ in commands(PAGES[page].read_text()):
         where = f"{page}: {' '.join(words)}"
         assert program == "clustertune", where
         if words[:1] == ["VERB"]:
-            continue  # the form of all commands
+            continue  # a placeholder
         command, rest, context = resolve([w for w in words if not w.startswith("[")])
         try:
             _, left, _ = command.make_parser(context).parse_args(rest)
@@ -116,7 +116,7 @@ def test_commands_are_those_that_there_are(page: str) -> None:
 
 
 def test_what_is_no_command_is_refused() -> None:
-    """The test above would see it."""
+    """The test above can fail."""
     command, rest, context = resolve(["restart", "--wrker", "3"])
     with pytest.raises(click.NoSuchOption):
         command.make_parser(context).parse_args(rest)
@@ -124,7 +124,7 @@ def test_what_is_no_command_is_refused() -> None:
 
 
 def reference() -> dict[str, list[str]]:
-    """By module, the names that the page of the API has."""
+    """Return by module the names on the page of the API."""
     found: dict[str, list[str]] = {}
     module = ""
     for line in (DOCS / "api.md").read_text().splitlines():
@@ -136,7 +136,7 @@ def reference() -> dict[str, list[str]]:
 
 
 def exported(module: Any) -> set[str]:
-    """What a module has for others: imports with ``as``, and what it defines."""
+    """Return the public names of a module: imports with ``as``, and definitions."""
     tree = ast.parse(Path(module.__file__).read_text())
     found = {
         alias.asname
@@ -154,18 +154,18 @@ def exported(module: Any) -> set[str]:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """Once. A name that was added needs a line in docs/api.md."""
+    """Each name is there once. A new name needs a line in docs/api.md."""
     listed = reference()
-    of_package = {*clustertune._PUBLIC} - {"training"}  # a section of its own
+    of_package = {*clustertune._PUBLIC} - {"training"}  # has another section
     assert sorted(listed.pop("clustertune")) == sorted(of_package)
     for module in (clustertune.training, testing):
         assert sorted(listed.pop(module.__name__)) == sorted(exported(module))
-    for module, names in listed.items():  # what calls return, and what plugins are of
+    for module, names in listed.items():  # results of calls, and types for plugins
         assert all(hasattr(import_module(module), name) for name in names)
 
 
 def test_every_page_can_be_reached() -> None:
-    """It is in the navigation, once."""
+    """Each page is in the navigation once."""
     index = (DOCS / "index.md").read_text()
     listed = [
         name
@@ -179,20 +179,20 @@ def test_every_page_can_be_reached() -> None:
     assert sorted(listed) == sorted(there - {"index"})
 
 
-# --- what runs, on clusters that pages share ------------------------------------------
+# --- Python, on a cluster that pages share --------------------------------------------
 
 PYTHON = [
     page
     for page, path in PAGES.items()
     if any(b.language == "python" for b in blocks(path.read_text()))
 ]
-#: pages whose code runs in tests of their own
+#: pages whose code runs in other tests
 ELSEWHERE = {"docs/contributing.md", "docs/security.md"}  # tests/test_outside.py; below
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster of two worker processes."""
+    """Return the address of a cluster with two worker processes."""
     with LocalCluster(
         n_workers=2,
         threads_per_worker=1,
@@ -204,7 +204,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader is: with Parquet files, and a configuration of the reader's."""
+    """Change to a folder with Parquet files."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.random((400, 4), dtype="f4"), columns=list("abcd"))
     frame["label"] = (frame["a"] > 0.5).astype("i4")
@@ -217,7 +217,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def reader(address: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """The names that pages take for granted: a client, uneven data, a model."""
+    """Return the names that pages use: a client, uneven data, a model."""
     before = dask.config.config.copy()
     with Client(address) as client:
         yield {**given(client), "__name__": "of_a_page"}
@@ -226,7 +226,7 @@ def reader(address: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def given(client: Client) -> dict[str, Any]:
-    """Two workers, of which the first has all rows."""
+    """Load all rows on the first of two workers."""
     import xgboost.dask
 
     first = min(workers_of(client))
@@ -250,7 +250,7 @@ def given(client: Client) -> dict[str, Any]:
 
 
 def of_prepare(names: dict[str, Any]) -> None:
-    """Query groups, which follow each other, and what learns to rank them."""
+    """Add query groups, and a model that ranks them."""
     import xgboost.dask
 
     names["qid"] = da.arange(400, chunks=100) // 20
@@ -259,14 +259,14 @@ def of_prepare(names: dict[str, Any]) -> None:
 
 
 def of_readme(names: dict[str, Any]) -> None:
-    """Weights of the rows, and other rows."""
+    """Add weights and validation rows."""
     rows = dd.read_parquet("data")
     names["w"] = rows["label"] + 1.0
     names["X_valid"], names["y_valid"] = rows.drop(columns="label"), rows["label"]
 
 
 def of_training(names: dict[str, Any]) -> None:
-    """What is summed, and what is searched."""
+    """Add a function to sum, and candidates to search."""
     names["w"] = np.zeros(4)
     names["func"] = lambda X, y, w: X.T @ (X @ w - y)
     names["candidates"] = range(8)
@@ -275,14 +275,14 @@ def of_training(names: dict[str, Any]) -> None:
 
 
 def of_workers(names: dict[str, Any]) -> None:
-    """Data that somebody has forgotten."""
+    """Add forgotten data."""
     forgotten = dd.read_parquet("data"), da.ones(10) + 1
     names["forgotten"] = [names["client"].persist(x) for x in forgotten]
     wait(names["forgotten"])
 
 
-#: by page, what it takes for granted besides
-BESIDES = {
+#: further names, by page
+FURTHER = {
     "README.md": of_readme,
     "docs/prepare.md": of_prepare,
     "docs/training.md": of_training,
@@ -291,13 +291,13 @@ BESIDES = {
 
 
 @pytest.mark.slow
-# of dask-glm, which knows an old name of a setting
+# dask-glm uses an old name of a setting
 @pytest.mark.filterwarnings("ignore:Dask configuration key:FutureWarning")
 @pytest.mark.parametrize("page", [p for p in PYTHON if p not in ELSEWHERE])
 def test_python_of_the_pages(page: str, reader: dict[str, Any]) -> None:
-    """Block after block, as a reader would type it."""
-    if page in BESIDES:
-        BESIDES[page](reader)
+    """Run all blocks in order."""
+    if page in FURTHER:
+        FURTHER[page](reader)
     run_python(page, reader)
 
 
@@ -306,7 +306,7 @@ def run_python(page: str, names: dict[str, Any]) -> None:
     for block in blocks(PAGES[page].read_text()):
         if block.language == "python" and not block.mark:
             code = ADDRESS.sub(client.scheduler.address, block.code)
-            # lines of errors are those of the page
+            # errors have the line numbers of the page
             exec(compile("\n" * block.line + code, page, "exec"), names)
     for value in list(names.values()):
         if isinstance(value, Client) and value is not client:
@@ -315,7 +315,7 @@ def run_python(page: str, names: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_what_the_page_on_security_shows(folder: Path) -> None:
-    """A client, ``prepare`` and a command with certificates in files."""
+    """A client, ``prepare`` and a command use certificates in files."""
     page = "docs/security.md"
     security = Security.temporary()
     for name, text in (
@@ -343,23 +343,23 @@ def test_what_the_page_on_security_shows(folder: Path) -> None:
 
 # --- commands -------------------------------------------------------------------------
 
-#: by how a command begins or what it has, why it is not run here
+#: by a word of a command, why the command does not run here
 NOT_HERE = {
-    "VERB": "the form of all commands",
+    "VERB": "a placeholder",
     "demo": "tests/test_demo.py runs it",
     "watch": "it ends with ^C",
     "--serve": "it ends with ^C",
     "--cluster": "a manager is needed",
     "reset": "a manager is needed",
-    "ID": "an id of the list before it is meant",
+    "ID": "a placeholder for an id",
     "show": "there is no such record here",
     "compare": "there is no such record here",
     "what-if": "there are too few runs here",
     "explain": "tests/test_cli.py runs it",
-    "--tls-ca-file": "the cluster of the test speaks no TLS",
+    "--tls-ca-file": "the cluster of the test has no TLS",
 }
-#: exit codes of commands that say something else than that all is well
-CODES = {"check": {0, 1}, "size": {0, 1}, "trends": {0, 1}, "doctor": {0, 1}}
+#: allowed exit codes of commands that may exit with others than 0
+CODES = {"check": {0, 1}, "size": {0, 1}, "trends": {0, 1}}
 
 
 @pytest.mark.slow
@@ -368,13 +368,13 @@ CODES = {"check": {0, 1}, "size": {0, 1}, "trends": {0, 1}, "doctor": {0, 1}}
     if page != "docs/cli.md" and any(runs for _, runs in commands(path.read_text()))
 ])  # fmt: skip
 def test_commands_of_the_pages(page: str, reader: dict[str, Any]) -> None:
-    """As they are typed, but that those that change something only show what."""
+    """Run all commands; those that change something with --dry-run."""
     client = reader["client"]
     address = client.scheduler.address
     names = {"X": reader["X"], "y": reader["y"], "train": reader["X"]}
     for name, data in names.items():
         client.publish_dataset(data, name=name)
-    # the job of which the page on the history asks
+    # the job on the page about history
     noted = {"clustertune.history.job": "nightly", "clustertune.history.enabled": True}
     with dask.config.set(noted), clustertune.hold(client):
         reader["X"].sum().compute()

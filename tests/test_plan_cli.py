@@ -118,7 +118,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
         (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),
         # not that of a restart between runs
         (["plan", "restart", "--expires", "2h"], "which cluster? give ADDRESS"),
-        (["plan", "release", "a"], "what is to be let go? give --prefix"),
+        (["plan", "release", "a"], "which data? give --prefix"),
         (["plan", "trim"], "which cluster? give ADDRESS"),
         (["apply", "/no/such/plan.json"], "does not exist"),
         (["apply", __file__], "this is no JSON"),
@@ -151,7 +151,7 @@ def test_nobody_is_waited_for(
         monkeypatch.setattr("click.confirm", _never)
         result = CliRunner().invoke(main, typed, input="y\n")
     assert result.exit_code == 2, result.output
-    assert "nobody can be asked here: give --yes, or --dry-run" in result.stderr
+    assert "no question can be answered: give --yes or --dry-run" in result.stderr
     assert noted(cluster) == before
 
 

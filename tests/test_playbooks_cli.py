@@ -76,7 +76,7 @@ def test_the_text_of_one() -> None:
         (["run", "observe"], "which cluster? give ADDRESS"),
         (["run", "observe", "--workload", "x"], "known are"),
         (["run", "before-training", "a"], "give X and y, or --dataset NAME"),
-        (["run", "between-runs", "a"], "nobody can be asked here: give --yes"),
+        (["run", "between-runs", "a"], "no question can be answered: give --yes"),
         (["playbooks", "x"], "unknown playbook 'x'"),
     ],
 )
@@ -133,7 +133,7 @@ def test_data_sets(
         assert plan.exit_code == 0, plan.output
         assert "move " in plan.stdout
         assert "planned" in plan.stdout
-        monkeypatch.setattr("clustertune.cli.consent.is_terminal", lambda: True)
+        monkeypatch.setattr("clustertune.cli.options.is_terminal", lambda: True)
         refused = CliRunner().invoke(main, command, input="n\n")
         assert refused.exit_code == 4
         assert "Go on?" in refused.stderr

@@ -305,7 +305,7 @@ def test_nobody_can_be_asked(client: Client, unchanged: None) -> None:
     result = prepared(client)
     assert result.exit_code == 2
     assert "have X and y point to what is new" in result.stderr
-    assert "give --yes, or --dry-run" in result.stderr
+    assert "give --yes or --dry-run" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_command_line(server: Saturn, tmp_path: Path) -> None:
 
     asked = CliRunner().invoke(main, saved)
     assert asked.exit_code == 2
-    assert "nobody can be asked" in asked.stderr
+    assert "give --yes or --dry-run" in asked.stderr
     wrong = CliRunner().invoke(main, [*options, "--dataset", "train", "--yes"])
     assert wrong.exit_code == 2
     assert "save_to is missing" in wrong.stderr

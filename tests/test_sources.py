@@ -43,7 +43,7 @@ JUSTIFIED = {
         ),
         "modules of the package itself, as they lie in its folder",
     ),
-    ("cli/lazy.py", "importlib.import_module"): "modules of commands, by a table",
+    ("cli/__init__.py", "importlib.import_module"): "modules of commands, by a table",
     ("integrations/libraries/lightgbm.py", "importlib.import_module"): "of a constant",
     ("collections/conversion.py", "pickle.loads"): "undoes a dumps of the same line",
     ("training/remote_fits.py", "__import__"): "imports modules of a list in that file",

@@ -28,7 +28,6 @@ from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 #: what is typed before options and address; without --yes, a cluster stays as it is
 TYPED: dict[str, tuple[str, ...]] = {
     "check": (),
-    "doctor": (),
     "history": ("collect",),
     "panel": (),
     "plan": ("trim",),

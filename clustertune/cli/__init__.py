@@ -1,46 +1,48 @@
 """The command line: ``clustertune VERB [ADDRESS]``, also as ``dask tune VERB``.
 
-A command's module is loaded when the command is used: ``clustertune --help``, and every
-``dask --help``, need none of them.
+The module of a command is imported when the command runs. ``clustertune --help`` and
+``dask --help`` import none of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
 import click
 
 from clustertune import __version__
-from clustertune.cli.examples import examples
-from clustertune.cli.lazy import LazyGroup
 
-# By name: the module that has the command, and the first sentence of its help.
+#: exit codes; 0 is success, and click uses 2 for usage errors
+UNREACHED, REFUSED, FAILED, INTERRUPTED = 3, 4, 5, 130
+
+# By name: the module of the command, and the first line of its help.
 COMMANDS = {
     "apply": (
         "planning",
         "Carry out a plan, if cluster and data are still as it saw them.",
     ),
     "check": (
-        "looking",
-        "What stands between this cluster and a fast, safe training run.",
+        "inspection",
+        "Check this cluster for problems that slow down or break training.",
     ),
     "demo": (
-        "looking",
-        "Train before and after `prepare`, on a cluster of this machine's own.",
-    ),
-    "doctor": (
-        "looking",
-        "What of clustertune will work on this cluster, and what is in the way.",
+        "inspection",
+        "Train before and after `prepare`, on a local cluster.",
     ),
     "explain": (
-        "looking",
-        "The page of a check; without NAME what checks there are.",
+        "inspection",
+        "Describe a check; without NAME, list all checks.",
     ),
     "history": (
         "histories",
         "What was noted of past calls and runs, and what follows from it.",
     ),
     "panel": (
-        "panel",
-        "The page of a cluster: on its dashboard, or served from this machine.",
+        "inspection",
+        "Show the page of a cluster, on its dashboard or served from this machine.",
     ),
     "plan": (
         "planning",
@@ -51,33 +53,27 @@ COMMANDS = {
         "The playbooks that there are; with NAME, the text of one.",
     ),
     "prepare": (
-        "preparing",
-        "Get published data ready for a fit; the names point to the new pieces then.",
+        "changes",
+        "Prepare published data for a fit; its names then refer to the new data.",
     ),
-    "release": (
-        "changing",
-        "Let go of data in memory, by the prefix of its keys.",
-    ),
-    "report": ("looking", "The report of what was done last on this cluster."),
+    "release": ("changes", "Release data in memory, by the prefix of its keys."),
+    "report": ("inspection", "Show the last report of this cluster."),
     "reset": (
         "resetting",
         "Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.",
     ),
     "resize": (
-        "changing",
-        "Give workers other threads, memory or variables, without losing data.",
+        "changes",
+        "Change the threads, memory or variables of workers without losing data.",
     ),
-    "restart": (
-        "changing",
-        "Restart workers one after the other, without losing what they hold.",
-    ),
+    "restart": ("changes", "Restart workers one at a time without losing data."),
     "run": (
         "playing",
         "Carry out a playbook: checks, and what to do where they find something.",
     ),
     "scale": (
-        "changing",
-        "Have N_WORKERS workers; those that go hand their data to those that stay.",
+        "changes",
+        "Scale to N_WORKERS workers; leaving workers move their data to the others.",
     ),
     "schedule": (
         "scheduling",
@@ -87,15 +83,63 @@ COMMANDS = {
         "sizing",
         "How large a cluster to start for a fit, and the line that starts it.",
     ),
-    "trim": (
-        "changing",
-        "Have workers give memory back that they do not need; nothing is at risk.",
-    ),
-    "watch": (
-        "looking",
-        "Say when a condition begins or ends, for as long as it runs.",
-    ),
+    "trim": ("changes", "Return unused memory of workers to the operating system."),
+    "watch": ("inspection", "Print when a condition begins or ends."),
 }
+
+
+def examples(*lines: str) -> str:
+    """Return the examples below the options of a help text."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is used.
+
+    Parameters
+    ----------
+    table
+        By name of the command: its module, and the first line of its help. The command
+        is the module's attribute of that name.
+    """
+
+    def __init__(
+        self, *args: Any, table: Mapping[str, tuple[str, str]], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(self.table)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click passes it
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in self.table:
+            return None
+        module = import_module(f"{__name__}.{self.table[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a name as click does, and suggest the nearest name for a typo."""
+        near = get_close_matches(args[0], self.table, n=1)
+        if near and near[0] != args[0] and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}; did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click passes it
+        formatter: click.HelpFormatter,
+    ) -> None:
+        rows = [(name, self.table[name][1]) for name in sorted(self.table)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 # Dask lists a command under the command's own name: `dask tune`
@@ -103,7 +147,6 @@ COMMANDS = {
     "tune",
     cls=LazyGroup,
     table=COMMANDS,
-    package=__name__,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "clustertune check tcp://10.0.0.5:8786",
@@ -113,12 +156,12 @@ COMMANDS = {
 )
 @click.version_option(__version__, package_name="clustertune")
 def main() -> None:
-    """Get a Dask cluster ready for machine-learning training, and keep it so.
+    """Prepare a Dask cluster for machine-learning training.
 
-    ADDRESS is a scheduler's, like tcp://10.0.0.5:8786; without it, Dask's configuration
-    (scheduler-address, DASK_SCHEDULER_ADDRESS) says which.
+    ADDRESS is the address of a scheduler, like tcp://10.0.0.5:8786. Without ADDRESS,
+    Dask's configuration (scheduler-address, DASK_SCHEDULER_ADDRESS) names the cluster.
 
-    Exit codes: 0 clean or done, 1 findings, or what was asked for will not work or was
-    not found, 2 usage, 3 the cluster was not reached, 4 refused, 5 failed or done in
-    part, 130 interrupted.
+    Exit codes: 0 success, 1 problems found, or the request would not work, 2 wrong
+    usage, 3 the cluster was not reached, 4 refused, 5 failed or done in part, 130
+    interrupted.
     """

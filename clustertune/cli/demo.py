@@ -1,8 +1,9 @@
-"""The story behind ``clustertune demo``: a fit after scaling up, without and with us.
+"""The demo: a fit after scaling up, without clustertune and after ``prepare``.
 
-It runs on this machine, on a cluster of its own with one thread a worker: load on one
-worker, scale up, train XGBoost as one would without clustertune, prepare, train again.
-Both fits have the same rows, parameters and workers.
+It starts a local cluster with one thread for each worker, loads data on one worker,
+scales up, trains XGBoost, prepares, and trains again. Both fits have the same rows,
+parameters and workers. The data is generated, or the user's own. Features and labels
+of the training and validation sets are loaded in one call, so their rows stay paired.
 """
 
 from __future__ import annotations
@@ -20,27 +21,50 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, futures_of
+from distributed import Client, LocalCluster, futures_of, wait
 from distributed.system import MEMORY_LIMIT
 from tabulate import tabulate
 
 import clustertune
-from clustertune.cli.demo_data import LABEL, Data, DemoError, load, read, write_digits
+from clustertune.errors import ClustertuneError
 
 Echo = Callable[[str], None]
 
-ROWS = 600_000  # of the data made here: a fit of about 8 s on one thread
-PIECES = 16  # row groups for each worker: whole ones can be shared out evenly
+ROWS = 600_000  # of generated data: a fit takes about 8 s on one thread
+PARTITIONS = 16  # for each worker
 TREES = 40  # of one fit, over all rounds and classes
-BEAT = 5.0  # seconds after which a long step says again that it runs
-PATIENCE = 120  # seconds in which new workers come
+PROGRESS = 5.0  # seconds between two lines of a long step
+START_TIMEOUT = 120  # seconds for new workers to start
+LABEL = "digit"  # label of the generated data
+FILES = 4  # of the generated data
+MAX_CLASSES = 20  # a whole-number label with more values is a quantity
+MIN_ROWS = 100
+_SEED = 0
+
+
+class DemoError(ClustertuneError):
+    """The demo cannot run with its arguments or its data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """A loaded training set and its validation set."""
+
+    X: Any
+    y: Any
+    X_valid: Any
+    y_valid: Any
+    classes: int | None  # None: the label is a quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One fit: where its rows lay, what it took, how well it predicts."""
+    """One fit: where its rows were, its time and its score."""
 
     name: str
     rows: Mapping[str, int]  # by worker
@@ -49,7 +73,7 @@ class Trial:
 
 
 class Step:
-    """A long step: says what goes on, then that it still does, then what it took."""
+    """A long step, which prints its name, its progress and its time."""
 
     def __init__(self, echo: Echo, text: str) -> None:
         self._echo = echo
@@ -61,19 +85,19 @@ class Step:
     def __enter__(self) -> Step:
         self._echo(f"{self._text} ...")
         self._start = perf_counter()
-        self._beating = Thread(target=self._beat, daemon=True)
-        self._beating.start()
+        self._thread = Thread(target=self._progress, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.seconds = perf_counter() - self._start
         self._over.set()
-        self._beating.join()  # or it might say once more that it still runs
+        self._thread.join()  # or it could print once more
         if error is None:
             self._echo(f"    {self.seconds:.1f} s")
 
-    def _beat(self) -> None:
-        while not self._over.wait(BEAT):
+    def _progress(self) -> None:
+        while not self._over.wait(PROGRESS):
             self._echo(f"    ... {perf_counter() - self._start:.0f} s")
 
 
@@ -90,39 +114,37 @@ def run(
     Parameters
     ----------
     parquet, label
-        Parquet data to learn from and the column to predict; None: made here.
+        Parquet data and the column to predict; None generates data.
     workers
-        To how many workers the cluster grows after the data was loaded on one.
+        Number of workers after scaling up, at least 2.
     echo
-        Is called with what goes on, in text of a line or more.
+        Prints text of one line or more.
     rows
-        How many to make, if they are made here.
+        Number of generated rows.
 
     Raises
     ------
     DemoError
-        A package is missing, an argument is wrong, or the data cannot be learned from.
+        A package is missing, or the data cannot be read or learned.
     """
     _require_packages()
-    _check_arguments(parquet, label, workers)
     with ExitStack() as stack:
         folder = stack.enter_context(
             TemporaryDirectory(prefix="clustertune-demo-", ignore_cleanup_errors=True)
         )
-        if parquet is None:
+        if parquet is None or label is None:
             parquet, label = str(Path(folder, "digits")), LABEL
             text = f"writing {rows:,} rows of scikit-learn's handwritten digits"
             with Step(echo, f"{text}, with noise, as Parquet"):
-                write_digits(Path(parquet), rows=rows, pieces=PIECES * workers)
-        assert label is not None  # _check_arguments has seen to it
+                write_digits(Path(parquet), rows=rows, partitions=PARTITIONS * workers)
         frame = read(parquet, label)
         with Step(echo, "starting a local cluster with 1 worker of 1 thread"):
             cluster, client = stack.enter_context(_local_cluster(folder, workers))
         with Step(echo, "loading the data there"):
-            data = load(client, frame, label, pieces=PIECES * workers)
+            data = load(client, frame, label, partitions=PARTITIONS * workers)
         with Step(echo, f"scaling to {workers} workers"):
             cluster.scale(workers)
-            client.wait_for_workers(workers, timeout=PATIENCE)
+            client.wait_for_workers(workers, timeout=START_TIMEOUT)
         _compare(client, data, echo)
 
 
@@ -131,30 +153,13 @@ def _require_packages() -> None:
     missing = [title for name, title in titles.items() if find_spec(name) is None]
     if missing:
         raise DemoError(
-            f"not installed: {', '.join(missing)}; the demo needs it: "
-            "pip install 'clustertune[demo]'"
+            f"not installed: {', '.join(missing)}; run pip install 'clustertune[demo]'"
         )
-
-
-def _check_arguments(parquet: str | None, label: str | None, workers: int) -> None:
-    if workers < 2:
-        raise DemoError(
-            f"workers={workers}: the cluster grows from 1 worker to at least 2"
-        )
-    if parquet is None and label is not None:
-        raise DemoError(f"label={label!r} is a column of what? Give parquet, too")
-    if parquet is None:
-        return
-    # addresses and patterns are for the reader to resolve
-    if not any(c in parquet for c in ":*?[") and not Path(parquet).exists():
-        raise DemoError(f"parquet={parquet!r}: there is no such file or folder")
-    if label is None:
-        raise DemoError("label is missing: name the column to predict")
 
 
 @contextmanager
 def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Client]]:
-    """A cluster with one worker, and room in memory for so many; it leaves nothing."""
+    """Start a cluster with one worker, and memory for more; leave no files."""
     with (
         dask.config.set({"temporary-directory": folder}),
         LocalCluster(
@@ -171,16 +176,159 @@ def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Cl
         yield cluster, client
 
 
+# --- the data -------------------------------------------------------------------------
+
+
+def write_digits(folder: Path, *, rows: int, partitions: int) -> None:
+    """Write Parquet files with uneven row groups, of scikit-learn's digits with noise.
+
+    The noise makes all rows different, and the task so hard that wrong labels would
+    lower the score. An image can be in both the training and the validation set, so the
+    score is only good for comparing the two fits.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    random = np.random.default_rng(_SEED)
+    names = [f"pixel_{i}" for i in range(images.shape[1])]
+    schema = pa.schema([(n, pa.float32()) for n in names] + [(LABEL, pa.int64())])
+    folder.mkdir(parents=True)
+    for number, sizes in enumerate(np.array_split(row_groups(rows, partitions), FILES)):
+        with pq.ParquetWriter(folder / f"part-{number}.parquet", schema) as writer:
+            for size in sizes.tolist():
+                which = random.integers(0, len(images), size)
+                noise = random.standard_normal((size, len(names)), dtype=np.float32)
+                pixels = images[which].astype(np.float32) + 4 * noise
+                table = pa.table([*pixels.T, digits[which]], schema=schema)
+                writer.write_table(table, row_group_size=size)
+
+
+def row_groups(rows: int, partitions: int) -> npt.NDArray[np.int64]:
+    """Return the sizes of row groups; the largest has up to five times the smallest."""
+    share = np.random.default_rng(_SEED).uniform(0.4, 2.0, partitions)
+    ends = np.round(np.cumsum(share) / share.sum() * rows).astype(np.int64)
+    sizes: npt.NDArray[np.int64] = np.diff(ends, prepend=0)
+    return sizes
+
+
+def read(path: str, label: str) -> Any:
+    """Return the data as a lazy DataFrame, with a partition for each row group.
+
+    Raises
+    ------
+    DemoError
+        The data cannot be read, has no such label, or has columns that are not numbers.
+    """
+    try:
+        frame = dd.read_parquet(path, split_row_groups=True)
+    except (OSError, ValueError, ImportError, NotImplementedError) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[-1]
+        raise DemoError(f"{path!r} cannot be read as Parquet: {reason}") from error
+    columns = [str(c) for c in frame.columns]
+    if label not in columns:
+        raise DemoError(
+            f"label={label!r} is not a column; the columns are {_listed(columns)}"
+        )
+    if len(columns) == 1:
+        raise DemoError(f"{label!r} is the only column, so there are no features")
+    odd = [
+        f"{name} ({dtype})"
+        for name, dtype in frame.drop(columns=label).dtypes.items()
+        if not (_is_number(dtype) or _is_category(dtype))
+    ]
+    if odd:
+        raise DemoError(
+            f"these columns are neither numbers nor categories: {_listed(odd)}; drop "
+            "or convert them"
+        )
+    return frame
+
+
+def _is_number(dtype: Any) -> bool:
+    return bool(pd.api.types.is_numeric_dtype(dtype)) and dtype.kind != "c"
+
+
+def _is_category(dtype: Any) -> bool:
+    return isinstance(dtype, pd.CategoricalDtype)
+
+
+def _listed(names: list[str], most: int = 20) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def load(client: Client, frame: Any, label: str, *, partitions: int) -> Data:
+    """Split the data, and load it on the current workers.
+
+    Data with fewer than a quarter of the partitions is repartitioned, so that moving
+    whole partitions can give each worker an even share.
+
+    Raises
+    ------
+    DemoError
+        There are too few rows, or the label cannot be learned.
+    """
+    if 4 * frame.npartitions < partitions:
+        frame = frame.repartition(npartitions=partitions)
+    categories = [n for n, dtype in frame.dtypes.items() if _is_category(dtype)]
+    if categories:
+        frame = frame.categorize(columns=categories, index=False)
+    halves = frame.random_split([0.9, 0.1], random_state=_SEED)
+    lazy = [part for half in halves for part in (half.drop(columns=label), half[label])]
+    X, y, X_valid, y_valid = client.persist(lazy)
+    wait([X, y, X_valid, y_valid])
+    classes = _classes(y, y_valid, label)
+    if classes is not None:
+        numbered = pd.CategoricalDtype(classes)
+        y, y_valid = client.persist(
+            [part.astype(numbered).cat.codes for part in (y, y_valid)]
+        )
+        wait([y, y_valid])
+    return Data(
+        X=X,
+        y=y,
+        X_valid=X_valid,
+        y_valid=y_valid,
+        classes=None if classes is None else len(classes),
+    )
+
+
+def _classes(y: Any, y_valid: Any, label: str) -> list[Any] | None:
+    """Return the different labels, or None if they are quantities."""
+    rows = len(y) + len(y_valid)
+    if rows < MIN_ROWS:
+        raise DemoError(f"{rows:,} rows are too few; the demo needs {MIN_ROWS}")
+    absent = sum(int(part.isna().sum().compute()) for part in (y, y_valid))
+    if absent:
+        raise DemoError(
+            f"the label {label!r} is missing in {absent:,} of {rows:,} rows; drop "
+            "these rows"
+        )
+    whole = pd.api.types.is_integer_dtype(y.dtype)
+    if _is_number(y.dtype) and not whole and not pd.api.types.is_bool_dtype(y.dtype):
+        return None
+    found = sorted(y.unique(split_out=1).compute())
+    if whole and len(found) > MAX_CLASSES:
+        return None
+    if not 2 <= len(found) <= MAX_CLASSES:
+        raise DemoError(
+            f"the label {label!r} ({y.dtype}) has {len(found):,} different values; "
+            f"2 to {MAX_CLASSES} can be told apart, or give a column of quantities"
+        )
+    return found
+
+
 # --- the comparison -----------------------------------------------------------------
 
 
 def _compare(client: Client, data: Data, echo: Echo) -> None:
     model = _model(data)
-    # What every process pays once (imports, threads, the first connections) would
-    # otherwise count against the first of the two fits only.
+    # Imports, threads and first connections would count for the first fit only.
     with Step(echo, "warming up with a tiny fit on all workers"):
         _warm_up(client)
-    echo('Each line "got rank" is XGBoost\'s own, from one worker that trains.')
+    echo('XGBoost prints a line "got rank" for each worker that trains.')
     without = _trial(client, model, data, "without clustertune", echo)
     with Step(echo, "X, y = clustertune.prepare(client, X, y)") as preparing:
         prepared = clustertune.prepare(
@@ -196,7 +344,7 @@ def _compare(client: Client, data: Data, echo: Echo) -> None:
 def _model(data: Data) -> Any:
     from xgboost.dask import DaskXGBClassifier, DaskXGBRegressor
 
-    # more than two classes take a tree each in every round
+    # with more than two classes, each round has a tree for each class
     trees_per_round = data.classes if data.classes and data.classes > 2 else 1
     kind = DaskXGBRegressor if data.classes is None else DaskXGBClassifier
     return kind(
@@ -219,7 +367,7 @@ def _warm_up(client: Client) -> None:
 
 
 def _trial(client: Client, model: Any, data: Data, name: str, echo: Echo) -> Trial:
-    """Look where the rows lie, train on them, score on the validation set."""
+    """Count the rows of each worker, train, and score on the validation set."""
     rows = _rows_by_worker(client, data.X)
     with Step(echo, f"training XGBoost {name}") as training:
         model.fit(data.X, data.y)
@@ -232,28 +380,28 @@ def _trial(client: Client, model: Any, data: Data, name: str, echo: Echo) -> Tri
 
 
 def _rows_by_worker(client: Client, X: Any) -> dict[str, int]:
-    """Counted where the pieces lie, by Dask alone: not what clustertune says of it."""
+    """Count the rows of each worker with Dask alone."""
     cluster: Any = client.cluster
     names = {w.worker_address: str(n) for n, w in cluster.workers.items()}
     futures = futures_of(X)
     holders = client.who_has(futures)
-    homes = [holders[future.key][0] for future in futures]
+    workers = [holders[future.key][0] for future in futures]
     lengths = client.gather(
         [
-            client.submit(len, future, workers=[home], pure=False)
-            for future, home in zip(futures, homes, strict=True)
+            client.submit(len, future, workers=[worker], pure=False)
+            for future, worker in zip(futures, workers, strict=True)
         ]
     )
     rows = dict.fromkeys(names.values(), 0)
-    for home, length in zip(homes, lengths, strict=True):
-        rows[names[home]] += length
+    for worker, length in zip(workers, lengths, strict=True):
+        rows[names[worker]] += length
     return rows
 
 
 def _score(model: Any, data: Data) -> float:
-    """Accuracy, or R2 of quantities; computed on the cluster."""
-    predicted = _array(model.predict(data.X_valid))
-    truth = _array(data.y_valid)
+    """Return the accuracy, or R2 of quantities; computed on the cluster."""
+    predicted = _as_array(model.predict(data.X_valid))
+    truth = _as_array(data.y_valid)
     if data.classes is not None:
         return float((predicted == truth).mean().compute())
     return float(
@@ -261,8 +409,8 @@ def _score(model: Any, data: Data) -> float:
     )
 
 
-def _array(collection: Any) -> Any:
-    return collection if isinstance(collection, da.Array) else collection.values
+def _as_array(collection: Any) -> Any:
+    return collection if isinstance(collection, da.Array) else collection.values  # noqa: PD011
 
 
 def _table(without: Trial, after: Trial, data: Data) -> str:
@@ -289,8 +437,5 @@ def _verdict(without: Trial, after: Trial, preparing: float) -> str:
     )
     n_workers = len(without.rows)
     if n_workers > CPU_COUNT:
-        text += (
-            f"\nDask counts {CPU_COUNT} CPUs here and {n_workers} workers share them: "
-            "no fit can be faster than on so many CPUs."
-        )
+        text += f"\n{n_workers} workers share {CPU_COUNT} CPUs, which limits both fits."
     return text

@@ -12,9 +12,9 @@ from dataclasses import asdict
 import click
 from click.core import ParameterSource
 
-from clustertune.cli.examples import examples
+from clustertune.cli import examples
+from clustertune.cli.options import Target, on_a_cluster
 from clustertune.cli.running import run, told, typed
-from clustertune.cli.target import Target, on_a_cluster
 from clustertune.core.snapshots import Unknown
 from clustertune.core.wording import plural, printable
 from clustertune.operations.history import histories, noting

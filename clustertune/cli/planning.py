@@ -11,13 +11,10 @@ from typing import Any
 import click
 from distributed import Client
 
-from clustertune.cli import COMMANDS
-from clustertune.cli.changing import Instead, carry_out
-from clustertune.cli.consent import Consent, with_consent
-from clustertune.cli.examples import examples
-from clustertune.cli.lazy import LazyGroup
+from clustertune.cli import COMMANDS, REFUSED, LazyGroup, examples
+from clustertune.cli.changes import Instead, carry_out
+from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
 from clustertune.cli.running import (
-    REFUSED,
     format_option,
     rendered,
     run,
@@ -27,7 +24,6 @@ from clustertune.cli.running import (
     typed,
 )
 from clustertune.cli.scheduling import LATER
-from clustertune.cli.target import Target, on_a_cluster
 from clustertune.core.report import Report, acted
 from clustertune.errors import ChangedError
 from clustertune.operations import calls, planning
@@ -104,7 +100,6 @@ _EXAMPLES = {
 @click.group(
     cls=_Verbs,
     table={verb: COMMANDS[verb] for verb in calls.VERBS},
-    package="clustertune.cli",
     subcommand_metavar="[VERB] ...",
     epilog=examples(
         "clustertune plan --dataset X --dataset y -o plan.json tcp://10.0.0.5:8786",

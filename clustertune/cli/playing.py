@@ -14,8 +14,8 @@ from click.shell_completion import CompletionItem
 from distributed import Client
 from tabulate import tabulate
 
-from clustertune.cli.consent import Consent, with_consent
-from clustertune.cli.examples import examples
+from clustertune.cli import examples
+from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
 from clustertune.cli.running import (
     format_option,
     once,
@@ -24,7 +24,6 @@ from clustertune.cli.running import (
     told_usage,
 )
 from clustertune.cli.running import run as run_on
-from clustertune.cli.target import Target, on_a_cluster
 from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError

@@ -8,11 +8,10 @@ from typing import Any
 import click
 from distributed import Client
 
-from clustertune.cli.consent import Consent, with_consent
-from clustertune.cli.examples import examples
+from clustertune.cli import REFUSED, examples
+from clustertune.cli.options import Consent, with_consent
 from clustertune.cli.running import (
     CONNECT,
-    REFUSED,
     format_option,
     once,
     rendered,

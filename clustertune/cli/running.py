@@ -17,7 +17,8 @@ import click
 from distributed import Client
 
 from clustertune import errors
-from clustertune.cli.target import Target
+from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
+from clustertune.cli.options import Target
 from clustertune.core import arguments
 from clustertune.core.report import acted
 from clustertune.core.wording import printable
@@ -28,7 +29,6 @@ from clustertune.operations.call import refuse_wrong_settings
 
 T = TypeVar("T")
 
-UNREACHED, REFUSED, FAILED, INTERRUPTED = 3, 4, 5, 130
 CONNECT = 10  # seconds
 ATTACH = 60  # seconds: a manager is asked, and may forward a port
 

@@ -15,10 +15,9 @@ import click
 from click.core import ParameterSource
 from distributed import Client
 
-from clustertune.cli.consent import Consent
-from clustertune.cli.examples import examples
-from clustertune.cli.running import FAILED, format_option, run, told_usage, typed
-from clustertune.cli.target import Target, on_a_cluster
+from clustertune.cli import FAILED, examples
+from clustertune.cli.options import Consent, Target, on_a_cluster
+from clustertune.cli.running import format_option, run, told_usage, typed
 from clustertune.operations.scheduling import scheduled, scheduling
 from clustertune.operations.scheduling.scheduled import Schedule
 

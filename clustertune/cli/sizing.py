@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from clustertune.cli.examples import examples
+from clustertune.cli import examples
 from clustertune.cli.running import format_option, rendered, told, typed
 from clustertune.operations import sizing
 

@@ -1,8 +1,7 @@
-"""The panel's Bokeh components: they show a *page state* and nothing else.
+"""The dashboard page: Bokeh figures and tables that show a *page state*.
 
-They run in the user's process and in schedulers that have no clustertune, so modules
-here import only the standard library, Bokeh, each other and
-:mod:`clustertune.core.wording`, which travels with them (see
-:mod:`clustertune.remote.ship`). ``showing``, ``serving`` and ``shielding`` run only in
-the user's process.
+``state``, ``style``, ``figures``, ``page`` and ``mount`` also run in schedulers without
+clustertune. They import only the standard library, Bokeh, each other, and modules that
+:mod:`clustertune.remote.ship` sends with them. ``server`` and ``panel`` run in the
+user's process.
 """

@@ -1,14 +1,14 @@
-"""Puts the panel into the dashboard that a scheduler serves.
+"""Adds the page to the dashboard that a scheduler serves.
 
-``/clustertune`` and ``/individual-clustertune-...`` become pages of its first Bokeh
-application, the one of which ``/individual-plots.json`` lists the pages, with the same
-prefix and the same origins. They stay until the scheduler ends: what is called again
-replaces what they show and adds nothing.
+``/clustertune`` and ``/individual-clustertune-...`` become pages of the dashboard's
+first Bokeh application, whose pages ``/individual-plots.json`` lists. They have its
+prefix and its origins, and stay until the scheduler ends. A second call replaces their
+contents and adds no pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,42 +17,39 @@ from clustertune.dashboard.state import make
 from clustertune.remote.resident import NAME
 
 PATH = "/clustertune"
-#: parts with a page of their own
+#: parts with a page for each
 INDIVIDUAL = ("memory", "rows", "findings", "timeline")
-GONE = (
-    "clustertune's part of this scheduler is gone; run clustertune.panel(client) again"
-)
+GONE = "the scheduler plugin of clustertune is gone; run clustertune.panel(client)"
 
 
 def mount(dask_scheduler: Any) -> dict[str, Any]:
-    """Add the pages, or bring up to date what they show.
+    """Add the pages, or replace their contents.
 
     Returns
     -------
     dict
-        ``path`` of the page, with the dashboard's prefix; ``error`` where there can be
-        none, and why.
+        ``path`` of the page, with the dashboard's prefix, or ``error``.
     """
     served: Any = getattr(dask_scheduler, "http_application", None)
     try:
         from bokeh.server.tornado import BokehTornado
     except ImportError:
-        return {"error": "it has no Bokeh"}
+        return {"error": "has no Bokeh"}
     apps = [
         a for a in getattr(served, "applications", ()) if isinstance(a, BokehTornado)
     ]
     if not apps:
-        return {"error": "it serves no dashboard"}
+        return {"error": "serves no dashboard"}
     first = apps[0]
     if PATH not in first.app_paths:
         _add(dask_scheduler, served, first)
-    # not the functions themselves: those of an older release would stay for ever
+    # a page looks its function up here, so a later release can replace it
     served.clustertune = _documents(dask_scheduler)
     return {"path": first.prefix.rstrip("/") + PATH}
 
 
 def _documents(scheduler: Any) -> dict[str, Callable[[Any], None]]:
-    """By path what fills its documents."""
+    """Return by path the function that fills a document."""
 
     async def read() -> Any:
         resident = scheduler.plugins.get(NAME)
@@ -76,7 +73,7 @@ def _add(scheduler: Any, served: Any, first: Any) -> None:
     from distributed.dashboard.scheduler import template_variables
     from tornado.ioloop import IOLoop
 
-    variables = template_variables(scheduler)  # the lists that other pages show, too
+    variables = template_variables(scheduler)  # all pages of the dashboard share it
     paths = [PATH, *map(_individual, INDIVIDUAL)]
     ours = BokehApplication(
         {path: partial(_fill, served, path) for path in paths},
@@ -89,19 +86,15 @@ def _add(scheduler: Any, served: Any, first: Any) -> None:
     ours.start()
     first._applications.update(ours._applications)
     variables["pages"].append(PATH.strip("/"))
-    variables["plots"] += _links()
-    variables["plots"].sort(key=lambda plot: str(plot["name"]))
-
-
-def _links() -> Sequence[dict[str, str]]:
-    return [
+    variables["plots"] += [
         {"url": _individual(part).strip("/"), "name": f"Clustertune {part.title()}"}
         for part in INDIVIDUAL
     ]
+    variables["plots"].sort(key=lambda plot: str(plot["name"]))
 
 
 def _fill(served: Any, path: str, scheduler: Any, extra: Any, document: Any) -> None:
-    """What Dask calls for each reader."""
+    """Fill a document; Dask calls this for each reader."""
     from distributed.dashboard.components.scheduler import env
 
     served.clustertune[path](document)

@@ -1,38 +1,28 @@
-"""The page: all parts in one column, brought up to date from a page state.
+"""The page: figures and tables in one column, updated from a page state.
 
-``build`` fills a Bokeh document; whoever serves it says where states come from.
+``build`` fills a Bokeh document. The server that shows it passes a function that reads
+page states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.models import Column, Row
 
-from clustertune.dashboard import looks, words
-from clustertune.dashboard.rows import Rows
-from clustertune.dashboard.state import State
-from clustertune.dashboard.timeline import Timeline
-from clustertune.dashboard.workers import Memory
+from clustertune.core.wording import plural, seconds_text
+from clustertune.dashboard import style
+from clustertune.dashboard.figures import Memory, Rows, Timeline
+from clustertune.dashboard.state import State, imbalance, is_over, total, verdict
 
 TITLE = "clustertune"
 INTERVAL = 1000  # milliseconds between two states
+MAX_HOSTS = 12  # of more hosts, those with the most threads for a CPU
+MAX_FINDINGS = 50
+SIGNS = {"critical": "&#9650;", "warning": "&#9670;", "info": "&#9679;"}
 Read = Callable[[], Awaitable[State]]
-
-PARTS: dict[str, Callable[[], Any]] = {
-    "verdict": lambda: words.Said(words.verdict_line),
-    "memory": Memory,
-    "rows": Rows,
-    "findings": lambda: words.Said(words.findings),
-    "timeline": Timeline,
-    "hosts": lambda: words.Said(words.hosts),
-    "prepared": lambda: words.Said(words.prepared),
-}
-#: on the page two stand beside each other where they are in the same row
-ROWS = (("verdict",), ("memory", "rows"), ("findings",), ("timeline",),
-        ("prepared", "hosts"))  # fmt: skip
 
 STYLE = """<meta name="color-scheme" content="light dark"><style>
 :root { color-scheme: light dark }
@@ -44,68 +34,232 @@ html, body { background: #ffffff }
 }
 </style>"""
 ALONE = "{% block preamble %}" + STYLE + "{% endblock %}"
-#: of Dask's dashboard, whose pages are light only
+#: for Dask's dashboard, whose own pages are light only
 TEMPLATE = (
     '{% extends "simple.html" %}{% block extra_resources %}' + STYLE + "{% endblock %}"
 )
 
 
+# --- tables ---------------------------------------------------------------------------
+
+
+class Text:
+    """HTML made from the state alone."""
+
+    figures: tuple[Any, ...] = ()
+
+    def __init__(self, make: Callable[[State], str]) -> None:
+        self.make = make
+        self.root = style.html()
+        self.roots = (self.root,)
+
+    def update(self, state: State) -> None:
+        """Show another state."""
+        self.root.text = self.make(state)
+
+
+def verdict_line(state: State) -> str:
+    """Return whether a fit can begin, why not, and a summary of the cluster."""
+    level, words = verdict(state)
+    head, colon, rest = words.partition(":")
+    where = style.text(f"{state['scheduler']}: {total(state['workers'])}")
+    return (
+        f'<div class="verdict {level.replace(" ", "-")}"><b>{style.text(head)}</b>'
+        f"{colon}{style.text(rest)}<small>{where}</small></div>"
+    )
+
+
+def findings(state: State) -> str:
+    """Return the last findings, their age, and the command that checks again."""
+    found = state["findings"]
+    if found is None:
+        return (
+            "<h2>Findings</h2><p>No check has run here yet. Run "
+            "<code>clustertune check</code>.</p>"
+        )
+    age = seconds_text(max(0.0, state["time"] - found["time"]))
+    head = (
+        f"<h2>Findings <span class='soft'>{age} old; check again with "
+        f"<code>{style.text(found['command'])}</code></span></h2>"
+    )
+    if not found["found"]:
+        return f"{head}<p>The checks found no problems.</p>"
+    return head + _findings_table(found["found"], set(state["workers"]["address"]))
+
+
+def _findings_table(
+    found: Sequence[Mapping[str, Any]], addresses: Collection[str]
+) -> str:
+    rows = [
+        (
+            _severity(f["severity"]),
+            style.text(f["check"]),
+            style.text(f["message"], 1000) + _ended(f, addresses),
+            style.text(f["evidence"], 1000),
+            style.with_code(f["remedy"]),
+        )
+        for f in found[:MAX_FINDINGS]
+    ]
+    head = ("severity", "check", "finding", "evidence", "remedy")
+    more = len(found) - MAX_FINDINGS
+    rest = f"<p class='soft'>and {plural(more, 'more finding')}</p>" if more > 0 else ""
+    return style.table(head, rows, "kkwww") + rest
+
+
+def _ended(finding: Mapping[str, Any], addresses: Collection[str]) -> str:
+    if not is_over(finding, addresses):
+        return ""
+    ended = "process has" if len(finding["processes"]) == 1 else "processes have"
+    return f" <span class='soft'>(the {ended} ended since)</span>"
+
+
+def _severity(name: str) -> str:
+    known = name if name in SIGNS else "unknown"
+    return f'<span class="{known}">{SIGNS.get(known, "?")} {style.text(name)}</span>'
+
+
+def hosts(state: State) -> str:
+    """Return the threads of workers and the usable CPUs, by host."""
+    found = state["hosts"]
+    columns = (found[name] for name in ("host", "workers", "threads", "cpus"))
+    rows = sorted(zip(*columns, strict=True), key=_load, reverse=True)
+    if not rows:
+        return ""
+    cells = [
+        (
+            style.text(host, style.MAX_NAME),
+            f"{workers:,}",
+            f"{threads:,}",
+            "unknown" if cpus is None else f"{cpus:.3g}",
+            _threads_per_cpu(threads, cpus),
+        )
+        for host, workers, threads, cpus in rows[:MAX_HOSTS]
+    ]
+    more = len(rows) - MAX_HOSTS
+    rest = f"<p class='soft'>and {more:,} more hosts</p>" if more > 0 else ""
+    head = ("host", "workers", "threads", "usable CPUs", "")
+    title = "<h2>Threads and CPUs of hosts</h2>"
+    return title + style.table(head, cells, " nnn ") + rest
+
+
+def _load(row: tuple[Any, ...]) -> float:
+    _, _, threads, cpus = row
+    return float(threads) / cpus if cpus else 0.0
+
+
+def _threads_per_cpu(threads: int, cpus: float | None) -> str:
+    if cpus is None:
+        return ""
+    if threads > cpus * 1.05:
+        return '<span class="warning">&#9670; more threads than CPUs</span>'
+    if threads < cpus * 0.95:
+        return '<span class="soft">CPUs without a thread</span>'
+    return "one each"
+
+
+def prepared(state: State) -> str:
+    """Return the last change, with the layouts before and after it."""
+    last = state["prepared"]
+    if last is None:
+        return (
+            "<h2>Last change</h2><p class='soft'>clustertune has changed nothing since "
+            "the scheduler started.</p>"
+        )
+    lines = "".join(f"<p>{style.text(line, 1000)}</p>" for line in last["lines"])
+    rows = [*_summaries("before", last["before"]), *_summaries("after", last["after"])]
+    head = (
+        "", "collection", "rows", "partitions", "separated pairs",
+        "fullest, of its share", "empty workers",
+    )  # fmt: skip
+    tables = style.table(head, rows, "k nnnnn") if rows else ""
+    return f"<h2>Last change</h2>{lines}{tables}"
+
+
+def _summaries(when: str, layouts: Iterable[Any]) -> Iterable[tuple[str, ...]]:
+    for x in layouts:
+        fullest = x["imbalance"] or imbalance(x["workers"])
+        empty = sum(r == 0 for r in x["workers"]["rows"])
+        counts = (x["rows"], x["pieces"], x["separated"])
+        yield (
+            when,
+            style.text(x["label"]),
+            *("unknown" if n is None else f"{n:,}" for n in counts),
+            "unknown" if fullest is None else f"{fullest:.2f}",
+            f"{empty:,}",
+        )
+
+
+# --- the page -------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "verdict": lambda: Text(verdict_line),
+    "memory": Memory,
+    "rows": Rows,
+    "findings": lambda: Text(findings),
+    "timeline": Timeline,
+    "hosts": lambda: Text(hosts),
+    "prepared": lambda: Text(prepared),
+}
+#: parts of one row are next to each other
+ROWS = (("verdict",), ("memory", "rows"), ("findings",), ("timeline",),
+        ("prepared", "hosts"))  # fmt: skip
+
+# validation takes a large part of an update, and all values come from this package
+_unchecked: Callable[..., Callable[..., None]] = without_property_validation
+_WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
+
+
 class Page:
-    """Some parts, or all of them.
+    """Some parts of the page, or all of them.
 
     Parameters
     ----------
     rows
-        Names of :data:`PARTS`; those in the same row stand beside each other.
+        Names of :data:`PARTS`; parts of one row are next to each other.
     """
 
     def __init__(self, rows: Sequence[Sequence[str]] = ROWS) -> None:
         self.parts = {name: PARTS[name]() for row in rows for name in row}
-        columns: list[list[Any]] = [
-            [self._column(name) for name in row] for row in rows
-        ]
-        self.root = Column(
-            children=[
-                row[0] if len(row) == 1 else Row(children=row, **_WIDE, spacing=28)
-                for row in columns
-            ],
-            stylesheets=[looks.GROUND],
-            **_WIDE,
-        )
+        children: list[Any] = []
+        for row in rows:
+            columns: list[Any] = [
+                Column(children=list(self.parts[name].roots), **_WIDE) for name in row
+            ]
+            one = len(columns) == 1
+            children.append(
+                columns[0] if one else Row(children=columns, **_WIDE, spacing=28)
+            )
+        self.root = Column(children=children, stylesheets=[style.BACKGROUND], **_WIDE)
 
-    def _column(self, name: str) -> Column:
-        return Column(children=list(self.parts[name].roots), **_WIDE)
-
-    def update(self, shown: State) -> None:
+    def update(self, state: State) -> None:
         """Show another state."""
-        _unchecked(self._update)(shown)
+        _unchecked(self._update)(state)
 
-    def _update(self, shown: State) -> None:
+    def _update(self, state: State) -> None:
         for part in self.parts.values():
-            part.update(shown)
+            part.update(state)
 
     def add_to(self, document: Any, title: str = TITLE) -> None:
-        """Be what a document shows, in the colours of its reader."""
+        """Fill a document, in the colours of its reader."""
         figures = [f for part in self.parts.values() for f in part.figures]
         if figures:
-            document.js_on_event("document_ready", looks.theme(figures))
+            document.js_on_event("document_ready", style.theme(figures))
         document.add_root(self.root)
         document.title = title
         document.template = ALONE
 
 
-# a good part of the cost, and all values are ours
-_unchecked: Callable[..., Callable[..., None]] = without_property_validation
-_WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
-
-
 def build(document: Any, read: Read, rows: Sequence[Sequence[str]] = ROWS) -> None:
-    """Fill a document, and keep it up to date for as long as somebody looks at it.
+    """Fill a document, and update it while a reader looks at it.
 
     Parameters
     ----------
+    document
+        A Bokeh document.
     read
-        Gives a page state; called in the event loop of the server.
+        Returns a page state; runs in the event loop of the server.
+    rows
+        As for :class:`Page`.
     """
     page = Page(rows)
     page.add_to(document)

@@ -1,41 +1,39 @@
-"""The *page state*: all that the panel shows, as plain data from msgpack or JSON.
+"""The *page state*: everything that the page shows, as plain data.
 
-A dictionary with these entries; sizes are bytes, times epoch seconds, durations
-seconds, and None is unknown:
+A state is a dictionary. Sizes are bytes, times are epoch seconds, durations are
+seconds, and None means unknown. Its texts come from the cluster and are untrusted.
 
 ``time``
-    When the cluster was looked at.
+    When the cluster was read.
 ``scheduler``
-    Its address.
+    Address of the scheduler.
 ``trouble``
-    Why the rest is old or lacking, as a sentence; empty if it is not.
+    Why the other entries are old or missing, as a sentence, or an empty text.
 ``workers``
-    Columns, by name a list with one entry for each worker (:data:`WORKER`): ``id``,
-    ``address``, ``host``, ``status`` (Dask's), ``silent`` (since it was last heard of),
-    ``threads``, ``limit`` (0: none), ``process``, ``managed``, ``spilled``, and in
-    bytes its own thresholds ``target``, ``spill``, ``pause``, ``terminate``.
+    Columns (:data:`WORKER`), lists with an entry for each worker: ``id``, ``address``,
+    ``host``, ``status`` (Dask's), ``silent`` (time since the last heartbeat),
+    ``threads``, ``limit`` (0: none), ``process``, ``managed``, ``spilled``, and the
+    worker's thresholds ``target``, ``spill``, ``pause``, ``terminate`` in bytes.
 ``hosts``
     Columns (:data:`HOST`): ``host``, ``workers``, ``threads``, ``cpus`` (usable).
 ``collections``
-    For each layout ``label``, ``pieces``, ``rows``, ``apart`` (pieces of which no
-    worker holds all members), ``missing`` (pieces that are in nobody's memory),
+    For each layout ``label``, ``pieces``, ``rows``, ``apart`` (partitions whose
+    companions are on different workers), ``missing`` (partitions in no memory),
     ``counted`` (when), and ``workers``, columns (:data:`SHARE`): ``id``, ``rows``,
-    ``pieces`` and ``due``, the rows that it should have.
+    ``pieces`` and ``due`` (the even share of rows).
 ``findings``
-    None, or what was found last: ``time``, ``command`` that looks again, and
-    ``found``: ``severity``, ``check``, ``message``, ``evidence`` (text), ``remedy``,
-    and ``processes``: addresses of workers; once these are gone, so is what was found.
+    None, or the last findings: ``time``, ``command`` that checks again, and ``found``,
+    each with ``severity``, ``check``, ``message``, ``evidence``, ``remedy`` and
+    ``processes``: addresses of workers. The finding ends with these workers.
 ``events``
-    What was done, oldest first: ``time``, ``kind`` (:data:`KINDS`) and ``text``.
+    Oldest first: ``time``, ``kind`` (:data:`KINDS`) and ``text``.
 ``history``
-    Columns: ``time``, and of all workers together ``process`` and ``managed``.
+    Columns: ``time``, and ``process`` and ``managed`` of all workers together.
 ``prepared``
-    None, or of the last ``prepare``: ``status``, ``lines`` (text), and ``before`` and
+    None, or the last report: ``status``, ``lines`` (text), and ``before`` and
     ``after``, for each layout ``label``, ``pieces``, ``rows``, ``separated``,
     ``imbalance`` (rows of the fullest worker over its share) and ``workers``, columns
     (:data:`SHARE`).
-
-Text in it comes from the cluster and is not to be trusted.
 """
 
 from __future__ import annotations
@@ -58,19 +56,19 @@ HOST = ("host", "workers", "threads", "cpus")
 SHARE = ("id", "rows", "pieces", "due")
 KINDS = ("did", "failed", "held", "scheduled")
 
-#: checks of what a page state shows as it is now: what they have found may be over
+#: checks whose conditions the page sees live, so their old findings do not count
 LIVE = frozenset(
     (
         "empty_workers", "memory_pressure", "missing_workers", "paused_workers",
         "separated_pairs", "silent_workers", "uneven_rows",
     )
 )  # fmt: skip
-SILENT = 15.0  # seconds after which a worker counts as silent: it tells each second
-UNEVEN = 1.05  # rows over the share from which on they are uneven: prepare's tolerance
+SILENT = 15.0  # seconds without a heartbeat; there is one each second
+UNEVEN = 1.05  # rows over the even share: the default tolerance of prepare
 
 
 def make(**parts: Any) -> State:
-    """A page state; what is not given is empty or not known."""
+    """Return a page state; entries that are not given are empty or unknown."""
     return {
         "time": time(),
         "scheduler": "",
@@ -86,21 +84,21 @@ def make(**parts: Any) -> State:
 
 
 def columns(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Columns:
-    """Rows as columns by name; no rows are empty columns."""
+    """Return rows as columns by name."""
     wanted = tuple(names)
     found = list(zip(*rows, strict=True)) or [()] * len(wanted)
     return {name: list(values) for name, values in zip(wanted, found, strict=True)}
 
 
 def of_identity(identity: Mapping[str, Any], now: float) -> State:
-    """What a scheduler says of itself and its workers without any code of ours.
+    """Return the page state of a scheduler that runs no code of clustertune.
 
     Parameters
     ----------
     identity
         The scheduler's ``identity(n_workers=-1)``.
     now
-        Epoch seconds by the scheduler's clock, or this machine's where that is unknown.
+        Epoch seconds by the scheduler's clock, or by this machine's.
     """
     rows: list[tuple[Any, ...]] = []
     hosts: dict[str, list[int]] = {}
@@ -128,9 +126,9 @@ def of_identity(identity: Mapping[str, Any], now: float) -> State:
                 *(None for _ in THRESHOLDS),
             )
         )
-        of_host = hosts.setdefault(entry["host"], [0, 0])
-        of_host[0] += 1
-        of_host[1] += entry["nthreads"]
+        host = hosts.setdefault(entry["host"], [0, 0])
+        host[0] += 1
+        host[1] += entry["nthreads"]
     return make(
         time=now,
         scheduler=identity["address"],
@@ -139,11 +137,11 @@ def of_identity(identity: Mapping[str, Any], now: float) -> State:
     )
 
 
-# --- what follows from it -------------------------------------------------------------
+# --- the verdict ----------------------------------------------------------------------
 
 
 def conditions(workers: Columns) -> list[str]:
-    """For each worker what is unusual about it, in a few words; empty: nothing."""
+    """Return for each worker its problem in a few words, or an empty text."""
     found = []
     for status, silent in zip(workers["status"], workers["silent"], strict=True):
         words = [] if status == "running" else [str(status).replace("_", " ")]
@@ -153,7 +151,7 @@ def conditions(workers: Columns) -> list[str]:
 
 
 def total(workers: Columns) -> str:
-    """The cluster in one line."""
+    """Return the cluster in one line."""
     hosts = len(set(workers["host"]))
     ids = workers["id"]
     used, limit = sum(workers["process"]), sum(workers["limit"])
@@ -165,12 +163,12 @@ def total(workers: Columns) -> str:
 
 
 def verdict(state: State) -> tuple[str, str]:
-    """Whether a fit can begin, and why not.
+    """Return whether a fit can begin, and why not.
 
     Returns
     -------
     level, text
-        ``ready``, ``usable`` (it would run, but not well), ``not ready`` or
+        ``ready``, ``usable`` (a fit would run, but not well), ``not ready`` or
         ``unknown``; and a sentence.
     """
     if state["trouble"]:
@@ -178,79 +176,78 @@ def verdict(state: State) -> tuple[str, str]:
     if not state["workers"]["id"]:
         return "not ready", "Not ready: the cluster has no workers"
     lost = [
-        f"{plural(x['missing'], 'piece')} of {x['label']} not in memory"
+        f"{plural(x['missing'], 'partition')} of {x['label']} not in memory"
         for x in state["collections"]
-        if 0 < x["missing"] < x["pieces"]  # all: nobody wants them any more
+        if 0 < x["missing"] < x["pieces"]  # all: no client uses it
     ]
-    worst = [*_of_workers(state["workers"]), *lost, *_messages(state, "critical")]
+    worst = [*_worker_problems(state["workers"]), *lost, *_messages(state, "critical")]
     if worst:
         return "not ready", f"Not ready: {_listed(worst)}"
-    bad = [*_of_memory(state["workers"]), *_of_rows(state["collections"])]
+    bad = [*_memory_problems(state["workers"]), *_row_problems(state["collections"])]
     bad += _messages(state, "warning")
     if bad:
         return "usable", f"Usable, but: {_listed(bad)}"
     if state["findings"] is None:
-        return "ready", "Ready, as far as can be seen: no check has been run yet"
-    return "ready", "Ready: nothing stands in the way of a fit"
+        return "ready", "Ready, as far as the page can see: no check has run yet"
+    return "ready", "Ready: no problem is known"
 
 
-def _of_workers(workers: Columns) -> Iterable[str]:
+def _worker_problems(workers: Columns) -> Iterable[str]:
     ids = workers["id"]
     paused = [i for i, s in zip(ids, workers["status"], strict=True) if s == "paused"]
     if paused:
         yield f"{workers_text(paused)} {'is' if len(paused) == 1 else 'are'} paused"
     silent = [i for i, s in zip(ids, workers["silent"], strict=True) if s >= SILENT]
     if silent:
-        yield f"{workers_text(silent)} did not say anything for {SILENT:.0f} s or more"
+        yield f"{workers_text(silent)} sent no heartbeat for {SILENT:.0f} s or more"
     if paused or silent or any(s == "running" for s in workers["status"]):
         return
     yield "no worker is running"
 
 
-def _of_memory(workers: Columns) -> Iterable[str]:
+def _memory_problems(workers: Columns) -> Iterable[str]:
     own = zip(workers["id"], workers["process"], workers["spill"], strict=True)
     full = [id for id, process, spill in own if spill and process >= spill]
     if full:
         verb = "has" if len(full) == 1 else "have"
-        yield f"{workers_text(full)} {verb} more memory than its spill threshold"
+        yield f"{workers_text(full)} {verb} more memory than the spill threshold"
 
 
-def _of_rows(layouts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+def _row_problems(layouts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     for layout in layouts:
         label, apart = layout["label"], layout["apart"]
         if apart:
-            are = "is" if apart == 1 else "are"
-            yield f"{plural(apart, 'pair')} of {label} {are} on two workers"
+            yield f"{plural(apart, 'separated pair')} of {label}"
         fullest = imbalance(layout["workers"])
         if fullest is not None and fullest > UNEVEN:
-            yield f"rows of {label} are uneven ({fullest:.3g} times the share)"
+            yield f"rows of {label} are uneven ({fullest:.3g} times the even share)"
 
 
 def imbalance(share: Columns) -> float | None:
-    """Rows of the fullest worker over those that it should have; 1 is even."""
+    """Return the rows of the fullest worker over its even share; 1 is even."""
     found = [r / d for r, d in zip(share["rows"], share["due"], strict=True) if d]
     return max(found, default=None)
 
 
 def _messages(state: State, severity: str) -> list[str]:
     found = state["findings"]["found"] if state["findings"] else ()
-    there = frozenset(state["workers"]["address"])
+    addresses = frozenset(state["workers"]["address"])
     return [
         f["message"]
         for f in found
         if f["severity"] == severity
         and f["check"] not in LIVE
-        and not is_over(f, there)
+        and not is_over(f, addresses)
     ]
 
 
-def is_over(finding: Mapping[str, Any], there: Collection[str]) -> bool:
-    """Whether all processes that it is about are gone; of those of old nobody knows."""
+def is_over(finding: Mapping[str, Any], addresses: Collection[str]) -> bool:
+    """Return whether all processes of a finding have ended."""
     processes = finding.get("processes") or ()
-    return bool(processes) and not any(p in there for p in processes)
+    return bool(processes) and not any(p in addresses for p in processes)
 
 
 def _listed(reasons: list[str]) -> str:
-    """The first reasons, and how many more there are."""
+    """Return the first two reasons, and the number of others."""
     more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
     return "; ".join(reasons[:2]) + more

@@ -214,7 +214,7 @@ def _failed(error: BaseException) -> str:
     text = printable(repr(error), longest=300)
     return (
         f"clustertune's code failed on the scheduler: {text}; see its log, and compare "
-        "versions with `clustertune doctor`"
+        "versions with `clustertune check`"
     )
 
 

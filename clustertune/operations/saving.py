@@ -281,7 +281,7 @@ async def _refuse_unshared(
     if mute:
         raise VersionMismatchError(
             f"{plural(len(mute), 'worker')} ({printable(mute[0])}) did not say their "
-            "versions, so they cannot be asked to write; see `clustertune doctor`"
+            "versions, so they cannot be asked to write; see `clustertune check`"
         )
     packages = sorted({NEEDED[_kind(x.collection)] for x in given})
     where: dict[str, Any] = {

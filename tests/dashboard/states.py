@@ -1,4 +1,4 @@
-"""Page states for tests: healthy unless told otherwise."""
+"""Page states for tests, healthy by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.State:
-    """A cluster of workers with 4 GiB each, and rows that were prepared on it."""
+    """Return the state of workers with 4 GiB and prepared rows."""
     workers = states.columns(
         states.WORKER,
         (
@@ -44,11 +44,11 @@ def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.Sta
 
 
 def layout(share: states.Columns, **parts: Any) -> dict[str, Any]:
-    told = {"label": "training data", "pieces": sum(share["pieces"])}
-    told |= {"rows": sum(share["rows"]), "apart": 0, "missing": 0, "counted": 0.0}
-    return told | {"workers": share} | parts
+    data = {"label": "training data", "pieces": sum(share["pieces"])}
+    data |= {"rows": sum(share["rows"]), "apart": 0, "missing": 0, "counted": 0.0}
+    return data | {"workers": share} | parts
 
 
 def finding(**parts: Any) -> dict[str, Any]:
-    told = {"severity": "warning", "check": "uneven_rows", "message": "rows are uneven"}
-    return told | {"evidence": "", "remedy": "`clustertune check`"} | parts
+    data = {"severity": "warning", "check": "uneven_rows", "message": "rows are uneven"}
+    return data | {"evidence": "", "remedy": "`clustertune check`"} | parts

@@ -1,7 +1,8 @@
-"""The page in a real browser: what a reader sees, and no complaint of its console."""
+"""The page in a real browser: its text, and no errors in its console."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
-from clustertune.dashboard import serving
+from clustertune.dashboard import server
 from clustertune.monitor.connection import connected
 from tests.browser import chromium, needs_browser
 from tests.processes import soon
@@ -31,7 +32,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 async def source(tab, *names):
-    """The first source of a figure that has these columns, and any row."""
+    """Return the first data source that has these columns and a row."""
 
     async def found():
         for columns in await tab.columns():
@@ -42,7 +43,7 @@ async def source(tab, *names):
     for _ in range(100):
         if columns := await found():
             return columns
-        await tab.run("new Promise(done => setTimeout(done, 100))")
+        await asyncio.sleep(0.1)
     raise AssertionError(f"no figure has {names}")
 
 
@@ -52,7 +53,7 @@ async def settled(tab, name, values):
         columns = await source(tab, name, ROWS)
         if columns[name] == values:
             return
-        await tab.run("new Promise(done => setTimeout(done, 100))")
+        await asyncio.sleep(0.1)
     raise AssertionError(f"{name} is {columns[name]}, not {values}")
 
 
@@ -67,19 +68,19 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
     y = c.persist(da.ones(900, chunks=100), workers=[a.address])
     await wait([X, y])
     evil = await Worker(s.address, name=EVIL, nthreads=1)
-    evil.memory_manager.memory_pause_fraction = 1e-6  # what it has is more
+    evil.memory_manager.memory_pause_fraction = 1e-6  # lower than its memory
     await soon(lambda: s.workers[evil.address].status == Status.paused)
     panel = await clustertune.panel(c)
     await clustertune.check(c, X, y)
-    async with chromium(tmp_path / "profile") as tab:
+    async with chromium() as tab:
         await tab.look_at(panel.url)
         text = await tab.shows("Not ready", EVIL, "is paused", "uneven_rows")
         assert "tcp://" in text
-        assert await tab.run("document.title") == "clustertune"
+        assert await tab.page.title() == "clustertune"
         memory = await source(tab, "managed_end", "name")
         assert memory["name"] == ["0", "1", "2", EVIL]
         ticks = await source(tab, "y0", "x")
-        assert len(ticks["x"]) == 4  # of the first threshold, one for each worker
+        assert len(ticks["x"]) == 4  # the first threshold of each worker
         await settled(tab, "rows", [900, 0, 0, 0])
         await tab.picture(out / "before-light.png")
         await evil.close()
@@ -101,17 +102,17 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
 @needs_browser
 @gen_test(timeout=120)
 async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
-    """The page that is served says that the scheduler is gone, and goes on then."""
-    monkeypatch.setattr(serving, "AGAIN", 0.2)
-    monkeypatch.setattr(serving, "CONNECT", 1.0)
+    """The served page shows that the scheduler is lost, and then reconnects."""
+    monkeypatch.setattr(server, "AGAIN", 0.2)
+    monkeypatch.setattr(server, "CONNECT", 1.0)
     board = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **board) as first:
         address, port = first.address, first.port
 
-        source = serving.Source(partial(connected, address, seconds=10))
+        source = server.Source(partial(connected, address, seconds=10))
         async with (
-            serving.serving(source, port=0, address="127.0.0.1", origins=[]) as url,
-            chromium(tmp_path / "profile") as tab,
+            server.serving(source, port=0, address="127.0.0.1", origins=[]) as url,
+            chromium() as tab,
         ):
             await tab.look_at(url, dark=True)
             await tab.shows("Not ready: the cluster has no workers")
@@ -123,7 +124,7 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
                 Scheduler(port=port, **board),
                 Worker(address, name="new", nthreads=1),
             ):
-                # its loop is the one of this test, which does more on it
+                # this test blocks the event loop of the worker
                 with dask.config.set({"clustertune.checks.blocked_loops.most": 60.0}):
                     await tab.shows("1 worker on 1 host", "Ready")
                 assert tab.complaints == []
@@ -132,7 +133,7 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
 @needs_browser
 @gen_test(timeout=60)
 async def test_a_saved_report_needs_no_network(tmp_path):
-    """The file alone shows its tables; the browser fetches nothing for it."""
+    """The file shows its tables, and the browser loads nothing for it."""
     from clustertune.core.model import Finding, Severity
     from clustertune.core.report import Report
     from clustertune.planner.layouts import summarize
@@ -148,10 +149,7 @@ async def test_a_saved_report_needs_no_network(tmp_path):
     )
     file = tmp_path / "report.html"
     report.save(file)
-    async with chromium(tmp_path / "profile") as tab:
-        await tab.call("Network.enable")
-        await tab.call("Network.emulateNetworkConditions", offline=True, latency=0,
-                       downloadThroughput=0, uploadThroughput=0)  # fmt: skip
+    async with chromium(offline=True) as tab:
         await tab.look_at(file.as_uri())
         await tab.shows(f"wrong: {EVIL}", "Found", "training data: 2 pieces, 100 rows")
         assert tab.complaints == []

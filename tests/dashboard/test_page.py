@@ -1,4 +1,4 @@
-"""The parts of the page: what their sources and texts have for a page state."""
+"""The page: its HTML for a page state."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import pytest
 from bokeh.document import Document
 
 import clustertune.dashboard
-from clustertune.dashboard import looks, words
+from clustertune.dashboard import page as pages
+from clustertune.dashboard import style
+from clustertune.dashboard.figures import (
+    Memory,
+)
 from clustertune.dashboard.page import PARTS, ROWS, Page
-from clustertune.dashboard.rows import GONE, NONE, Rows
-from clustertune.dashboard.timeline import Timeline
-from clustertune.dashboard.workers import FEW, UNKNOWN, Memory
-from tests.dashboard.states import GIB, finding, layout, of
+from tests.dashboard.states import finding, layout, of
 
 EVIL = "<script>alert(1)</script>"
 
 
 def shown(page: Page) -> str:
-    """All HTML of a page."""
-    found = page.root.select({"type": looks.Div})
+    """Return all HTML of a page."""
+    found = page.root.select({"type": style.Div})
     return " ".join(div.text for div in found)
 
 
-#: modules that are not drawn; tests/test_actions.py tests what mount imports
-NOT_DRAWN = {"mount", "serving", "shielding", "showing"}
+#: modules that draw nothing; tests/test_actions.py tests the imports of mount
+NOT_DRAWN = {"mount", "panel", "server"}
 DRAWN = [
     path
     for path in Path(clustertune.dashboard.__path__[0]).glob("*.py")
@@ -38,7 +39,7 @@ DRAWN = [
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda p: p.stem)
 def test_it_imports_nothing_that_a_scheduler_may_lack(path: Path) -> None:
-    """Its modules are sent to schedulers that have Bokeh, and no clustertune."""
+    """Schedulers without clustertune get these modules."""
     own = ("clustertune.dashboard", "clustertune.core.wording")
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -52,152 +53,25 @@ def test_every_part_is_on_the_page() -> None:
     assert {name for row in ROWS for name in row} == set(PARTS)
 
 
-def test_each_worker_has_its_own_thresholds() -> None:
-    memory, state = Memory(), of(3)
-    state["workers"]["pause"] = [3 * GIB, None, 2 * GIB]
-    memory.update(state)
-    ticks = memory.bars.ticks["pause"].data
-    assert ticks["x"] == [3 * GIB, 2 * GIB]
-    assert [round(y) for y in ticks["y0"]] == [0, 2]
-    assert memory.bars.root.visible
-    assert not memory.cells.root.visible
-
-
-def test_the_bar_of_a_worker_is_what_it_has() -> None:
-    memory, state = Memory(), of(1)
-    state["workers"]["spilled"] = [GIB]
-    memory.update(state)
-    data = memory.bars.source.data
-    ends = [data[f"{name}_end"][0] for name in ("managed", "unmanaged", "spilled")]
-    assert ends == [GIB // 2, GIB, 2 * GIB]
-    assert data["spilled_text"] == ["1.0 GiB"]
-
-
-def test_unusual_workers_have_a_shape_and_words() -> None:
-    memory, state = Memory(), of(3)
-    state["workers"]["status"][1] = "paused"
-    state["workers"]["silent"][2] = 50.0
-    memory.update(state)
-    marks = memory.bars.marks.data
-    assert marks["said"] == ["paused", "silent for 50 s"]
-    assert marks["mark"] == ["square_x", "triangle"]
-    assert marks["y"] == [1, 2]
-
-
-def test_unknown_thresholds_are_said() -> None:
-    memory, state = Memory(), of(2)
-    for name in ("target", "spill", "pause", "terminate"):
-        state["workers"][name] = [None, None]
-    memory.update(state)
-    assert memory.list.text == UNKNOWN
-
-
-def test_many_workers_are_cells_and_the_fullest_are_named() -> None:
-    memory, state = Memory(), of(FEW + 40)
-    state["workers"]["process"][77] = 4 * GIB
-    state["workers"]["status"][5] = "paused"
-    memory.update(state)
-    assert memory.cells.root.visible
-    assert not memory.bars.root.visible
-    assert len(memory.cells.source.data["fraction"]) == FEW + 40
-    fullest = memory.list.text.index("worker-77")
-    assert fullest < memory.list.text.index("emptiest")
-    assert "paused" in memory.list.text
-
-
-def test_of_many_workers_only_changes_are_sent() -> None:
-    memory, state = Memory(), of(100)
-    memory.update(state)
-    document, sent = Document(), []
-    document.add_root(memory.cells.root)
-    document.on_change(sent.append)
-    memory.cells.update(state)
-    assert not sent
-    state["workers"]["process"][3] = 3 * GIB
-    memory.cells.update(state)
-    (event,) = sent
-    assert event.patches["fraction"] == [(3, 0.75)]
-
-
-def test_empty_and_overfull_workers_are_marked() -> None:
-    rows, state = Rows(), of(rows=[100, 300, 0, 0])
-    state["collections"][0]["apart"] = 2
-    rows.update(state)
-    assert rows.source.data["said"] == ["", "too many", "empty", "empty"]
-    assert rows.source.data["due"] == [100] * 4
-    assert rows.marks.data["y"] == [2, 3]
-    assert rows.bars.x_range.end > 300 * 1.5  # room for words beside the longest bar
-    assert "&#9650; 3.00" in rows.table.text
-    assert "&#9650; 2<" in rows.table.text
-
-
-def test_rows_of_many_workers_are_a_profile() -> None:
-    rows = Rows()
-    rows.update(of(FEW + 1))
-    assert rows.profile.visible
-    assert not rows.bars.visible
-
-
-def test_no_collections_and_none_any_more_are_sentences() -> None:
-    rows, state = Rows(), of(collections=[])
-    rows.update(state)
-    assert rows.table.text == NONE
-    share = of(1)["collections"][0]["workers"]
-    rows.update(of(1, collections=[layout(share, missing=10)]))
-    assert rows.table.text == GONE
-    assert not rows.bars.visible
-
-
-def test_events_are_marked_where_memory_was_then() -> None:
-    line = Timeline()
-    history = {"time": [10.0, 20.0, 30.0], "process": [1, 2, 3], "managed": [1, 1, 1]}
-    events = [
-        {"time": 5.0, "kind": "did", "text": "before all"},
-        {"time": 20.0, "kind": "failed", "text": "restart"},
-    ]
-    line.update(of(history=history, events=events))
-    assert line.marks.data["at"] == [2]
-    assert line.marks.data["mark"] == ["x"]
-    assert line.marks.data["said"] == ["00:00:20 UTC restart"]
-    assert line.list.text.index("restart") < line.list.text.index("before all")
-
-
-def test_a_history_that_goes_on_is_not_sent_again() -> None:
-    line = Timeline()
-    history = {"time": [10.1, 20.1], "process": [1, 2], "managed": [1, 1]}
-    line.update(of(history=history))
-    document, sent = Document(), []
-    document.add_root(line.root)
-    document.on_change(sent.append)
-    later = {"time": [20.1, 30.1], "process": [2, 3], "managed": [1, 1]}
-    line.update(of(history=later))
-    (streamed,) = [e for e in sent if hasattr(e, "rollover")]
-    assert streamed.data == {"time": [30100.0], "process": [3], "managed": [1]}
-    assert line.source.data["process"] == [2, 3]
-    other = {"time": [5.0], "process": [9], "managed": [1]}
-    line.update(of(history=other))  # of a scheduler that was started again
-    assert line.source.data["process"] == [9]
-
-
 def test_findings_have_age_and_the_command_that_looks_again() -> None:
     found = {
         "time": 100.0,
         "command": "clustertune check tcp://x",
         "found": [finding()],
     }
-    text = words.findings(of(findings=found) | {"time": 220.0})
-    assert "of 2 min ago" in text
+    text = pages.findings(of(findings=found) | {"time": 220.0})
+    assert "2 min old" in text
     assert "<code>clustertune check tcp://x</code>" in text
     assert "<code>clustertune check</code>" in text  # the remedy
-    assert "&#9670; warning" in text  # a shape beside the colour
+    assert "&#9670; warning" in text  # a shape in addition to the colour
 
 
-def test_threads_beside_cpus() -> None:
-    text = words.hosts(of(4))
+def test_threads_and_cpus() -> None:
+    text = pages.hosts(of(4))
     assert "more threads than CPUs" in text
     unknown = of(4)
     unknown["hosts"]["cpus"] = [None]
-    assert "unknown" in words.hosts(unknown)
+    assert "unknown" in pages.hosts(unknown)
 
 
 def test_before_and_after() -> None:
@@ -205,7 +79,7 @@ def test_before_and_after() -> None:
     told = {"label": "training data", "pieces": 40, "rows": 400, "separated": 7}
     told |= {"imbalance": 2.1, "workers": share}
     last = {"status": "done", "lines": ["moved it"], "before": [told], "after": [told]}
-    text = words.prepared(of(prepared=last))
+    text = pages.prepared(of(prepared=last))
     assert "moved it" in text
     assert text.count("2.10") == 2
 
@@ -215,7 +89,7 @@ def test_the_page_draws_any_number_of_workers(n: int) -> None:
     page, document = Page(), Document()
     page.add_to(document)
     page.update(of(n))
-    page.update(of(max(0, n - 1)))  # one has left
+    page.update(of(max(0, n - 1)))  # one worker has left
     document.validate()
     assert f"{max(0, n - 1)} worker" in shown(page)
 
@@ -237,7 +111,7 @@ def hostile() -> Any:
 
 
 def test_text_of_the_cluster_stays_text() -> None:
-    """Names, findings and events that are HTML are shown, and are none."""
+    """HTML in names, findings and events shows as text."""
     page = Page()
     page.update(hostile())
     text = shown(page)
@@ -251,4 +125,4 @@ def test_text_of_the_cluster_stays_text() -> None:
 
 
 def test_control_characters_do_nothing() -> None:
-    assert looks.text("a\x1b[31m\nb") == r"a\x1b[31m\nb"
+    assert style.text("a\x1b[31m\nb") == r"a\x1b[31m\nb"

@@ -1,4 +1,4 @@
-"""What follows from a page state: the verdict, and what is unusual about workers."""
+"""The page state: the verdict, and problems of workers."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 from clustertune import checks
+from clustertune.dashboard import page
 from clustertune.dashboard import state as states
-from clustertune.dashboard import words
 from clustertune.dashboard.state import verdict
 from clustertune.operations import page_facts
 from tests.dashboard.states import finding, of
 
 
 def test_a_healthy_cluster_is_ready() -> None:
-    assert verdict(of()) == ("ready", "Ready: nothing stands in the way of a fit")
+    assert verdict(of()) == ("ready", "Ready: no problem is known")
 
 
 def test_without_a_check_it_is_said_that_none_was_run() -> None:
     level, text = verdict(of(findings=None))
     assert level == "ready"
-    assert "no check has been run" in text
+    assert "no check has run" in text
 
 
-def test_nobody_is_ready_without_workers() -> None:
+def test_a_cluster_without_workers_is_not_ready() -> None:
     assert verdict(of(0)) == ("not ready", "Not ready: the cluster has no workers")
 
 
@@ -36,7 +36,7 @@ def test_a_lost_scheduler_makes_all_else_unknown() -> None:
     ("name", "values", "words"),
     [
         ("status", ["running", "paused", "running", "running"], "worker-1 is paused"),
-        ("silent", [0.1, 0.1, 0.1, 40.0], "worker-3 did not say anything for 15 s"),
+        ("silent", [0.1, 0.1, 0.1, 40.0], "worker-3 sent no heartbeat for 15 s"),
         ("status", ["closing_gracefully"] * 4, "no worker is running"),
     ],
 )
@@ -55,15 +55,15 @@ def test_uneven_rows_and_torn_pairs() -> None:
     bad["collections"][0]["apart"] = 1
     level, text = verdict(bad)
     assert level == "usable"
-    assert "1 pair of training data is on two workers" in text
-    assert "uneven (2 times the share)" in text
+    assert "1 separated pair of training data" in text
+    assert "uneven (2 times the even share)" in text
 
 
 def test_lost_pieces_stop_a_fit() -> None:
-    """After a fit nobody wants it any more; while some is there, somebody does."""
+    """Data that is missing as a whole was released after a fit."""
     state = of()
     state["collections"][0]["missing"] = 3
-    assert verdict(state)[1] == "Not ready: 3 pieces of training data not in memory"
+    assert verdict(state)[1] == "Not ready: 3 partitions of training data not in memory"
     state["collections"][0]["missing"] = state["collections"][0]["pieces"]
     assert verdict(state)[0] == "ready"
 
@@ -84,15 +84,16 @@ def test_what_can_be_seen_now_is_not_taken_from_an_old_finding() -> None:
 
 
 def test_what_was_found_of_processes_ends_with_them() -> None:
-    """A worker that was restarted has another address; one of two is still there."""
+    """A restarted worker has another address, which ends the finding."""
     both = ["tcp://10.0.0.0:4000", "tcp://10.0.0.0:9"]
     some = finding(check="unmanaged_memory", message="leaks", processes=both)
     found = {"time": 0.0, "command": "c", "found": [some]}
     assert verdict(of(findings=found)) == ("usable", "Usable, but: leaks")
     some["processes"] = both[1:]
     assert verdict(of(findings=found))[0] == "ready"
-    assert "leaks <span class='soft'>(it has ended since)</span>" in words.findings(
-        of(findings=found)
+    assert (
+        "leaks <span class='soft'>(the process has ended since)</span>"
+        in page.findings(of(findings=found))
     )
 
 
@@ -105,7 +106,7 @@ def test_memory_above_a_workers_own_spill_threshold() -> None:
     state["workers"]["spill"] = [None, 2**20]
     level, text = verdict(state)
     assert level == "usable"
-    assert "worker worker-1 has more memory than its spill threshold" in text
+    assert "worker worker-1 has more memory than the spill threshold" in text
 
 
 def test_what_is_unusual_about_a_worker_is_a_word() -> None:
@@ -123,7 +124,7 @@ def test_without_a_limit_there_are_no_thresholds() -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_a_scheduler_says_by_itself_is_enough_for_workers(c, s, a, b):
-    """Where no code may be sent: memory and threads; thresholds are unknown."""
+    """The scheduler's own data has memory and threads, and no thresholds."""
     await a.heartbeat()
     await b.heartbeat()
     identity = await c.scheduler.identity(n_workers=-1)

@@ -12,7 +12,7 @@ from distributed import wait
 from distributed.utils_test import gen_cluster
 
 from clustertune.dashboard import state as states
-from clustertune.dashboard.timeline import Timeline
+from clustertune.dashboard.figures import Timeline
 from clustertune.monitor import monitor
 from clustertune.remote import page
 from clustertune.remote.keys import pack

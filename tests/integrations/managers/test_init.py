@@ -85,7 +85,7 @@ def test_a_name_stands_for_an_address() -> None:
     arguments = ["trim", "tcp://127.0.0.1:1", "--cluster", "gateway:x"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
-    assert "instead of ADDRESS" in result.stderr
+    assert "--cluster replaces ADDRESS" in result.stderr
 
 
 def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""How the panel looks: colours that colour-blind people can tell apart, light and dark.
+"""Style of the page: colours, CSS, and helpers that make HTML tables and plots.
 
-What stands beside a colour is always a word or a shape, too. Text of a cluster goes
-through :func:`text` before it becomes HTML: it is untrusted.
+Colour-blind readers can distinguish the colours, and a word or a shape accompanies each
+colour. Text from the cluster is untrusted: :func:`text` escapes it for HTML.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bokeh.models import ColumnDataSource, CustomJS
+from bokeh.models import (
+    AdaptiveTicker,
+    ColumnDataSource,
+    CustomJS,
+    FixedTicker,
+    NumeralTickFormatter,
+)
 from bokeh.models.annotations import Legend, LegendItem
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
@@ -20,17 +26,18 @@ from clustertune.core.wording import printable
 # Okabe and Ito's palette
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILION, PURPLE = "#D55E00", "#CC79A7"
-GREY = "#7f7f7f"  # readable on both grounds, until the browser has said which it is
+GREY = "#7f7f7f"  # readable on a light and on a dark background
 
-LONGEST = 300  # characters of a text from the cluster
-NAME = 40  # characters of a name
-LABEL = 22  # characters of a name beside an axis
+MAX_TEXT = 300  # characters of a text from the cluster
+MAX_NAME = 40  # characters of a name
+BAR_HEIGHT = 22  # pixels
+MAX_LABEL = 22  # characters of a name at an axis
 
 CSS = """
-:host { --ground: #ffffff; --ink: #1d2129; --soft: #5a6270; --line: #d5d9e0;
+:host { --ink: #1d2129; --soft: #5a6270; --line: #d5d9e0;
   --bad: #b34700; --good: #00714f; --fair: #7a5600;
   color: var(--ink); font: 14px/1.45 system-ui, "Helvetica Neue", Arial, sans-serif; }
-@media (prefers-color-scheme: dark) { :host { --ground: #16191f; --ink: #e8eaee;
+@media (prefers-color-scheme: dark) { :host { --ink: #e8eaee;
   --soft: #a6adba; --line: #3a404b; --bad: #ff9d5c; --good: #4fd3a8; --fair: #f0c24b; }}
 .verdict { font-size: 19px; font-weight: 600; padding: 6px 12px;
   border-left: 6px solid }
@@ -48,31 +55,31 @@ td, th { padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
   vertical-align: top; overflow-wrap: break-word }
 .bk-clearfix { display: block !important; width: 100% }
 td.w { overflow-wrap: anywhere }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+td.n { white-space: nowrap }
 td.k { white-space: nowrap; width: 1% }
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }
 .critical, .bad { color: var(--bad); font-weight: 600 }
 .warning { color: var(--fair); font-weight: 600 }
 """
 
-GROUND = """
+BACKGROUND = """
 :host { background: #ffffff; padding: 4px 14px; box-sizing: border-box }
 @media (prefers-color-scheme: dark) { :host { background: #16191f }}
 """
 
-# A canvas knows no CSS: the browser says which ground it has, now and when it changes.
+# CSS does not reach a canvas, so this script applies the colour scheme of the browser.
 _THEME = """
 const dark = window.matchMedia("(prefers-color-scheme: dark)")
-// of those that the model has; it is this reader's affair and not the server's
+// sync: false keeps the colours of this reader out of the document on the server
 const put = (model, values) => model.setv(
   Object.fromEntries(Object.entries(values).filter(([k]) => k in model.properties)),
   {sync: false})
 const set = () => {
-  const [ink, line, ground] = dark.matches
+  const [ink, line, background] = dark.matches
     ? ["#e8eaee", "#3a404b", "#16191f"] : ["#1d2129", "#d5d9e0", "#ffffff"]
   for (const f of figures) {
-    put(f, {border_fill_color: ground, background_fill_color: ground})
+    put(f, {border_fill_color: background, background_fill_color: background})
     put(f.title, {text_color: ink})
     for (const part of [...f.left, ...f.below, ...f.right, ...f.above, ...f.center])
       put(part, {
@@ -92,41 +99,43 @@ set()
 
 
 def theme(figures: Sequence[Any]) -> CustomJS:
-    """What gives figures the colours of the reader's light or dark setting."""
+    """Return the script that gives figures the reader's light or dark colours."""
     return CustomJS(args={"figures": list(figures)}, code=_THEME)
 
 
-def text(value: object, longest: int = LONGEST) -> str:
-    """Untrusted text as HTML that shows it and does nothing else."""
+def text(value: object, longest: int = MAX_TEXT) -> str:
+    """Return untrusted text, escaped for HTML."""
     return escape(printable(str(value), longest=longest))
 
 
 def with_code(value: str) -> str:
-    """Untrusted text as HTML in which what stands in backticks can be copied."""
+    """Return untrusted text, escaped for HTML, with text in backticks as code."""
     parts = text(value, 1000).split("`")
     return "".join(
         f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
     )
 
 
-def names(ids: Iterable[object], longest: int = NAME) -> list[str]:
-    """Names of workers for labels and tooltips, which take them as text."""
+def names(ids: Iterable[object], longest: int = MAX_NAME) -> list[str]:
+    """Return names of workers for labels and tooltips."""
     return [printable(str(id), longest=longest) for id in ids]
 
 
 def html(**layout: Any) -> Div:
-    """An empty place for HTML."""
+    """Return an empty element for HTML."""
     return Div(stylesheets=[CSS], sizing_mode="stretch_width", **layout)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "") -> str:
-    """A table of cells that are HTML already.
+    """Return a table; its cells are HTML.
 
     Parameters
     ----------
+    header, rows
+        Cells.
     kinds
-        For each column ``n`` where numbers stand to the right, ``k`` where lines are
-        not broken, ``w`` where words are, else a space.
+        A letter for each column: ``n`` aligns numbers to the right, ``k`` keeps lines
+        whole, ``w`` breaks long words, a space does nothing.
     """
     columns = kinds.ljust(len(header))
     classes = [f' class="{k}"' if k != " " else "" for k in columns]
@@ -143,8 +152,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "")
 
 
 def plot(title: str, **options: Any) -> Any:
-    """A figure without grounds of its own, so that the page's shows through."""
-    made: Any = figure(
+    """Return a figure with a transparent background."""
+    chart: Any = figure(
         title=title,
         toolbar_location=None,
         tools="",
@@ -154,40 +163,70 @@ def plot(title: str, **options: Any) -> Any:
         outline_line_color=None,
         **options,
     )
-    made.title.text_color = GREY
-    made.title.text_font_size = "15px"
-    for axis in made.axis:
+    chart.title.text_color = GREY
+    chart.title.text_font_size = "15px"
+    for axis in chart.axis:
         axis.axis_line_color = axis.major_tick_line_color = GREY
         axis.minor_tick_line_color = None
         axis.major_label_text_color = axis.axis_label_text_color = GREY
         axis.major_label_text_font_size = "12px"
-    for grid in made.grid:
+    for grid in chart.grid:
         grid.grid_line_color = GREY
         grid.grid_line_alpha = 0.35
-    return made
+    return chart
 
 
 def source(columns: Mapping[str, list[Any]]) -> Any:
-    """A source of these columns; of what Bokeh takes its types say too little."""
-    found: Any = dict(columns)
-    return ColumnDataSource(found)
+    """Return a data source with these columns."""
+    data: Any = dict(columns)
+    return ColumnDataSource(data)
 
 
-def legend(made: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
-    """A legend above a figure, of names and what is drawn so."""
-    made.add_layout(
+def legend(chart: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
+    """Add a legend above a figure, from names and their renderers."""
+    chart.add_layout(
         Legend(
             items=[LegendItem(label=name, renderers=list(r)) for name, r in items],
             orientation="horizontal",
             background_fill_color=None,
             border_line_color=None,
             label_text_color=GREY,
-            label_text_font_size="12px",
+            label_text_font_size="11px",
             location="top_left",
-            glyph_width=16,
-            label_standoff=3,
-            spacing=9,
+            glyph_width=14,
+            label_standoff=2,
+            spacing=5,
             margin=2,
         ),
         "above",
     )
+
+
+def add_marks(chart: Any, source: Any, **options: Any) -> None:
+    """Mark problems with shapes."""
+    colors = {"fill_color": VERMILION, "line_color": VERMILION}
+    chart.scatter(source=source, **(colors | options))
+
+
+def add_words(chart: Any, source: Any, **options: Any) -> None:
+    """Write words next to bars."""
+    chart.text(
+        y="y", source=source, text_baseline="middle", text_font_size="12px",
+        text_color=GREY, tags=["ink"], **options,
+    )  # fmt: skip
+
+
+def bytes_axis(axis: Any) -> None:
+    """Label an axis with binary prefixes."""
+    powers = [2**i for i in range(10)]
+    axis.ticker = AdaptiveTicker(base=1024, mantissas=powers)
+    axis.formatter = NumeralTickFormatter(format="0.[0] ib")
+
+
+def label_bars(chart: Any, labels: Sequence[str]) -> None:
+    """Make room for one bar for each label, and label the bars."""
+    short = names(labels, MAX_LABEL)
+    chart.yaxis.ticker = FixedTicker(ticks=list(range(len(labels))))
+    chart.yaxis.major_label_overrides = dict(enumerate(short))
+    chart.y_range.start, chart.y_range.end = len(labels) - 0.4, -0.6
+    chart.height = 75 + BAR_HEIGHT * len(labels)

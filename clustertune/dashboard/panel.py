@@ -1,4 +1,4 @@
-"""``panel``: the page of a cluster, on its own dashboard, and in a notebook."""
+"""The public call ``panel``: add the page to the dashboard of a cluster."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from clustertune.operations.call import check_client
 from clustertune.operations.check import Question, diagnose
 from clustertune.remote import ship
 
-ALONE = "`clustertune panel --serve` shows it from this machine, without the dashboard"
-TIMEOUT = 60.0  # seconds for the look that comes first
+SERVE = "Run `clustertune panel --serve` to show the page from this machine"
+TIMEOUT = 60.0  # seconds for the checks
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The page, wherever it is.
+    """The page of a cluster.
 
     Attributes
     ----------
     url : str
-        Where a browser finds it, by Dask's setting ``distributed.dashboard.link``.
+        Its address, from Dask's setting ``distributed.dashboard.link``.
     """
 
     url: str
 
     def show(self, height: int = 900) -> Frame:
-        """The live page in a notebook.
+        """Show the live page in a notebook.
 
         Parameters
         ----------
@@ -51,7 +51,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Frame:
-    """A page that a notebook shows within itself."""
+    """A page inside a notebook."""
 
     url: str
     height: int
@@ -66,12 +66,11 @@ class Frame:
 def panel(client: Client) -> Any:
     """Add the page ``/clustertune`` to the dashboard of a cluster.
 
-    Looks at the cluster once, as :func:`clustertune.check` does, for what the page
-    cannot learn by itself: thresholds, CPUs and findings. The page then shows memory,
-    threads and places of prepared pieces as they are, and the findings with their age.
-    Parts of it are listed for JupyterLab's Dask extension too. Called again it adds
-    nothing. It only shows: nothing can be done from it. While no browser looks it costs
-    nothing.
+    The call runs all checks once, as :func:`clustertune.check` does, to learn the
+    thresholds, the CPUs and the findings. The page shows memory, threads and the places
+    of prepared partitions live, and the findings with their age. JupyterLab's Dask
+    extension lists parts of it. A second call adds nothing. The page is read-only, and
+    costs nothing while no browser shows it.
 
     Parameters
     ----------
@@ -86,12 +85,11 @@ def panel(client: Client) -> Any:
     Raises
     ------
     RefusedError
-        The scheduler serves no dashboard that the page could be part of.
+        The scheduler has no dashboard.
     ConnectionLostError, VersionMismatchError
-        The cluster cannot be looked at, or code must not be sent to it; the text says
-        why, and what shows the page from here.
+        The cluster cannot be reached, or no code may be sent to it.
     TimedOutError
-        The cluster could not be looked at within a minute.
+        The checks took longer than a minute.
 
     Examples
     --------
@@ -102,7 +100,7 @@ def panel(client: Client) -> Any:
 
 
 async def tell(client: Client) -> None:
-    """Look once, and leave what was learned with the scheduler."""
+    """Run all checks, and leave the findings with the scheduler."""
     question = Question(
         client=client,
         given=inputs.NOTHING,
@@ -114,30 +112,29 @@ async def tell(client: Client) -> None:
 
 
 async def add_panel(client: Client) -> Panel:
-    """As :func:`panel`, for an event loop."""
+    """Run :func:`panel` in an event loop."""
     try:
         await tell(client)
     except VersionMismatchError as error:
-        raise VersionMismatchError(f"{error}; {ALONE}") from error
+        raise VersionMismatchError(f"{error}. {SERVE}") from error
     answer = await ship.on_scheduler(client, mount.mount)
     if "error" in answer:
         raise RefusedError(
-            "the page cannot be part of this scheduler's dashboard: "
-            f"{answer['error']}; {ALONE}"
+            f"The scheduler {answer['error']}, so it cannot show the page. {SERVE}"
         )
-    return Panel(beside(client.dashboard_link, answer["path"]))
+    return Panel(page_url(client.dashboard_link, answer["path"]))
 
 
-def beside(link: str, path: str) -> str:
-    """Where a page is, from the link of the dashboard's status page.
+def page_url(link: str, path: str) -> str:
+    """Return the URL of a page of the dashboard.
 
     Parameters
     ----------
     link
-        By Dask's setting: of a proxy, perhaps, and with a folder that the scheduler
-        does not know of.
+        URL of the status page by Dask's setting. It may be that of a proxy, with a
+        folder that is unknown to the scheduler.
     path
-        Of the page on the scheduler, with its prefix.
+        Path of the page on the scheduler, with its prefix.
     """
     parts = urlsplit(link)
     folder = parts.path.removesuffix("/").removesuffix("/status")

@@ -1,4 +1,4 @@
-"""What will work on a cluster; and no code where none may go."""
+"""`check` on the command line: which features work, and no code for other versions."""
 
 from __future__ import annotations
 
@@ -7,37 +7,41 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from distributed import LocalCluster, Nanny
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 
-from clustertune.cli import doctor
-from clustertune.cli.doctor import Examination, Row, examine
+from clustertune.cli import inspection
+from clustertune.cli.inspection import Feature, Inspection, inspect
+from clustertune.core.model import Finding, Severity
+from clustertune.core.report import Report
+from clustertune.errors import TimedOutError
 from clustertune.remote import versions
 
 ONE = [("127.0.0.1", 1)]
 TWO = [("127.0.0.1", 1), ("127.0.0.1", 2)]
 
 
-def rows(found: Examination) -> dict[str, Row]:
-    return {row.subject: row for row in found.rows}
+def rows(found: Inspection) -> dict[str, Feature]:
+    return {feature.subject: feature for feature in found.features}
 
 
 @gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
 async def test_a_healthy_cluster(c, s, *nannies):
-    """With nannies and equal versions everything works but scaling."""
-    found = await examine(c)
-    assert found.healthy
+    """With nannies and equal versions, everything but scaling works."""
+    found = await inspect(c)
+    assert found.usable
     assert found.address == s.address
     row = rows(found)
     assert row["workers"].detail == "2 running; 3 threads"
-    assert row["code can be sent"].works
+    assert row["sending code"].works
     assert row["placing data"].works
     assert row["restarting workers"].works
     assert row["memory limits"].works is None
     assert not row["scaling (n_workers=)"].works
     assert "type cluster.scale(3)" in row["scaling (n_workers=)"].detail
-    # installed under one of two names
+    # the tests install one of these two
     booster = next(x for x in ("xgboost", "xgboost-cpu") if x in row)
     for name in ("python", "dask", "distributed", "cloudpickle", booster):
         assert row[name].works
@@ -46,8 +50,8 @@ async def test_a_healthy_cluster(c, s, *nannies):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_it_changes_nothing_but_the_resident(c, s, a):
-    """Looking at a cluster leaves no task and no lease there."""
-    await examine(c)
+    """An inspection leaves no task and no lease on the scheduler."""
+    await inspect(c)
     assert not s.tasks
     assert s.plugins["clustertune"].lease is None
     assert s.extensions["amm"].running
@@ -56,60 +60,85 @@ async def test_it_changes_nothing_but_the_resident(c, s, a):
 @gen_cluster(client=True, nthreads=ONE)
 async def test_without_nannies(c, s, a):
     """Workers without a nanny cannot be restarted, which prepare does not need."""
-    found = await examine(c)
+    found = await inspect(c)
     assert not rows(found)["restarting workers"].works
     assert a.address in rows(found)["restarting workers"].detail
-    assert found.healthy
+    assert found.usable
 
 
 @gen_cluster(client=True, nthreads=[])
 async def test_without_workers(c, s):
-    """Without workers nothing can be prepared, and this is seen at once."""
-    found = await examine(c)
-    assert not found.healthy
-    assert rows(found)["workers"] == Row(
+    """Without workers prepare does not work."""
+    found = await inspect(c)
+    assert not found.usable
+    assert rows(found)["workers"] == Feature(
         subject="workers", works=False, detail="none; 0 threads"
     )
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_paused_workers(c, s, a, b):
-    """Workers are counted by their state; one that runs is enough."""
+    """The result counts workers by status; one running worker is enough."""
     b.status = Status.paused
     await async_poll_for(lambda: s.workers[b.address] not in s.running, 10)
-    found = await examine(c)
+    found = await inspect(c)
     assert rows(found)["workers"].detail == "1 paused, 1 running; 3 threads"
-    assert found.healthy
+    assert found.usable
 
 
 @gen_cluster(client=True, nthreads=ONE, worker_kwargs={"memory_limit": 0})
 async def test_without_a_memory_limit(c, s, a):
-    """A worker that has no limit is named: nothing protects its host's memory."""
-    found = rows(await examine(c))["memory limits"]
+    """The result names workers without a memory limit."""
+    found = rows(await inspect(c))["memory limits"]
     assert found.detail == "no memory limit: 0"
 
 
 @gen_cluster(client=True, nthreads=ONE, config={"distributed.worker.memory.spill": 0})
 async def test_without_spilling(c, s, a):
-    """A worker that cannot write to disk is counted."""
-    found = rows(await examine(c))["memory limits"]
+    """The result counts workers that cannot spill."""
+    found = rows(await inspect(c))["memory limits"]
     assert found.detail == "1 worker cannot spill to disk"
 
 
 @gen_cluster(client=True, nthreads=ONE)
-async def test_no_code_goes_to_another_python(c, s, a):
-    """If a side runs another Python minor, this is said and nothing is installed."""
-    sides = await versions.read(c)
-    other = replace(sides, scheduler={**sides.scheduler, "python": "3.4.1.final.0"})
-    (row,) = await doctor._shipping(c, await c.scheduler.identity(), other)
-    assert (row.subject, row.works) == ("code can be sent", False)
-    assert "the scheduler runs Python 3.4.1" in row.detail
+async def test_no_code_goes_to_another_python(c, s, a, monkeypatch):
+    """Another Python minor is an answer, and the scheduler gets no code."""
+    read = versions.read
+
+    async def other(*args: Any, **options: Any) -> versions.Sides:
+        sides = await read(*args, **options)
+        python = {"python": "3.4.1.final.0"}
+        return replace(sides, scheduler={**sides.scheduler, **python})
+
+    monkeypatch.setattr(versions, "read", other)
+    found = await inspect(c)
+    row = rows(found)
+    assert not row["sending code"].works
+    assert "the scheduler runs Python 3.4.1" in row["sending code"].detail
+    assert not row["placing data"].works
+    assert row["python"].detail.startswith("differs: client 3.")
     assert "clustertune" not in s.plugins
-    assert not Examination(address="x", rows=(row,)).healthy
+    assert not found.usable
+    assert found.exit_code("never") == 1
+    assert found.report.status == "failed"
+    assert "the scheduler runs Python 3.4.1" in str(found)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_a_scheduler_that_does_not_answer(c, s, a, monkeypatch):
+    """The inspection ends with an error after its time."""
+
+    async def hang(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(inspection, "TIMEOUT", 0.2)
+    monkeypatch.setattr(versions, "read", hang)
+    with pytest.raises(TimedOutError, match="did not answer within"):
+        await inspect(c)
 
 
 def test_versions_that_differ() -> None:
-    """Packages that differ, or are missing somewhere, are shown side by side."""
+    """Packages that differ or are missing have the versions of all sides."""
     sides = versions.Sides(
         client={"python": "3.11", "numpy": "2.0", "xgboost": "3.2"},
         scheduler={"python": "3.11", "numpy": None, "xgboost": "3.2"},
@@ -119,21 +148,21 @@ def test_versions_that_differ() -> None:
         },
         silent=("tcp://c",),
     )
-    found = {row.subject: row for row in doctor._versions(sides)}
-    assert found["python"] == Row(subject="python", works=True, detail="3.11")
+    found = {row.subject: row for row in inspection._version_features(sides)}
+    assert found["python"] == Feature(subject="python", works=True, detail="3.11")
     assert found["numpy"].works is None
     assert found["numpy"].detail == (
         "differs: client 2.0, scheduler without, 1 worker 2.0, 1 worker 2.1"
     )
     assert found["xgboost"].detail.endswith("scheduler 3.2, 2 workers without")
-    assert found["silent workers"].detail == "tcp://c did not say their versions"
+    assert found["silent workers"].detail == "tcp://c did not report their versions"
     assert "torch" not in found
 
 
 def test_a_cluster_that_can_scale() -> None:
-    """A client that has its cluster object can scale it, and how is said."""
+    """A client with a cluster object can scale it."""
 
-    async def check() -> Examination:
+    async def check() -> Inspection:
         options: dict[str, Any] = {
             "processes": False,
             "dashboard_address": "127.0.0.1:0",
@@ -142,11 +171,11 @@ def test_a_cluster_that_can_scale() -> None:
             LocalCluster(n_workers=1, asynchronous=True, **options) as cluster,
             await cluster.get_client() as client,
         ):
-            return await examine(client)
+            return await inspect(client)
 
     found = rows(asyncio.run(check()))
     assert found["scaling (n_workers=)"].works
-    assert found["scaling (n_workers=)"].detail == "through LocalCluster"
+    assert found["scaling (n_workers=)"].detail == "with LocalCluster"
     assert found["dashboard"].works
     assert found["dashboard"].detail.startswith("port ")
 
@@ -154,38 +183,49 @@ def test_a_cluster_that_can_scale() -> None:
 # --- forms ------------------------------------------------------------------------
 
 EVIL = "\x1b[2J<script>\r\n\u202e"
-SICK = Examination(
+BAD = Finding(severity=Severity.warning, message=EVIL, check="uneven_rows")
+SICK = Inspection(
     address=EVIL,
-    rows=(
-        Row(subject="workers", works=True, detail=EVIL),
-        Row(subject="dashboard", works=None, detail="3.10"),
-        Row(subject="placing data", works=False, detail="x" * 200),
+    report=Report(status="looked", seconds=1.0, found=(BAD,)),
+    features=(
+        Feature(subject="workers", works=True, detail=EVIL),
+        Feature(subject="dashboard", works=None, detail="3.10"),
+        Feature(subject="placing data", works=False, detail="x" * 200),
     ),
 )
 
 
 def test_as_text() -> None:
-    """A table of subjects, what works, and why not, with nothing that acts."""
+    """The report, then what works and why not; no character acts on a terminal."""
     text = str(SICK)
     assert all(c.isprintable() or c == "\n" for c in text)
     lines = [line.split() for line in text.splitlines()]
     assert ["dashboard", "3.10"] in lines
     assert any(line[:3] == ["placing", "data", "NO"] for line in lines)
     assert max(map(len, text.splitlines())) <= 120
-    assert not SICK.healthy
+    assert not SICK.usable
 
 
 def test_as_html() -> None:
     """Names and versions cannot be markup."""
     html = SICK._repr_html_()
     assert "<script" not in html
-    assert "&lt;script" in html
+    assert html.count("&lt;script") >= 3
     assert "3.10" in html
 
 
 def test_as_json() -> None:
-    """JSON has its schema version and every row."""
+    """JSON has its schema version and every feature, and can be read as a report."""
     data = json.loads(SICK.to_json())
     assert data["schema_version"] == 1
     assert data["address"] == EVIL
-    assert [r["works"] for r in data["rows"]] == [True, None, False]
+    assert [f["works"] for f in data["features"]] == [True, None, False]
+    assert Report.from_json(SICK.to_json()) == SICK.report
+
+
+def test_exit_codes() -> None:
+    """1 for a finding of the severity, or if prepare would not work."""
+    well = replace(SICK, features=SICK.features[:2])
+    codes = {s: well.exit_code(s) for s in ("never", "info", "warning", "critical")}
+    assert codes == {"never": 0, "info": 1, "warning": 1, "critical": 0}
+    assert SICK.exit_code("never") == 1

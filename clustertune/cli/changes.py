@@ -1,0 +1,474 @@
+"""Commands that change workers or data: they show a plan and ask."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+from distributed import Client
+from tabulate import tabulate
+
+from clustertune.cli import FAILED, REFUSED, examples
+from clustertune.cli.options import Command, Consent, Target, on_a_cluster, with_consent
+from clustertune.cli.running import (
+    format_option,
+    once,
+    pairs,
+    part_of,
+    rendered,
+    run,
+    seconds_of,
+    told_usage,
+    typed,
+)
+from clustertune.cli.scheduling import Later, between_runs, with_later
+from clustertune.core import arguments
+from clustertune.core.model import Holding
+from clustertune.core.report import Report
+from clustertune.core.wording import bytes_text, names_text, printable
+from clustertune.integrations import libraries
+from clustertune.monitor import monitor
+from clustertune.operations.calls import Call
+
+worker_option = click.option(
+    "--worker", "workers", multiple=True, metavar="NAME", help="Use only the worker "
+    "with this name or address; may be given several times."
+)  # fmt: skip
+_unavailable = click.option(
+    "--max-unavailable", metavar="N", default="1", show_default=True, help="Restart at "
+    "most N workers at the same time: a number, or a fraction like 25%."
+)  # fmt: skip
+_others = click.option(
+    "--include-other-clients", is_flag=True, help="Also lose data of other clients, "
+    "and published data."
+)  # fmt: skip
+_wait = click.option(
+    "--wait", metavar="TIME", default="1 minute", show_default=True, help="Wait at "
+    "most so long for the running tasks of each worker."
+)  # fmt: skip
+
+
+def _timeout(default: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--timeout", metavar="TIME", default=default, show_default=True,
+        help="Limit the time of the whole command.",
+    )  # fmt: skip
+
+
+# --- workers --------------------------------------------------------------------------
+
+
+@click.command(
+    epilog=examples(
+        "clustertune resize --nthreads 2 --memory-limit 8GiB",
+        "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
+    )
+)
+@on_a_cluster(manager=True)
+@format_option
+@worker_option
+@click.option("--nthreads", type=click.IntRange(1), help="Set the threads of a worker.")
+@click.option(
+    "--memory-limit", metavar="SIZE", help="Set the memory limit of a worker, like "
+    "4GiB."
+)  # fmt: skip
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable of "
+    "thread pools or allocators before the worker's process starts; may be given "
+    "several times."
+)  # fmt: skip
+@_unavailable
+@_wait
+@_timeout("30 minutes")
+@with_consent
+def resize(
+    target: Target,
+    form: str,
+    workers: tuple[str, ...],
+    max_unavailable: str,
+    nthreads: int | None,
+    memory_limit: str | None,
+    variables: tuple[str, ...],
+    wait: str,
+    timeout: str,
+    consent: Consent,
+) -> None:
+    """Change the threads, memory or variables of workers without losing data."""
+    if not (nthreads or memory_limit or variables):
+        raise click.UsageError("give --nthreads, --memory-limit or --env")
+    named = pairs("--env", variables, "NAME=VALUE")
+    with typed(ValueError):
+        arguments.nbytes("--memory-limit", memory_limit)
+        env = arguments.variables("--env", named)
+    options: dict[str, Any] = {
+        "nthreads": nthreads,
+        "memory_limit": memory_limit,
+        "env": env or None,
+        "max_unavailable": part_of("--max-unavailable", max_unavailable),
+        "wait": seconds_of("--wait", wait),
+        "timeout": seconds_of("--timeout", timeout),
+    }
+    change(target, _call_on("resize", workers, options), form, consent)
+
+
+@click.command(
+    epilog=examples(
+        "clustertune restart tcp://10.0.0.5:8786",
+        'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
+        "clustertune restart --max-unavailable 25% --dry-run",
+        "clustertune restart --if-needed --yes",
+        "clustertune restart --between-runs --if leak --idle-for 1m --yes",
+    )
+)
+@on_a_cluster(manager=True)
+@format_option
+@worker_option
+@_unavailable
+@click.option(
+    "--if-needed", is_flag=True, help="Trim all workers first. Restart only workers "
+    "that stay above a memory threshold, or would exceed it in the next run."
+)  # fmt: skip
+@click.option(
+    "--drop-data", is_flag=True, help="Restart all workers at once, and lose all data "
+    "in memory. The plan lists the data."
+)  # fmt: skip
+@_others
+@_wait
+@_timeout("30 minutes")
+@with_later
+@with_consent
+def restart(
+    target: Target,
+    form: str,
+    workers: tuple[str, ...],
+    max_unavailable: str,
+    if_needed: bool,
+    drop_data: bool,
+    include_other_clients: bool,
+    wait: str,
+    timeout: str,
+    later: Later | None,
+    consent: Consent,
+) -> None:
+    """Restart workers one at a time without losing data."""
+    if later is not None:
+        between_runs(target, workers, form, consent, later)
+        return
+    for given, option in ((workers, "--worker"), (if_needed, "--if-needed")):
+        if drop_data and given:
+            raise click.UsageError(
+                f"--drop-data restarts all workers: leave {option} out"
+            )
+    if include_other_clients and not drop_data:
+        raise click.UsageError("--include-other-clients is for --drop-data")
+    options: dict[str, Any] = {
+        "wait": seconds_of("--wait", wait),
+        "timeout": seconds_of("--timeout", timeout),
+        "max_unavailable": part_of("--max-unavailable", max_unavailable),
+        "if_needed": if_needed,
+        "drop_data": drop_data,
+        "include_other_clients": include_other_clients,
+    }
+    change(target, _call_on("restart", workers, options), form, consent)
+
+
+@click.command(
+    epilog=examples(
+        "clustertune scale 4 tcp://10.0.0.5:8786",
+        "clustertune scale 16 --cluster gateway:prod.1 --yes",
+    )
+)
+@click.argument("n_workers", type=click.IntRange(1))
+@on_a_cluster(manager=True)
+@format_option
+@_wait
+@_timeout("10 minutes")
+@with_consent
+def scale(
+    target: Target,
+    n_workers: int,
+    form: str,
+    wait: str,
+    timeout: str,
+    consent: Consent,
+) -> None:
+    """Scale to N_WORKERS workers; leaving workers move their data to the others.
+
+    A command with an address can only remove workers. Give --cluster to start workers,
+    or scale where the cluster was created.
+    """
+    options: dict[str, Any] = {
+        "n_workers": n_workers,
+        "wait": seconds_of("--wait", wait),
+        "timeout": seconds_of("--timeout", timeout),
+    }
+    change(target, Call(verb="scale", options=options), form, consent)
+
+
+@click.command(
+    epilog=examples(
+        "clustertune trim tcp://10.0.0.5:8786",
+        "clustertune trim --worker 3 --yes --quiet",
+    )
+)
+@on_a_cluster(manager=True)
+@format_option
+@worker_option
+@with_consent
+def trim(
+    target: Target,
+    form: str,
+    workers: tuple[str, ...],
+    consent: Consent,
+) -> None:
+    """Return unused memory of workers to the operating system."""
+    change(target, _call_on("trim", workers, {}), form, consent)
+
+
+def _call_on(verb: str, workers: tuple[str, ...], options: Mapping[str, Any]) -> Call:
+    """Return a call on the named workers, or on all workers."""
+    return Call(verb=verb, options={"workers": list(workers) or None, **options})
+
+
+# --- data -----------------------------------------------------------------------------
+
+
+@click.command(
+    epilog=examples(
+        "clustertune release tcp://10.0.0.5:8786",
+        "clustertune release --prefix random_sample --include-other-clients --dry-run",
+    )
+)
+@on_a_cluster()
+@format_option
+@click.option(
+    "--prefix", "prefixes", multiple=True, metavar="NAME", help="Release the keys with "
+    "this prefix; may be given several times."
+)  # fmt: skip
+@_others
+@with_consent
+def release(
+    target: Target,
+    form: str,
+    prefixes: tuple[str, ...],
+    include_other_clients: bool,
+    consent: Consent,
+) -> None:
+    """Release data in memory, by the prefix of its keys.
+
+    Without --prefix, list the data and the clients that use it. This command's own
+    client holds no data, so all data belongs to other clients.
+    """
+    if not prefixes:
+        if click.get_current_context().find_object(Instead) is not None:
+            raise click.UsageError("which data? give --prefix")
+        click.echo(_render_holdings(run(target, _holdings), form))
+        return
+    options = {"include_other_clients": include_other_clients}
+    call = Call(verb="release", names=prefixes, options=options)
+    change(target, call, form, consent)
+
+
+async def _holdings(client: Client) -> tuple[Holding, ...]:
+    await monitor.open_door(client, await monitor.identify(client))
+    found = [h for h in await monitor.holdings(client, ()) if h.keys]
+    return tuple(sorted(found, key=lambda h: -h.nbytes))
+
+
+def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
+    if form == "json":
+        rows = [asdict(h) for h in holdings]
+        return json.dumps({"schema_version": 1, "holdings": rows})
+    if not holdings:
+        return "no data is in memory"
+    table = [
+        [
+            printable(h.prefix or "(others)"),
+            h.keys,
+            bytes_text(h.nbytes),
+            h.scattered,
+            names_text([*h.others, *(f"{kind} {name}" for kind, name in h.shared)]),
+        ]
+        for h in holdings
+    ]
+    headers = ["prefix", "keys", "bytes", "scattered", "used by"]
+    style = "html" if form == "html" else "simple"
+    return tabulate(table, headers=headers, tablefmt=style)
+
+
+def _checked(
+    check: Callable[[str, Any], Any],
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return a callback that checks an option like the argument of ``prepare``."""
+
+    def callback(_context: click.Context, option: click.Parameter, value: Any) -> Any:
+        if value is None:
+            return None
+        with typed(ValueError):
+            return check(option.opts[0], value)
+
+    return callback
+
+
+def _number_or_fit(name: str, text: str) -> int | str | None:
+    return arguments.workers_wanted(name, int(text) if text.isdecimal() else text)
+
+
+def _known_workload(_name: str, text: str) -> str:
+    return libraries.choose(text).name
+
+
+def _fraction_from_zero(name: str, number: float) -> float:
+    return arguments.fraction(name, number, zero=True)
+
+
+# Each option has the name of an argument of prepare.
+_PREPARE = (
+    click.option("--workload", metavar="NAME", callback=_checked(_known_workload),
+        help="Prepare for this library, like xgboost."),
+    click.option("--n-workers", metavar="N", callback=_checked(_number_or_fit),
+        help="Scale to N workers first, or to `fit`: as many as the fit's memory "
+        "needs. Requires --cluster."),
+    click.option("--restart", type=click.Choice(["auto", "all"]), help="First restart "
+        "leaking workers, or all workers, without losing data."),
+    click.option("--rechunk", type=click.IntRange(1), metavar="N", help="Rechunk the "
+        "training data into N partitions. By default only if needed."),
+    click.option("--no-rechunk", is_flag=True, help="Never rechunk. Fail if the fit "
+        "needs it."),
+    click.option("--to", type=click.Choice(["array"]), help="Convert DataFrames to "
+        "arrays."),
+    click.option("--dtype", metavar="TYPE", callback=_checked(arguments.number_type),
+        help="Convert the features to a number type, like float32."),
+    click.option("--persist/--no-persist", default=None, help="Load lazy data, or "
+        "leave it lazy. By default as the workload needs it."),
+    click.option("--shuffle", type=click.Choice(["rows", "pieces"]),
+        help="Put rows, or whole partitions, in random order."),
+    click.option("--random-state", type=click.IntRange(0), default=0, metavar="SEED",
+        help="Set the seed of the shuffle."),
+    click.option("--sort", is_flag=True, help="Sort rows by query group (--qid)."),
+    click.option("--tolerance", type=float, callback=_checked(_fraction_from_zero),
+        default=0.05, show_default=True, help="Accept a worker that exceeds its even "
+        "share of rows by this fraction."),
+    click.option("--memory-fraction", type=float,
+        callback=_checked(arguments.fraction), default=0.7, show_default=True,
+        help="Let the fit fill this fraction of a worker's memory limit."),
+    click.option("--strict", is_flag=True, help="Refuse if the fit needs more memory."),
+    click.option("--timeout", metavar="TIME", callback=_checked(arguments.duration),
+        default="10 minutes", show_default=True, help="Limit the time of the whole "
+        "command."),
+)  # fmt: skip
+
+
+def _with_prepare_options(command: Command) -> Command:
+    for option in reversed(_PREPARE):
+        command = option(command)
+    return command
+
+
+@click.command(
+    epilog=examples(
+        "clustertune prepare --dataset X --dataset y --workload xgboost",
+        "clustertune prepare --dataset X --dataset y --keep-old {name}-old --dry-run",
+        "clustertune prepare --dataset X --dataset y --restart auto --yes",
+    )
+)
+@on_a_cluster(manager=True)
+@format_option
+@click.option(
+    "--dataset", "datasets", multiple=True, required=True, metavar="NAME",
+    callback=once, help="Prepare this published data set: first X, then y, and so on."
+)  # fmt: skip
+@click.option("--sample-weight", metavar="NAME", help="Use this published data set.")
+@click.option("--qid", metavar="NAME", help="Use this published data set.")
+@click.option("--base-margin", metavar="NAME", help="Use this published data set.")
+@click.option("--init-score", metavar="NAME", help="Use this published data set.")
+@click.option(
+    "--eval-set", nargs=2, multiple=True, metavar="X y", help="Use these two published "
+    "data sets; may be given several times."
+)  # fmt: skip
+@click.option(
+    "--keep-old", metavar="NAME", help="Publish the old collections under this name. "
+    "A name for several collections contains {name}, like {name}-old. By default the "
+    "old collections are released."
+)  # fmt: skip
+@worker_option
+@_with_prepare_options
+@with_consent
+def prepare(
+    target: Target,
+    form: str,
+    datasets: tuple[str, ...],
+    workers: tuple[str, ...],
+    rechunk: int | None,
+    no_rechunk: bool,
+    restart: str | None,
+    consent: Consent,
+    **options: Any,
+) -> None:
+    """Prepare published data for a fit; its names then refer to the new data.
+
+    All workers get an even share of rows, and companions stay with their rows. All
+    names change at once, or none does.
+    """
+    if no_rechunk and rechunk:
+        raise click.UsageError("--rechunk and --no-rechunk exclude each other")
+    options["rechunk"] = False if no_rechunk else rechunk or True
+    options["shuffle"] = options["shuffle"] or False
+    options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
+    options["workers"] = list(workers) or None
+    change(target, Call(verb="prepare", names=datasets, options=options), form, consent)
+
+
+# --- plan, ask, change ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Instead:
+    """The context object of ``clustertune plan``: handles a call without making it."""
+
+    do: Callable[[Target, Call, str, Consent], None]
+
+
+def change(target: Target, call: Call, form: str, consent: Consent) -> None:
+    """Make a call, or only plan it as a command of ``clustertune plan``."""
+    instead = click.get_current_context().find_object(Instead)
+    if instead is not None:
+        instead.do(target, call, form, consent)
+    else:
+        carry_out(target, call.make, call.refused, form, consent)
+
+
+def carry_out(
+    target: Target,
+    make: Callable[..., Awaitable[Report]],
+    is_refused: Callable[[Report], bool],
+    form: str,
+    consent: Consent,
+) -> None:
+    """Show the plan, ask, carry it out, and exit with the code of the result.
+
+    Parameters
+    ----------
+    make
+        Makes the call with a client, ``dry_run`` and ``progress``.
+    is_refused
+        Returns whether a plan refuses all steps.
+    """
+
+    def call(client: Client, dry: bool) -> Awaitable[Report]:
+        return told_usage(make(client, dry_run=dry, progress=consent.progress))
+
+    if consent.dry_run or not consent.yes:
+        plan = run(target, lambda client: call(client, True))
+        refused = is_refused(plan)
+        if consent.dry_run or refused or not plan.steps:
+            click.echo(rendered(plan, form))
+            sys.exit(REFUSED if refused else 0)
+        consent.ask(str(plan))
+    done = run(target, lambda client: call(client, False))
+    click.echo(rendered(done, form))
+    sys.exit(0 if done.status in ("done", "fine") else FAILED)

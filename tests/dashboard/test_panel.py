@@ -1,0 +1,90 @@
+"""``panel``: the page on the dashboard of a scheduler."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from distributed.utils_test import gen_cluster
+from tornado.httpclient import AsyncHTTPClient
+
+import clustertune
+from clustertune.dashboard import mount
+from clustertune.dashboard import panel as panels
+from clustertune.dashboard.panel import page_url
+from clustertune.errors import RefusedError
+
+BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
+ONE = [("127.0.0.1", 1)]
+
+
+async def get(url: str) -> str:
+    return (await AsyncHTTPClient().fetch(url)).body.decode()
+
+
+@gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
+async def test_it_is_part_of_the_dashboard_once(c, s, a):
+    """Check the pages, the list for JupyterLab, and the link in the navigation."""
+    panel = await clustertune.panel(c)
+    again = await clustertune.panel(c)
+    base = f"http://127.0.0.1:{s.http_server.port}"
+    assert panel == again
+    assert panel.url == f"{base}/clustertune"
+    assert len(s.http_application.applications) == 2
+    page, status = await get(panel.url), await get(f"{base}/status")
+    assert page.count('href="clustertune"') == status.count('href="clustertune"') == 1
+    listed = json.loads(await get(f"{base}/individual-plots.json"))
+    ours = {name: uri for name, uri in listed.items() if "Clustertune" in name}
+    assert ours["Individual Clustertune Memory"] == "/individual-clustertune-memory"
+    assert len(ours) == len(mount.INDIVIDUAL)
+    for uri in ours.values():
+        assert "clustertune" in await get(base + uri)
+
+
+@gen_cluster(
+    client=True, nthreads=ONE, scheduler_kwargs=BOARD | {"http_prefix": "my/proxy"}
+)
+async def test_a_prefix_is_kept_to(c, s, a):
+    panel = await clustertune.panel(c)
+    assert panel.url.endswith("/my/proxy/clustertune")
+    assert "clustertune" in await get(panel.url)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_a_scheduler_without_a_dashboard(c, s, a):
+    with pytest.raises(RefusedError, match=r"serves no dashboard.*panel --serve"):
+        await clustertune.panel(c)
+
+
+@gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
+async def test_a_scheduler_without_bokeh(c, s, a, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh.server.tornado", None)
+    with pytest.raises(RefusedError, match="has no Bokeh"):
+        await clustertune.panel(c)
+
+
+@pytest.mark.parametrize(
+    ("link", "path", "url"),
+    [
+        ("http://h:1/status", "/clustertune", "http://h:1/clustertune"),
+        ("http://h:1/p/status", "/p/clustertune", "http://h:1/p/clustertune"),
+        ("http://h:1/status", "/p/clustertune", "http://h:1/p/clustertune"),
+        ("/user/a/proxy/8787/status", "/clustertune", "/user/a/proxy/8787/clustertune"),
+        ("https://hub/x/", "/clustertune", "https://hub/x/clustertune"),
+        ("https://hub", "/clustertune", "https://hub/clustertune"),
+    ],
+)
+def test_where_it_is(link: str, path: str, url: str) -> None:
+    assert page_url(link, path) == url
+
+
+def test_in_a_notebook_it_is_a_frame() -> None:
+    panel = panels.Panel('http://h/"><script>')
+    assert "<script" not in panel.show()._repr_html_() + panel._repr_html_()
+    assert 'height="500"' in panel.show(height=500)._repr_html_()
+
+
+def test_it_takes_a_client_and_no_address() -> None:
+    with pytest.raises(TypeError, match="client"):
+        clustertune.panel("tcp://127.0.0.1:8786")
