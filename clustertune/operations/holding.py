@@ -208,7 +208,8 @@ class Hold(Block):
                 subject = (event.kind + found.check, found.subject)
                 if found.check in SAID and subject not in said:
                     said.add(subject)
-                    advice = f". {found.remedy}" if event.kind == "began" else ""
+                    began = event.kind == "began" and found.remedy
+                    advice = f". {found.remedy}" if began else ""
                     _tell(f"{event}{advice}")
 
 
