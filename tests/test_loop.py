@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune.core.model import Conversion, Layout, Moves, Notify, Result, View
+from clustertune import checks
+from clustertune.core.model import (
+    Conversion,
+    Finding,
+    Layout,
+    Moves,
+    Notify,
+    Result,
+    Severity,
+    View,
+)
 from clustertune.errors import (
     AlignmentError,
     CapacityError,
@@ -420,6 +430,24 @@ def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> Non
     assert cluster.calls == []
     assert "differing_boundaries" in {f.check for f in journal.findings[0]}
     assert journal.plans == []
+
+
+@pytest.mark.parametrize("remedy", ["", "Look at X."])
+def test_an_error_names_only_a_remedy_that_there_is(
+    remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check of another package may have none."""
+
+    def check(view: View) -> list[Finding]:
+        return [Finding(severity=Severity.critical, message="it fails", remedy=remedy)]
+
+    check.ERROR = AlignmentError  # type: ignore[attr-defined]
+    monkeypatch.setattr(checks, "available", lambda: {"some": check})
+    cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
+    with pytest.raises(AlignmentError) as error:
+        run(cluster)
+    text = "it fails. Remedy: Look at X." if remedy else "it fails"
+    assert str(error.value) == text
 
 
 def test_boundaries_that_turn_out_to_differ() -> None:

@@ -33,11 +33,11 @@ def fit_memory(view: View) -> Iterator[Finding]:
     or ``Socket recv error``.
 
     The check gives each worker its even share of all data and eval sets, and adds the
-    other memory of its process, at least that of a process that has imported the
-    library. It compares the sum with ``memory_fraction`` (0.7) of the worker's limit,
-    or of its part of the host's memory. The sum is an estimate, so the finding is a
-    warning, and an error only with ``strict=True``. The suggested fixes pass the same
-    test if no variable keeps replaced data or released keys.
+    other memory of its process. That is at least the memory of a process that has
+    imported the library. It compares the sum with ``memory_fraction`` (0.7) of the
+    worker's limit, or of its part of the host's memory. The sum is an estimate, so the
+    finding is a warning, and an error only with ``strict=True``. The suggested fixes
+    pass the same test if no variable keeps replaced data or released keys.
 
     Remedy: Do one of the things that the finding names, the cheapest first:
     ``clustertune.prepare(client, X, y, dtype="float32")``, a workload that copies less,
@@ -245,8 +245,8 @@ def missing_evals(view: View) -> Iterator[Finding]:
 
     XGBoost learns the lists of categories from the rows of each worker, for every eval
     set. On a worker without rows it raises ``A worker cannot have empty input when a
-    dataframe with categorical features is used``, and the other workers report that the
-    connection has failed.
+    dataframe with categorical features is used``. The other workers then report a
+    failed connection.
 
     Remedy: Pass ``eval_set=`` and ``estimator=`` to ``clustertune.prepare``, which
     gives every worker some rows. If the eval set has fewer rows than there are workers,
@@ -285,11 +285,10 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
 def unshared_evals(view: View) -> Iterator[Finding]:
     """Find eval sets of which a library needs all rows on every worker.
 
-    LightGBM scores an eval set on each worker with the rows of that worker, and each
-    worker decides by its own score when to stop. If they stop at different rounds, the
-    slower one hangs or fails with ``Socket recv error``. A worker without rows raises
-    ``For early stopping, at least one dataset is required``, and the others wait for
-    it.
+    LightGBM scores an eval set on each worker with the rows of that worker. Each worker
+    decides by its own score when to stop. If they stop at different rounds, the slower
+    one hangs or fails with ``Socket recv error``. A worker without rows raises ``For
+    early stopping, at least one dataset is required``, and the others wait for it.
 
     ``prepare`` leaves an eval set that is the training data as it is, and the library
     keeps the score of one worker. That is harmless without early stopping. ``prepare``

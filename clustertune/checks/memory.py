@@ -193,9 +193,9 @@ def _disorder(thresholds: Thresholds) -> Iterator[str]:
 def memory_limits(view: View, *, slack: float = 0.02) -> Iterator[Finding]:
     """Find hosts whose workers may use more memory together than the host has.
 
-    Each worker acts on its own limit and does not see the others. If the limits on a
-    host add up to more than its memory, or than its container may use, the kernel kills
-    a process before any worker has reached a threshold. It may not be the process that
+    Each worker acts on its own limit and does not see the others. Their limits can add
+    up to more than the memory of the host or its container. The kernel then kills a
+    process before any worker has reached a threshold. It may not be the process that
     grew. Dask reads the limit of the innermost cgroup only.
 
     Remedy: Run ``clustertune.resize(client, memory_limit=...)`` with at most the host's
@@ -278,7 +278,7 @@ def phantom_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
 
     Dask adds up the size of each key. Keys can share memory: training libraries pack
     partitions of X and y into dictionaries, slices are views of a larger array. Dask
-    then counts the same bytes more than once, and at ``target`` (0.60 of the limit) the
+    then counts the same bytes more than once. At ``target`` (0.60 of the limit) the
     worker writes keys to disk although memory is free (distributed#4186).
 
     Remedy: Delete collections that share memory with others (``del``), or copy slices

@@ -98,7 +98,7 @@ def _not_enough_for_all(view: View) -> Finding:
 def uneven_rows(view: View) -> Iterator[Finding]:
     """Find training rows that are uneven over the workers.
 
-    Each worker trains on the rows that it holds, and every round ends when the slowest
+    Each worker trains on the rows that it holds. Every round ends when the slowest
     worker is done, so the worker with the largest share sets the pace. A worker's share
     is in proportion to its threads. Rows on a worker that may not train (paused, or not
     in ``workers=``) are always wrong.
@@ -204,8 +204,8 @@ def surplus_copies(view: View) -> Iterator[Finding]:
 
     Dask's memory manager drops surplus replicas every 2 s. It keeps the replicas that
     ``clustertune.prepare`` has placed, and for other data the replica on the worker
-    with least memory. Until then a training library may use any of them, so the place
-    of such a partition may change, and X_i and y_i may be separated.
+    with least memory. Until then a training library may use any of them. The place of
+    such a partition may change, and X_i and y_i may be separated.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which keeps one replica of
     each partition in its right place. ``client.replicate`` and

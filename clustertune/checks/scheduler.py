@@ -204,7 +204,7 @@ def large_results(view: View, *, most: float = 2**30) -> Iterator[Finding]:
 
     ``compute()`` joins the partitions of a collection in one task on one worker and
     sends the result to the client. A result that does not fit makes the worker pause or
-    die, and can do the same to a scheduler that gathers it (distributed#7964). The
+    die. A scheduler that gathers it can fail in the same way (distributed#7964). The
     check sees that task while its partitions are computed and while its result is held.
 
     Remedy: Keep large results on the workers with ``persist()``. Compute only small

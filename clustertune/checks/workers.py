@@ -330,7 +330,7 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
 def unlike_workers(view: View, *, slack: float = 0.05) -> Iterator[Finding]:
     """Find workers with other numbers of threads or other memory than the rest.
 
-    ``prepare`` places rows in proportion to threads, so a worker with twice the threads
+    ``prepare`` places rows in proportion to threads. A worker with twice the threads
     gets twice the rows and needs twice the memory for them. Every round of a fit ends
     when the slowest worker is done.
 

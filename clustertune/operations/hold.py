@@ -213,7 +213,8 @@ class Hold(Block):
                 subject = (event.kind + found.check, found.subject)
                 if found.check in REPORTED_CHECKS and subject not in reported:
                     reported.add(subject)
-                    advice = f". {found.remedy}" if event.kind == "began" else ""
+                    began = event.kind == "began" and found.remedy
+                    advice = f". {found.remedy}" if began else ""
                     _report(f"{event}{advice}")
 
 

@@ -139,7 +139,8 @@ def _refuse(findings: Iterable[Finding]) -> None:
     for finding in findings:
         error = checks.error_of(finding)
         if error is not None:
-            raise error(f"{finding.message}. Remedy: {finding.remedy}")
+            remedy = f". Remedy: {finding.remedy}" if finding.remedy else ""
+            raise error(f"{finding.message}{remedy}")
 
 
 # --- the call -------------------------------------------------------------------------

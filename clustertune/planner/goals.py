@@ -24,9 +24,9 @@ def unloaded_data(view: View) -> Iterator[Finding]:
     """Find collections that are not in memory yet.
 
     A training library loads lazy data inside every fit, and nothing decides its place
-    before. X and y of one Parquet data set that are loaded one after the other can
-    have different partitions, as Dask joins small column reads. Loaded in one call they
-    have the same partitions.
+    before. Dask joins small column reads. So X and y of one Parquet data set can get
+    different partitions if they are loaded one after the other, and have the same if
+    loaded in one call.
 
     A library that reads its data once (``Incremental``, predictions) takes lazy data
     partition by partition, so the data need not fit into memory. ``prepare`` leaves
@@ -56,8 +56,8 @@ def other_type(view: View) -> Iterator[Finding]:
     ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Both
     happen while partitions are loaded or cut, without an extra pass. Libraries that
     train on the codes of categories need one list of categories everywhere. LightGBM
-    makes one array of all columns, and a column of int64 among float32 would make it
-    float64, so ``prepare`` casts such columns if no number changes.
+    makes one array of all columns, which a column of int64 among float32 makes float64.
+    ``prepare`` casts such columns if no number changes.
 
     Remedy: ``X, y = clustertune.prepare(client, X, y, to="array", dtype="float32")``
     converts them.
