@@ -5,10 +5,9 @@ from __future__ import annotations
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.builders import survey
 from clustertune.checks.stuck_tasks import find
 from clustertune.core.model import Severity, Unmet
-from clustertune.testing import snapshot, view, worker
+from clustertune.testing import snapshot, survey, view, worker
 from tests.processes import soon
 
 
