@@ -61,4 +61,5 @@ def are_in_place(layout: Layout, view: View) -> bool:
         and (is_copied(layout) or len(real) == 1)
         # one without rows would draw the training data beside it to another worker
         and np.array_equal(home, own)
+        and not layouts.apart(layout, n_workers).any()
     )

@@ -123,3 +123,15 @@ def test_two_sets_take_room_of_each_other():
     with pytest.raises(CapacityError, match=r"eval_set\[1\]"):
         list(replicate.propose((both,), at))
     assert np.array_equal(at.layouts[1].rows, [10])
+
+
+def test_an_eval_set_with_separated_labels_is_not_in_place():
+    """Its larger part is on the right worker, but its labels are on another one."""
+    training = layout([10], [0])
+    for homes, expected in (
+        ({"Xv": [0], "yv": [0]}, True),
+        ({"Xv": [0], "yv": [1]}, False),
+    ):
+        valid = layout([5], homes, ("Xv", "yv"), label="eval_set[0]")
+        built = view([worker(0), worker(1)], [training, valid])
+        assert replicas.are_in_place(valid, built) == expected

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune.builders import layout, view, worker
 from clustertune.core.model import Contents, View
 from clustertune.planner import trainers
 from clustertune.remote import content
+from clustertune.testing import layout, view, worker
 
 
 def seen(data: Any, workers: int = 3, needs: Any = None, **goal: Any) -> View:
