@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from clustertune.operations.planfile import StoredPlan as StoredPlan
     from clustertune.operations.planning import apply as apply
     from clustertune.operations.planning import plan as plan
-    from clustertune.operations.playbooks.played import Played as Played
-    from clustertune.operations.playbooks.playing import run as run
+    from clustertune.operations.playbooks.playbook import (
+        PlaybookResult as PlaybookResult,
+    )
+    from clustertune.operations.playbooks.running import run as run
     from clustertune.operations.preparation import last_report as last_report
     from clustertune.operations.preparation import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
@@ -59,7 +61,7 @@ _PUBLIC = {
     "panel": "dashboard.showing",
     "Panel": "dashboard.showing",
     "plan": "operations.planning",
-    "Played": "operations.playbooks.played",
+    "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.preparation",
     "Prepared": "operations.prepared",
     "Recreated": "operations.resetting",
@@ -68,7 +70,7 @@ _PUBLIC = {
     "reset": "operations.resetting",
     "resize": "operations.operations",
     "restart": "operations.operations",
-    "run": "operations.playbooks.playing",
+    "run": "operations.playbooks.running",
     "save": "operations.saving",
     "scale": "operations.operations",
     "Schedule": "operations.scheduling.scheduled",

@@ -47,8 +47,8 @@ COMMANDS = {
         "Plan a change without making it, for `apply`; without VERB it is `prepare`.",
     ),
     "playbooks": (
-        "playing",
-        "The playbooks that there are; with NAME, the text of one.",
+        "playbooks",
+        "List the playbooks, or print the text of NAME.",
     ),
     "prepare": (
         "preparing",
@@ -72,8 +72,8 @@ COMMANDS = {
         "Restart workers one after the other, without losing what they hold.",
     ),
     "run": (
-        "playing",
-        "Carry out a playbook: checks, and what to do where they find something.",
+        "playbooks",
+        "Carry out a playbook: run checks, and act on their findings.",
     ),
     "scale": (
         "changing",

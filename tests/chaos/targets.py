@@ -36,7 +36,7 @@ from clustertune.operations.calls import VERBS, Call
 from clustertune.operations.history import histories, record
 from clustertune.operations.history import settings as history
 from clustertune.operations.planfile import StoredPlan
-from clustertune.operations.playbooks import playbook, reading, shelf
+from clustertune.operations.playbooks import library, schema
 from clustertune.operations.scheduling import conditions, instants
 from clustertune.planner.fingerprint import Fingerprint
 from tests.chaos import mutations
@@ -119,13 +119,13 @@ def parsed(text: bytes) -> Any:
 
 def _read_playbook(data: bytes) -> None:
     """With values from the command line, now and then."""
-    read = reading.load(data, "fuzz.yaml")
+    read = library.load(data, "fuzz.yaml")
     for step in read.steps:
         str(step)
     number = sum(data) % 7
     if number < len(_SET):
         values = _SET[number]
-        _tolerant(lambda: reading.load(data, "fuzz.yaml", values), PlaybookError)
+        _tolerant(lambda: library.load(data, "fuzz.yaml", values), PlaybookError)
 
 
 _SET: tuple[Mapping[str, str], ...] = (
@@ -137,17 +137,16 @@ _SET: tuple[Mapping[str, str], ...] = (
 
 
 def _playbooks() -> list[bytes]:
-    return [p.read_bytes() for p in shelf.available().values()]
+    return [p.read_bytes() for p in library.available().values()]
 
 
 def _playbook_words() -> list[str]:
     known = [
-        *playbook.TOP_KEYS,
-        *playbook.STEP_KEYS,
-        *playbook.LIMIT_KEYS,
-        *playbook.KEYS,
+        *schema.schema()["properties"],
+        *schema.schema()["properties"]["steps"]["items"]["properties"],
+        *schema.VALUES,
     ]
-    return [*known, *playbook.ACTIONS, *checks.available(), *playbook.SEVERITIES]
+    return [*known, *schema.ACTIONS, *checks.available(), *schema.SEVERITIES]
 
 
 # --- plans and reports ----------------------------------------------------------------
@@ -223,7 +222,7 @@ def _read_config(data: bytes) -> None:
         for read in (
             checks.configured,
             history.configured,
-            shelf.available,
+            library.available,
             lambda: conditions.parse("leak").plain(),  # type: ignore[union-attr]
         ):
             _tolerant(read, (ValueError, HistoryError))
@@ -335,7 +334,7 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
 
 def _command_words() -> list[str]:
     options = {o for _, c in _commands() for p in c.params for o in p.opts}
-    files = [str(p) for p in shelf.available().values()]
+    files = [str(p) for p in library.available().values()]
     return [
         *(name for path, _ in _commands() for name in path),
         *(o for o in options if o.startswith("-")),
@@ -448,8 +447,7 @@ def _read_argument(data: bytes) -> None:
         values.append(text.split(","))
     for value in values:
         for read in (
-            *playbook.KEYS.values(),
-            *playbook.LIMIT_READERS.values(),
+            *(value.read for value in schema.VALUES.values()),
             arguments.workers_wanted,
             arguments.restarting,
             arguments.seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import dask.array as da
@@ -15,12 +14,9 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core.model import Finding, Severity
-from clustertune.errors import PlaybookError, RefusedError
-from clustertune.operations.playbooks import shelf
-from clustertune.operations.playbooks.playbook import Limits
-from clustertune.operations.playbooks.played import Played, PlayedStep
-from clustertune.operations.playbooks.playing import at_once, named, playing_of, unknown
-from clustertune.testing import view, worker
+from clustertune.errors import PlaybookError
+from clustertune.operations.playbooks import library
+from clustertune.operations.playbooks.running import make_run, named, unknown
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -31,7 +27,7 @@ def finding(check: str, severity: Severity, *subject: Any) -> Finding:
     return Finding(check=check, severity=severity, message="why", subject=subject)
 
 
-# --- what decides (pure) --------------------------------------------------------------
+# --- conditions (pure) ----------------------------------------------------------------
 
 
 def test_what_a_condition_names() -> None:
@@ -50,95 +46,6 @@ def test_what_a_condition_names() -> None:
     assert named(found, "d", Severity.info) == set()
     assert unknown(found, "a") == "why"
     assert unknown(found, "b") == ""
-
-
-@pytest.mark.parametrize(
-    ("limits", "ids", "found"),
-    [
-        ({}, {0, 1, 2}, 1),
-        ({"disrupted_workers": 3}, {0, 1, 2}, 3),
-        ({"disrupted_workers": 0.5}, {0}, 2),
-        ({"disrupted_workers": 0.1}, {0}, 1),
-        ({"disrupted_workers": 3, "minimum_workers": 2}, {0, 1}, 1),
-        ({"minimum_workers": 3}, {3}, 1),  # it does not run as it is
-        ({"minimum_workers": 3}, {0}, None),
-        ({"minimum_workers": 9}, {0}, None),
-    ],
-)
-def test_how_many_may_be_away(limits: Any, ids: Any, found: int | None) -> None:
-    """Never so many that fewer run than must."""
-    workers = [worker(0), worker(1), worker(2), worker(3, status="paused")]
-    asked = Limits(**limits), view(workers).now, ids
-    if found is None:
-        with pytest.raises(RefusedError, match="3 workers run: none may be away"):
-            at_once(*asked)
-    else:
-        assert at_once(*asked) == found
-
-
-def played(*statuses: str, **what: Any) -> Played:
-    steps = tuple(PlayedStep(step=s, line="f:1", status=s) for s in statuses)
-    return Played(playbook="p", seconds=1, steps=steps, **what)
-
-
-@pytest.mark.parametrize(
-    ("statuses", "status", "code"),
-    [
-        ((), "fine", 0),
-        (("looked", "skipped"), "fine", 0),
-        (("done", "fine"), "done", 0),
-        (("done", "failed", "not begun"), "failed", 5),
-        (("refused", "not begun"), "refused", 4),
-        (("done", "refused"), "refused", 5),
-        (("left", "done"), "left", 5),
-        (("planned", "skipped"), "planned", 0),
-    ],
-)
-def test_how_it_ended(statuses: tuple[str, ...], status: str, code: int) -> None:
-    """As the exit codes of all commands say."""
-    assert played(*statuses).status == status
-    assert played(*statuses).exit_status() == code
-
-
-def test_findings_at_the_end_count() -> None:
-    """Those of the last step that looked for them."""
-
-    def looked(severity: Severity | None) -> PlayedStep:
-        found = () if severity is None else (finding("a", severity),)
-        return PlayedStep(
-            step="check a", line="f:1", status="looked", checks=("a",), found=found
-        )
-
-    def code(*steps: PlayedStep, **options: Any) -> int:
-        return Played(playbook="p", seconds=1, steps=steps).exit_status(**options)
-
-    bad, mild = looked(Severity.critical), looked(Severity.warning)
-    assert code(bad) == 1
-    assert code(bad, looked(None)) == 0
-    assert code(bad, mild) == 0
-    assert code(mild, fail_on=Severity.warning) == 1
-    assert code(bad, fail_on=None) == 0
-    assert code(bad, PlayedStep(step="trim", line="f:2", status="planned")) == 0
-
-
-def test_what_is_shown() -> None:
-    """Untrusted text cannot act, on a terminal or on a page."""
-    odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
-    step = PlayedStep(
-        step="check a", line="f:1", status="looked", checks=("a",), found=(odd,)
-    )
-    failed = PlayedStep(step="trim", line="f:2", status="failed", reason="\x1b<b>")
-    shown = Played(playbook="<i>", seconds=1, steps=(step, failed))
-    assert "\x1b" not in str(shown)
-    assert "1 critical" in str(shown)
-    page = shown._repr_html_()
-    assert "\x1b" not in page
-    assert not [tag for tag in ("<i>", "<b>", "<script>") if tag in page]
-    data = json.loads(shown.to_json())
-    assert data["schema_version"] == 1
-    assert data["status"] == "failed"
-    assert data["steps"][0]["found"][0]["check"] == "a"
-    assert repr(shown) == "<Played: <i>; failed>"
 
 
 # --- what is shipped, live ------------------------------------------------------------
@@ -281,7 +188,7 @@ async def test_what_does_not_last(
     assert done.steps[0].status == "skipped"
     assert done.steps[0].reason == ("paused_workers was critical, but not for 2 s")
     plan = await clustertune.run(c, file, dry_run=True)
-    assert plan.steps[0].reason == "paused_workers is below critical now"
+    assert plan.steps[0].reason == "paused_workers is below critical"
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -338,7 +245,7 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
     assert "no data in memory has the prefix no-such-keys" in found[1][1]
     assert "n_workers=5" in found[2][1]
     assert "there is no divine in this cluster" in found[3][1]
-    assert found[5][1] == "a step before has let the data go"
+    assert found[5][1] == "an earlier step released the data"
     assert done.exit_status() == 5
     plan = await clustertune.run(c, file, X, dry_run=True)
     assert "not begun" not in {step.status for step in plan.steps}
@@ -347,10 +254,10 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
     """In the middle of a step: it fails, and nothing is begun after it."""
-    read = shelf.read("between-runs")
-    playing = playing_of(c, read, None, None, None, False, False)
+    read = library.read("between-runs")
+    job = make_run(c, read, None, None, None, False, False)
     await c.close()
-    done = await asyncio.wait_for(playing.play(), 20)
+    done = await asyncio.wait_for(job.run(), 20)
     assert done.steps[0].status == "failed"
     assert done.steps[0].reason.startswith("the cluster is lost: ")
     assert {step.status for step in done.steps[1:]} == {"not begun"}

@@ -1,0 +1,700 @@
+"""Carry out playbooks, step by step.
+
+A step runs checks, or calls a public operation if its condition is met. So a step can
+do no more than a user, and all guards apply. The result names the outcome of each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+from distributed import Client
+
+from clustertune import actions, checks
+from clustertune.actions.cluster.live import Asked, ids_of
+from clustertune.collections import inputs
+from clustertune.collections.inputs import COMPANIONS
+from clustertune.core import arguments, model
+from clustertune.core.counts import Done
+from clustertune.core.model import (
+    Finding,
+    Goal,
+    Notify,
+    Profile,
+    Severity,
+    Snapshot,
+    View,
+)
+from clustertune.core.progress import Progress
+from clustertune.core.report import Report, acted
+from clustertune.core.wording import names_text, printable, seconds_text
+from clustertune.errors import (
+    REFUSALS,
+    ClustertuneError,
+    ConnectionLostError,
+    RefusedError,
+    TimedOutError,
+)
+from clustertune.integrations import libraries
+from clustertune.monitor import monitor
+from clustertune.operations import entrance, operations, preparation, publishing
+from clustertune.operations.diagnosis import Question, diagnose
+from clustertune.operations.playbooks import library
+from clustertune.operations.playbooks.playbook import (
+    BAD,
+    GIVEN,
+    NAMED,
+    Id,
+    Playbook,
+    PlaybookResult,
+    Step,
+    StepResult,
+)
+from clustertune.operations.playbooks.schema import ON_DATA, matching_checks
+from clustertune.operations.prepared import Prepared
+from clustertune.operations.procedure import Procedure, carry_out
+from clustertune.operations.watcher import Monitor
+
+logger = logging.getLogger("clustertune")
+
+READ_TIMEOUT = 60.0  # seconds for reading the state of the cluster
+INTERVAL = 5.0  # seconds between two diagnoses, for conditions that need one
+TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
+
+_LOST = "the cluster is lost"
+_ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
+_UNDONE = ("skipped", "partly", "failed", "refused")
+
+
+# --- public calls ---------------------------------------------------------------------
+
+
+def run(
+    client: Client,
+    playbook: str | Path,
+    X: Any = None,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    qid: Any = None,
+    base_margin: Any = None,
+    init_score: Any = None,
+    eval_set: Any = None,
+    estimator: object = None,
+    workload: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+) -> Any:
+    """Carry out a playbook: run checks, and act on their findings.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    playbook
+        The name of a playbook (``"before-training"``), or the path of a file.
+    X, y, sample_weight, qid, base_margin, init_score, eval_set
+        The data of the fit, as for :func:`clustertune.prepare`. The actions
+        ``persist``, ``rechunk``, ``rebalance`` and ``release`` act on it.
+    estimator, workload
+        What will train, as for :func:`clustertune.prepare`.
+    settings
+        Values that replace those of the file, by key: ``{"n_workers": 2}``. If several
+        steps have the key, give its path: ``{"steps[2].with.timeout": "5m"}``.
+    dry_run
+        Change nothing. Each condition is checked once, and each step plans for the
+        cluster in its present state.
+    progress
+        As for :func:`clustertune.prepare`.
+
+    Returns
+    -------
+    PlaybookResult
+        Printable. It has the findings and the report of each step, and the final
+        collections as ``.X``, ``.y`` and so on (None after ``release``). Failures of
+        steps are part of the result, and are not raised.
+
+    Raises
+    ------
+    PlaybookError
+        The file is not a valid playbook; the message has a line for each mistake.
+    TypeError, ValueError
+        There is no such playbook, or it needs data and none is given.
+    ConnectionLostError
+        The client is not connected; nothing was begun.
+
+    Examples
+    --------
+    >>> result = clustertune.run(client, "before-training", X, y)  # doctest: +SKIP
+    >>> model.fit(result.X, result.y)                              # doctest: +SKIP
+    """
+    companions = {
+        "sample_weight": sample_weight,
+        "qid": qid,
+        "base_margin": base_margin,
+        "init_score": init_score,
+    }
+    data = None
+    if X is not None:
+        data = GivenData(
+            client=client, X=X, y=y, companions=companions, eval_set=eval_set
+        )
+        entrance.check_client(client, data.gather())
+    elif any(x is not None for x in (y, eval_set, *companions.values())):
+        raise TypeError("X is None but other data is given; give X too")
+    values = {key: str(value) for key, value in (settings or {}).items()}
+    read = library.read(playbook, values)
+    job = make_run(client, read, data, estimator, workload, dry_run, progress)
+    return client.sync(job.run)
+
+
+def run_on_datasets(
+    client: Client,
+    playbook: Playbook,
+    *names: str,
+    workload: str | None = None,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+) -> Any:
+    """Carry out a playbook on published data sets: X, y, and others.
+
+    After ``prepare`` the names refer to the prepared data; ``release`` unpublishes
+    them. The caller reads the playbook once, for the dry run and for the run itself.
+    """
+    arguments.distinct("data sets", names)
+    data = PublishedData(client=client, names=names) if names else None
+    job = make_run(client, playbook, data, None, workload, dry_run, progress)
+    return client.sync(job.run)
+
+
+def make_run(
+    client: Client,
+    playbook: Playbook,
+    data: TrainingData | None,
+    estimator: object,
+    workload: str | None,
+    dry_run: bool,
+    progress: bool | Notify | None,
+) -> PlaybookRun:
+    """Check the arguments of a call."""
+    entrance.check_client(client)
+    profile = libraries.choose(workload, estimator)
+    refuse_without_data(playbook, data)
+    checks.configured()  # refuses bad settings
+    return PlaybookRun(
+        client=client,
+        playbook=playbook,
+        data=data,
+        profile=profile,
+        estimator=estimator,
+        workload=workload,
+        dry_run=arguments.flag("dry_run", dry_run),
+        progress=progress,
+    )
+
+
+def refuse_without_data(playbook: Playbook, data: object) -> None:
+    """Refuse a playbook that needs data if none is given.
+
+    Raises
+    ------
+    ValueError
+        No data is given.
+    """
+    needed = [s.do for s in playbook.steps if s.do in ON_DATA or s.options.get("keep")]
+    if needed and data is None:
+        raise ValueError(
+            f"{printable(playbook.name)} is to {', '.join(dict.fromkeys(needed))}, and "
+            "no data is given: give X and y, or --dataset NAME"
+        )
+
+
+# --- data -----------------------------------------------------------------------------
+
+
+class TrainingData(Protocol):
+    """Data of a fit. Its methods run in the client's event loop."""
+
+    async def inputs(self) -> inputs.Inputs:
+        """Return the present collections.
+
+        Raises
+        ------
+        TypeError, ValueError, RefusedError
+            They are not the data of a fit, or are not published.
+        """
+
+    async def prepare(self, **options: Any) -> Report:
+        """Call :func:`clustertune.prepare` with them."""
+
+    async def release(self, *, dry_run: bool, **options: Any) -> Report:
+        """Release them."""
+
+
+@dataclass(kw_only=True)
+class GivenData:
+    """Collections of the caller; each call of ``prepare`` replaces them."""
+
+    client: Client
+    X: Any
+    y: Any = None
+    companions: Mapping[str, Any] = field(default_factory=dict)
+    eval_set: Any = None
+    prepared: Prepared | None = None
+
+    def gather(self) -> inputs.Inputs:
+        return inputs.gather(
+            self.X, self.y, (), dict(self.companions), self.eval_set or None
+        )
+
+    async def inputs(self) -> inputs.Inputs:
+        return self.gather()
+
+    async def prepare(self, **options: Any) -> Report:
+        # in the client's event loop this returns an awaitable
+        prepare: Any = preparation.prepare
+        done: Prepared = await prepare(
+            self.client,
+            self.X,
+            self.y,
+            **self.companions,
+            eval_set=self.eval_set or None,
+            **options,
+        )
+        if not options.get("dry_run"):
+            self.prepared, self.X, self.y = done, done.X, done.y
+            self.companions = {name: getattr(done, name) for name in COMPANIONS}
+            self.eval_set = done.eval_set
+        return done.report
+
+    async def release(self, *, dry_run: bool, **options: Any) -> Report:
+        every = [x.collection for x in self.gather()]
+        release: Any = operations.let_go
+        report: Report = await release(self.client, *every, dry_run=dry_run, **options)
+        return report
+
+    def final(self) -> dict[str, Any]:
+        """The collections for the result."""
+        named = {name: self.companions.get(name) for name in COMPANIONS}
+        own = ("X", "y", "eval_set", "prepared")
+        return named | {name: getattr(self, name) for name in own}
+
+
+@dataclass(kw_only=True)
+class PublishedData:
+    """Published data sets: X, y, and others with the same rows."""
+
+    client: Client
+    names: tuple[str, ...]
+
+    async def inputs(self) -> inputs.Inputs:
+        X, *rest = await publishing.collections(self.client, self.names)
+        y, *others = rest or [None]
+        return inputs.gather(X, y, others, {}, None)
+
+    async def prepare(self, **options: Any) -> Report:
+        prepare: Any = publishing.prepare_datasets
+        report: Report = await prepare(self.client, *self.names, **options)
+        return report
+
+    async def release(self, *, dry_run: bool, **options: Any) -> Report:
+        """Unpublish the data sets; Dask frees keys that no client holds."""
+        del options  # nothing to wait for
+        start = monotonic()
+        await publishing.fetch(self.client, self.names)  # refuses unknown names
+        for name in () if dry_run else self.names:
+            unpublish: Any = self.client.unpublish_dataset
+            await unpublish(name)
+        names = names_text(self.names, most=8)
+        seconds = monotonic() - start
+        step = Done(
+            action="unpublish",
+            summary=f"unpublish {names}",
+            gain="Dask frees data that no client holds",
+            status="planned" if dry_run else "done",
+            predicted_bytes=0,
+            predicted_seconds=None,
+            at_risk=f"data that only {names} hold",
+            seconds=None if dry_run else seconds,
+        )
+        return Report(status=step.status, seconds=seconds, steps=(step,))
+
+
+# --- conditions (pure) ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Condition:
+    """Subjects of a condition; if there are none, the reason to skip the step."""
+
+    named: frozenset[Id | None] = frozenset()
+    reason: str = ""
+    found: tuple[Finding, ...] = ()
+
+
+def named(
+    found: Iterable[Finding], check: str, at_least: Severity
+) -> frozenset[Id | None]:
+    """Subjects of a condition. None is the cluster. Empty: the condition is not met."""
+    bad = [f for f in found if f.check == check and f.severity >= at_least]
+    return frozenset(x for f in bad for x in f.subject or (None,))
+
+
+def unknown(found: Iterable[Finding], check: str) -> str:
+    """Why a condition is unknown; empty if it is known."""
+    unknowns = (f for f in found if f.severity is Severity.unknown)
+    return next((f.message for f in unknowns if f.check == check), "")
+
+
+# --- the run --------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class PlaybookRun:
+    """A playbook in progress."""
+
+    client: Client
+    playbook: Playbook
+    data: TrainingData | None
+    profile: Profile
+    estimator: object
+    workload: str | None
+    dry_run: bool
+    progress: bool | Notify | None
+    _shown: Progress = field(init=False)
+    _unplannable: bool = False  # a dry run planned a step that changes the data
+
+    def __post_init__(self) -> None:
+        self._shown = Progress(self.progress)
+
+    async def run(self) -> PlaybookResult:
+        """Carry out all steps, in the client's event loop.
+
+        Raises
+        ------
+        ValueError, ClustertuneError
+            The data is not published, or is not the data of a fit; nothing was begun.
+        """
+        start, results = monotonic(), list[StepResult]()
+        if self.data is not None:
+            await self.data.inputs()
+        stopped = ""
+        for i, step in enumerate(self.playbook.steps):
+            if stopped:
+                results.append(_result(step, "not begun", reason=stopped))
+                continue
+            logger.info("%s: %s", printable(self.playbook.name), step)
+            begun = monotonic()
+            result = replace(await self._step(step), seconds=monotonic() - begun)
+            results.append(result)
+            if result.status in BAD and self._stops(result):
+                stopped = f"steps[{i}] {_ENDS[result.status]}"
+            elif result.status in ("done", "left") and step.do:
+                await self._settle(i)
+        self._shown.finish([])
+        return PlaybookResult(
+            playbook=self.playbook.name,
+            seconds=monotonic() - start,
+            steps=tuple(results),
+            dry_run=self.dry_run,
+            **(self.data.final() if isinstance(self.data, GivenData) else {}),
+        )
+
+    def _stops(self, result: StepResult) -> bool:
+        """A lost cluster ends every run; other failures end no dry run."""
+        lost = result.reason.startswith(_LOST)
+        return lost or (self.playbook.on_failure == "stop" and not self.dry_run)
+
+    async def _settle(self, i: int) -> None:
+        """Wait before the next step reads the cluster."""
+        seconds = self.playbook.limits.settle
+        if i + 1 < len(self.playbook.steps) and seconds:
+            self._shown.notify(f"letting the cluster settle, {seconds_text(seconds)}")
+            await asyncio.sleep(seconds)
+
+    # --- one step ---------------------------------------------------------------------
+
+    async def _step(self, step: Step) -> StepResult:
+        try:
+            return await (self._check(step) if step.check else self._do(step))
+        except ConnectionLostError as error:
+            return _result(step, "failed", reason=f"{_LOST}: {error}")
+        except ClustertuneError as error:
+            refused = isinstance(error, REFUSALS) and not acted(error.report)
+            status = "refused" if refused else "failed"
+            return _result(step, status, reason=str(error), report=error.report)
+
+    async def _check(self, step: Step) -> StepResult:
+        names = {n for word in step.check for n in matching_checks(word)}
+        found = tuple(f for f in await self._findings() if f.check in names)
+        return _result(step, "looked", checks=tuple(sorted(names)), found=found)
+
+    async def _do(self, step: Step) -> StepResult:
+        if (early := self._without_data(step)) is not None:
+            return early
+        condition = await self._condition(step)
+        if not condition.named:
+            reason = condition.reason
+            return _result(step, "skipped", reason=reason, found=condition.found)
+        try:
+            report = await self._act(step, condition.named)
+        # an unknown worker or prefix
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ClustertuneError):
+                raise
+            reason = str(error)
+            return _result(step, "failed", reason=reason, found=condition.found)
+        status = _status(report)
+        self._unplannable |= status == "planned" and step.do in ON_DATA
+        reason = _failure(report) if status in BAD else ""
+        if status == "planned" and condition.reason:
+            reason = f"{condition.reason}: {_planned(report)}"
+        return _result(
+            step, status, reason=reason, found=condition.found, report=report
+        )
+
+    def _without_data(self, step: Step) -> StepResult | None:
+        """The result of a step whose data is missing, or is planned only."""
+        if step.do == "release" and self.data is None and not step.options:
+            return _result(step, "skipped", reason="there is no data to release")
+        if self.data is None and (step.do in ON_DATA or "keep" in step.options):
+            return _result(step, "refused", reason="an earlier step released the data")
+        if step.do in ON_DATA and self._unplannable:
+            reason = "this can be planned once the steps before it are done"
+            return _result(step, "planned", reason=reason)
+        return None
+
+    # --- conditions -------------------------------------------------------------------
+
+    async def _findings(self) -> tuple[Finding, ...]:
+        given = inputs.NOTHING
+        if self.data is not None:
+            try:
+                given = await self.data.inputs()
+            except ValueError as error:  # a data set was unpublished meanwhile
+                raise RefusedError(str(error)) from error
+        question = Question(
+            client=self.client,
+            given=given,
+            goal=Goal(workload=self.profile),
+            workers=None,
+            timeout=READ_TIMEOUT,
+        )
+        return (await diagnose(question)).found
+
+    async def _condition(self, step: Step) -> _Condition:
+        """Evaluate a condition; ``holds`` keeps subjects that it always names."""
+        if not step.when:
+            return _Condition(named=frozenset((None,)))
+        found = tuple(f for f in await self._findings() if f.check == step.when)
+        names = named(found, step.when, step.at_least)
+        if not names:
+            why = unknown(found, step.when)
+            level = f"{step.when} is below {step.at_least}"
+            return _Condition(reason=f"unknown: {why}" if why else level, found=found)
+        reason = ""
+        if step.holds and self.dry_run:
+            reason = f"if it holds for {seconds_text(step.holds)}"
+        elif step.holds:
+            names = await self._lasting(step, names)
+            if not names:
+                lasted = f"not for {seconds_text(step.holds)}"
+                reason = f"{step.when} was {step.at_least}, but {lasted}"
+        return _Condition(named=names, reason=reason, found=found)
+
+    async def _lasting(
+        self, step: Step, names: frozenset[Id | None]
+    ) -> frozenset[Id | None]:
+        """The subjects that the condition names for all of ``holds``."""
+        start = monotonic()
+        async with aclosing(self._observations(step)) as observations:
+            async for found in observations:
+                names &= named(found, step.when, step.at_least)
+                passed = monotonic() - start
+                if not names or passed >= step.holds:
+                    break
+                self._shown.notify(
+                    f"waiting whether {step.when} lasts", passed / step.holds
+                )
+        return names
+
+    async def _observations(
+        self, step: Step
+    ) -> AsyncGenerator[tuple[Finding, ...], None]:
+        """Findings over time: from snapshots, or from diagnoses if those are needed.
+
+        Raises
+        ------
+        ClustertuneError
+            The cluster does not answer.
+        """
+        watching = Monitor(
+            self.client, estimator=self.estimator, workload=self.workload
+        )
+        async with watching:
+            found = checks.run(watching.view, checks.configured())
+            visible = bool(named(found, step.when, step.at_least))
+            snapshots = aiter(watching)
+            while visible:
+                try:
+                    await asyncio.wait_for(anext(snapshots), READ_TIMEOUT)
+                except StopAsyncIteration:
+                    raise ConnectionLostError("the client was closed") from None
+                except asyncio.TimeoutError:
+                    raise TimedOutError(
+                        "the cluster could not be read within "
+                        f"{seconds_text(READ_TIMEOUT)}; see what blocks its scheduler"
+                    ) from None
+                yield checks.run(watching.view, checks.configured())
+        while True:
+            await asyncio.sleep(min(INTERVAL, step.holds))
+            yield await self._findings()
+
+    # --- actions ----------------------------------------------------------------------
+
+    async def _act(self, step: Step, names: frozenset[Id | None]) -> Report:
+        options: dict[str, Any] = dict(step.options)
+        if options.get("workers") == NAMED:
+            options["workers"] = await self._workers(step, names)
+        if step.do in ("restart", "resize"):
+            snapshot = await self._snapshot()
+            view = View(snapshots=(snapshot,), goal=Goal(workload=self.profile))
+            ids = ids_of(options.get("workers"), view)
+            most = self.playbook.limits.max_unavailable(snapshot, ids)
+            options["max_unavailable"] = most
+        options |= {"dry_run": self.dry_run, "progress": self.progress}
+        if step.do in actions.others():
+            return await self._plugin(step.do, await self._findings(), **options)
+        if step.do in ON_DATA:
+            return await self._prepare(step.do, options)
+        if step.do == "release":
+            return await self._release(options)
+        function: Callable[..., Awaitable[Report]] = getattr(operations, step.do)
+        return await function(self.client, **options)
+
+    def _prepare(self, phase: str, options: dict[str, Any]) -> Awaitable[Report]:
+        assert self.data is not None
+        if phase == "persist":
+            options["persist"] = True
+        which = {"estimator": self.estimator, "workload": self.workload}
+        given = {k: v for k, v in which.items() if v is not None}
+        return self.data.prepare(only=(phase,), **given, **options)
+
+    async def _release(self, options: dict[str, Any]) -> Report:
+        prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)
+        if not prefixes and keep is None:
+            assert self.data is not None
+            report = await self.data.release(**options)
+            if not self.dry_run:
+                self.data = None
+            return report
+        if keep == GIVEN:
+            assert self.data is not None
+            given = await self.data.inputs()
+            options["keep"] = [x.collection for x in given]
+        release: Any = operations.release
+        done: Report = await release(self.client, *prefixes, **options)
+        return done
+
+    async def _plugin(
+        self,
+        do: str,
+        found: tuple[Finding, ...],
+        *,
+        dry_run: bool,
+        progress: bool | Notify | None,
+        timeout: float = TIMEOUT,
+    ) -> Report:
+        """Carry out an action of another package, within the guards and the limits.
+
+        Raises
+        ------
+        ClustertuneError
+            The action failed in any way.
+        """
+
+        def steps(view: View, _ids: Collection[Id]) -> Iterator[model.Step]:
+            proposed = tuple(actions.others()[do].propose(found, view))
+            self.playbook.limits.refuse_beyond(view.now, proposed)
+            yield from proposed
+
+        procedure = Procedure(
+            client=self.client,
+            name=do,
+            steps=steps,
+            timeout=timeout,
+            dry_run=dry_run,
+            progress=progress,
+            asked=Asked(burdens=True),
+        )
+        try:
+            return await carry_out(procedure)
+        except ClustertuneError:
+            raise
+        except Exception as error:
+            text = printable(repr(error), longest=200)
+            raise ClustertuneError(f"the action {do} failed: {text}") from error
+
+    async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
+        """Workers that a condition names and that are in the cluster.
+
+        Raises
+        ------
+        RefusedError
+            There are none. An empty list would mean all workers.
+        """
+        known = {w.id for w in (await self._snapshot()).workers}
+        found = [id for id in names if id is not None and id in known]
+        if not found:
+            raise RefusedError(
+                f"{step.when} names no worker of the cluster; nothing was touched"
+            )
+        return sorted(found, key=str)
+
+    async def _snapshot(self) -> Snapshot:
+        await monitor.open_door(self.client, await monitor.identify(self.client))
+        snapshot, _ = await monitor.look(self.client, [])
+        return snapshot
+
+
+# --- results of steps -----------------------------------------------------------------
+
+
+def _result(step: Step, status: str, **fields: Any) -> StepResult:
+    return StepResult(step=str(step), line=step.line, status=status, **fields)
+
+
+def _status(report: Report) -> str:
+    """The status of a step, from its report."""
+    statuses = {s.status for s in report.steps}
+    if report.status == "planned":  # a dry run
+        if "planned" in statuses:
+            return "planned"
+        return "refused" if "refused" in statuses else "fine"
+    return report.status if report.status in ("done", "fine", "left") else "failed"
+
+
+def _failure(report: Report) -> str:
+    undone = [s for s in report.steps if s.status in _UNDONE]
+    texts = [f"{s.summary}: {s.reason}" for s in undone if s.reason]
+    return report.error or "; ".join(texts[:3])
+
+
+def _planned(report: Report) -> str:
+    return "; then ".join(s.summary for s in report.steps if s.status == "planned")
