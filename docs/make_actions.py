@@ -63,7 +63,7 @@ def _takers(name: str) -> str:
     prepares = name in {action for _, action in PHASES}
     takers = ["`prepare`"] * prepares
     takers += [CALLS[name]] if name in CALLS else []
-    known = schema.available_actions()
+    known = schema.own_actions()
     return ", ".join(takers + [f"playbooks (`do: {name}`)"] * (name in known))
 
 

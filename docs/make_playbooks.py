@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clustertune import checks
 from clustertune.operations.playbooks import library
-from clustertune.operations.playbooks.schema import ACTIONS
+from clustertune.operations.playbooks.schema import ON_DATA, own_actions
 
 ROOT = Path(__file__).parents[1]
 
@@ -157,9 +157,9 @@ def page() -> str:
 
 def _actions() -> str:
     rows = [
-        f"| `{name}` | {action.summary} | {'yes' if action.data else ''} | "
-        f"{', '.join(f'`{key}`' for key in action.keys)} |"
-        for name, action in ACTIONS.items()
+        f"| `{name}` | {options['description']} | {'yes' * (name in ON_DATA)} | "
+        f"{', '.join(f'`{key}`' for key in options['properties'])} |"
+        for name, options in own_actions().items()
     ]
     head = "| `do` | effect | needs data | `with` |\n|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"

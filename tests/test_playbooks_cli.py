@@ -15,6 +15,7 @@ from distributed import Client, LocalCluster, wait
 
 import clustertune
 from clustertune.cli import main
+from clustertune.operations.playbooks import schema
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 HEAD = "version: 1\nname: p\n"
@@ -58,6 +59,13 @@ def test_the_text_of_one() -> None:
     result = run("playbooks", "observe")
     root = Path(clustertune.__file__).parents[1]
     assert result.stdout == (root / "playbooks" / "observe.yaml").read_text()
+
+
+def test_the_schema() -> None:
+    """As JSON, for an editor."""
+    result = run("playbooks", "--schema")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == schema.schema()
 
 
 @pytest.mark.parametrize(

@@ -143,10 +143,17 @@ def _playbooks() -> list[bytes]:
 def _playbook_words() -> list[str]:
     known = [
         *schema.schema()["properties"],
-        *schema.schema()["properties"]["steps"]["items"]["properties"],
-        *schema.VALUES,
+        *schema.schema()["definitions"]["step"]["properties"],
+        *schema.READERS,
     ]
-    return [*known, *schema.ACTIONS, *checks.available(), *schema.SEVERITIES]
+    return [
+        *known,
+        *schema.own_actions(),
+        *checks.available(),
+        "info",
+        "warning",
+        "critical",
+    ]
 
 
 # --- plans and reports ----------------------------------------------------------------
@@ -447,7 +454,7 @@ def _read_argument(data: bytes) -> None:
         values.append(text.split(","))
     for value in values:
         for read in (
-            *(value.read for value in schema.VALUES.values()),
+            *schema.READERS.values(),
             arguments.workers_wanted,
             arguments.restarting,
             arguments.seed,

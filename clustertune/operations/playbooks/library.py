@@ -6,6 +6,7 @@ Anchors, tags, directives, duplicate keys, and large or deep files are refused.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ def load(
     document = parse(text, source)
     for key, value in (values or {}).items():
         _replace(document, str(key), str(value))
-    found = [document.problem(*found) for found in schema.problems(document.data)]
+    found = [document.problem(*problem) for problem in schema.problems(document.data)]
     if found:
         found.sort(key=lambda problem: problem[0])
         raise PlaybookError("\n".join(text for _, text in found))
@@ -420,11 +421,7 @@ def _replaceable(data: Any) -> Iterator[schema.Path]:
         return
     yield ("on_failure",)
     if isinstance(data.get("limits", {}), dict):
-        yield from (("limits", key) for key in schema.LIMITS)
-    steps = data.get("steps")
-    for i, step in enumerate(steps if isinstance(steps, list) else ()):
-        keys = step if isinstance(step, dict) else {}
-        yield from (("steps", i, key) for key in ("at_least", "holds") if key in keys)
-        options = keys.get("with")
-        for key in options if isinstance(options, dict) else ():
-            yield ("steps", i, "with", key)
+        yield from (("limits", field.name) for field in dataclasses.fields(Limits))
+    for path in schema.fields(data):
+        if path[2:] in (("at_least",), ("holds",)) or path[2:3] == ("with",):
+            yield path

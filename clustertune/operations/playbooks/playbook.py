@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -35,6 +35,7 @@ GIVEN = "given"  # ``keep``: the collections that are passed to the call
 
 #: statuses of steps that did not reach their goal
 BAD = frozenset(("failed", "left", "refused"))
+_UNDONE = ("skipped", "partly", "failed", "refused")  # statuses of steps of an action
 _COLUMNS = ("", "status", "step", "what came of it")
 _WIDTHS = (4, 9, 40, 60)
 
@@ -66,6 +67,17 @@ class Step:
         if self.when:
             text += f", when {self.when} is at least {self.at_least}"
         return text + (f" for {seconds_text(self.holds)}" if self.holds else "")
+
+    def subjects(self, found: Iterable[Finding]) -> frozenset[Id | None]:
+        """Subjects of the condition; None is the cluster. Empty: it is not met."""
+        own = [f for f in found if f.check == self.when]
+        bad = [f for f in own if f.severity >= self.at_least]
+        return frozenset(x for f in bad for x in f.subject or (None,))
+
+    def unknown(self, found: Iterable[Finding]) -> str:
+        """Why the condition is unknown; empty if it is known."""
+        unknowns = (f for f in found if f.severity is Severity.unknown)
+        return next((f.message for f in unknowns if f.check == self.when), "")
 
 
 def _option_text(key: str, value: Any) -> str:
@@ -198,8 +210,7 @@ class StepResult:
         if self.report is None:
             return ""
         steps = self.report.steps
-        planned = [s.summary for s in steps if s.status == "planned"]
-        return "; then ".join(planned) or counts.line(steps) or "nothing to do"
+        return planned_of(self.report) or counts.line(steps) or "nothing to do"
 
     def plain(self) -> dict[str, Any]:
         """Plain values for JSON; findings have the form that a report gives them."""
@@ -214,6 +225,28 @@ class StepResult:
             "found": json.loads(as_report.to_json())["found"],
             "report": self.report and json.loads(self.report.to_json()),
         }
+
+
+def status_of(report: Report) -> str:
+    """The status of a step, from the report of its action."""
+    statuses = {s.status for s in report.steps}
+    if report.status == "planned":  # a dry run
+        if "planned" in statuses:
+            return "planned"
+        return "refused" if "refused" in statuses else "fine"
+    return report.status if report.status in ("done", "fine", "left") else "failed"
+
+
+def failure_of(report: Report) -> str:
+    """Why an action did not do all of its steps."""
+    undone = [s for s in report.steps if s.status in _UNDONE]
+    texts = [f"{s.summary}: {s.reason}" for s in undone if s.reason]
+    return report.error or "; ".join(texts[:3])
+
+
+def planned_of(report: Report) -> str:
+    """The planned steps in one line."""
+    return "; then ".join(s.summary for s in report.steps if s.status == "planned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,14 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Iterable,
     Iterator,
     Mapping,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from distributed import Client
 
@@ -35,8 +34,6 @@ from clustertune.core.model import (
     Finding,
     Goal,
     Notify,
-    Profile,
-    Severity,
     Snapshot,
     View,
 )
@@ -64,6 +61,9 @@ from clustertune.operations.playbooks.playbook import (
     PlaybookResult,
     Step,
     StepResult,
+    failure_of,
+    planned_of,
+    status_of,
 )
 from clustertune.operations.playbooks.schema import ON_DATA, matching_checks
 from clustertune.operations.prepared import Prepared
@@ -78,7 +78,6 @@ TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
 
 _LOST = "the cluster is lost"
 _ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
-_UNDONE = ("skipped", "partly", "failed", "refused")
 
 
 # --- public calls ---------------------------------------------------------------------
@@ -144,23 +143,31 @@ def run(
     >>> result = clustertune.run(client, "before-training", X, y)  # doctest: +SKIP
     >>> model.fit(result.X, result.y)                              # doctest: +SKIP
     """
-    companions = {
+    given = {
+        "X": X,
+        "y": y,
         "sample_weight": sample_weight,
         "qid": qid,
         "base_margin": base_margin,
         "init_score": init_score,
+        "eval_set": eval_set,
     }
     data = None
     if X is not None:
-        data = GivenData(
-            client=client, X=X, y=y, companions=companions, eval_set=eval_set
-        )
+        data = GivenData(client=client, given=given)
         entrance.check_client(client, data.gather())
-    elif any(x is not None for x in (y, eval_set, *companions.values())):
+    elif any(x is not None for x in given.values()):
         raise TypeError("X is None but other data is given; give X too")
     values = {key: str(value) for key, value in (settings or {}).items()}
-    read = library.read(playbook, values)
-    job = make_run(client, read, data, estimator, workload, dry_run, progress)
+    job = PlaybookRun(
+        client=client,
+        playbook=library.read(playbook, values),
+        data=data,
+        estimator=estimator,
+        workload=workload,
+        dry_run=dry_run,
+        progress=progress,
+    )
     return client.sync(job.run)
 
 
@@ -179,34 +186,15 @@ def run_on_datasets(
     """
     arguments.distinct("data sets", names)
     data = PublishedData(client=client, names=names) if names else None
-    job = make_run(client, playbook, data, None, workload, dry_run, progress)
-    return client.sync(job.run)
-
-
-def make_run(
-    client: Client,
-    playbook: Playbook,
-    data: TrainingData | None,
-    estimator: object,
-    workload: str | None,
-    dry_run: bool,
-    progress: bool | Notify | None,
-) -> PlaybookRun:
-    """Check the arguments of a call."""
-    entrance.check_client(client)
-    profile = libraries.choose(workload, estimator)
-    refuse_without_data(playbook, data)
-    checks.configured()  # refuses bad settings
-    return PlaybookRun(
+    job = PlaybookRun(
         client=client,
         playbook=playbook,
         data=data,
-        profile=profile,
-        estimator=estimator,
         workload=workload,
-        dry_run=arguments.flag("dry_run", dry_run),
+        dry_run=dry_run,
         progress=progress,
     )
+    return client.sync(job.run)
 
 
 def refuse_without_data(playbook: Playbook, data: object) -> None:
@@ -228,59 +216,34 @@ def refuse_without_data(playbook: Playbook, data: object) -> None:
 # --- data -----------------------------------------------------------------------------
 
 
-class TrainingData(Protocol):
-    """Data of a fit. Its methods run in the client's event loop."""
-
-    async def inputs(self) -> inputs.Inputs:
-        """Return the present collections.
-
-        Raises
-        ------
-        TypeError, ValueError, RefusedError
-            They are not the data of a fit, or are not published.
-        """
-
-    async def prepare(self, **options: Any) -> Report:
-        """Call :func:`clustertune.prepare` with them."""
-
-    async def release(self, *, dry_run: bool, **options: Any) -> Report:
-        """Release them."""
-
-
 @dataclass(kw_only=True)
 class GivenData:
-    """Collections of the caller; each call of ``prepare`` replaces them."""
+    """Collections of the caller; each call of ``prepare`` replaces them.
+
+    As in :class:`PublishedData`, its asynchronous methods run in the client's event
+    loop. There, functions of clustertune return awaitables.
+    """
 
     client: Client
-    X: Any
-    y: Any = None
-    companions: Mapping[str, Any] = field(default_factory=dict)
-    eval_set: Any = None
+    given: dict[str, Any]  # arguments of ``prepare``
     prepared: Prepared | None = None
 
     def gather(self) -> inputs.Inputs:
-        return inputs.gather(
-            self.X, self.y, (), dict(self.companions), self.eval_set or None
-        )
+        """Return the present collections; wrong ones raise TypeError or ValueError."""
+        companions = {name: self.given[name] for name in COMPANIONS}
+        eval_set = self.given["eval_set"] or None
+        return inputs.gather(self.given["X"], self.given["y"], (), companions, eval_set)
 
     async def inputs(self) -> inputs.Inputs:
         return self.gather()
 
     async def prepare(self, **options: Any) -> Report:
-        # in the client's event loop this returns an awaitable
         prepare: Any = preparation.prepare
-        done: Prepared = await prepare(
-            self.client,
-            self.X,
-            self.y,
-            **self.companions,
-            eval_set=self.eval_set or None,
-            **options,
-        )
+        given = self.given | {"eval_set": self.given["eval_set"] or None}
+        done: Prepared = await prepare(self.client, **given, **options)
         if not options.get("dry_run"):
-            self.prepared, self.X, self.y = done, done.X, done.y
-            self.companions = {name: getattr(done, name) for name in COMPANIONS}
-            self.eval_set = done.eval_set
+            self.prepared = done
+            self.given = {name: getattr(done, name) for name in self.given}
         return done.report
 
     async def release(self, *, dry_run: bool, **options: Any) -> Report:
@@ -288,12 +251,6 @@ class GivenData:
         release: Any = operations.let_go
         report: Report = await release(self.client, *every, dry_run=dry_run, **options)
         return report
-
-    def final(self) -> dict[str, Any]:
-        """The collections for the result."""
-        named = {name: self.companions.get(name) for name in COMPANIONS}
-        own = ("X", "y", "eval_set", "prepared")
-        return named | {name: getattr(self, name) for name in own}
 
 
 @dataclass(kw_only=True)
@@ -336,7 +293,7 @@ class PublishedData:
         return Report(status=step.status, seconds=seconds, steps=(step,))
 
 
-# --- conditions (pure) ----------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,49 +305,29 @@ class _Condition:
     found: tuple[Finding, ...] = ()
 
 
-def named(
-    found: Iterable[Finding], check: str, at_least: Severity
-) -> frozenset[Id | None]:
-    """Subjects of a condition. None is the cluster. Empty: the condition is not met."""
-    bad = [f for f in found if f.check == check and f.severity >= at_least]
-    return frozenset(x for f in bad for x in f.subject or (None,))
-
-
-def unknown(found: Iterable[Finding], check: str) -> str:
-    """Why a condition is unknown; empty if it is known."""
-    unknowns = (f for f in found if f.severity is Severity.unknown)
-    return next((f.message for f in unknowns if f.check == check), "")
-
-
-# --- the run --------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class PlaybookRun:
-    """A playbook in progress."""
+    """A playbook in progress. The constructor checks its arguments."""
 
     client: Client
     playbook: Playbook
-    data: TrainingData | None
-    profile: Profile
-    estimator: object
-    workload: str | None
-    dry_run: bool
-    progress: bool | Notify | None
-    _shown: Progress = field(init=False)
+    data: GivenData | PublishedData | None = None
+    estimator: object = None
+    workload: str | None = None
+    dry_run: bool = False
+    progress: bool | Notify | None = None
     _unplannable: bool = False  # a dry run planned a step that changes the data
 
     def __post_init__(self) -> None:
+        entrance.check_client(self.client)
+        self._profile = libraries.choose(self.workload, self.estimator)
+        refuse_without_data(self.playbook, self.data)
+        checks.configured()  # refuses bad settings
+        arguments.flag("dry_run", self.dry_run)
         self._shown = Progress(self.progress)
 
     async def run(self) -> PlaybookResult:
-        """Carry out all steps, in the client's event loop.
-
-        Raises
-        ------
-        ValueError, ClustertuneError
-            The data is not published, or is not the data of a fit; nothing was begun.
-        """
+        """Carry out all steps, in the client's event loop; bad data raises an error."""
         start, results = monotonic(), list[StepResult]()
         if self.data is not None:
             await self.data.inputs()
@@ -413,8 +350,13 @@ class PlaybookRun:
             seconds=monotonic() - start,
             steps=tuple(results),
             dry_run=self.dry_run,
-            **(self.data.final() if isinstance(self.data, GivenData) else {}),
+            **self._final(),
         )
+
+    def _final(self) -> dict[str, Any]:
+        if not isinstance(self.data, GivenData):
+            return {}
+        return self.data.given | {"prepared": self.data.prepared}
 
     def _stops(self, result: StepResult) -> bool:
         """A lost cluster ends every run; other failures end no dry run."""
@@ -460,11 +402,11 @@ class PlaybookRun:
                 raise
             reason = str(error)
             return _result(step, "failed", reason=reason, found=condition.found)
-        status = _status(report)
+        status = status_of(report)
         self._unplannable |= status == "planned" and step.do in ON_DATA
-        reason = _failure(report) if status in BAD else ""
+        reason = failure_of(report) if status in BAD else ""
         if status == "planned" and condition.reason:
-            reason = f"{condition.reason}: {_planned(report)}"
+            reason = f"{condition.reason}: {planned_of(report)}"
         return _result(
             step, status, reason=reason, found=condition.found, report=report
         )
@@ -492,7 +434,7 @@ class PlaybookRun:
         question = Question(
             client=self.client,
             given=given,
-            goal=Goal(workload=self.profile),
+            goal=Goal(workload=self._profile),
             workers=None,
             timeout=READ_TIMEOUT,
         )
@@ -503,9 +445,9 @@ class PlaybookRun:
         if not step.when:
             return _Condition(named=frozenset((None,)))
         found = tuple(f for f in await self._findings() if f.check == step.when)
-        names = named(found, step.when, step.at_least)
+        names = step.subjects(found)
         if not names:
-            why = unknown(found, step.when)
+            why = step.unknown(found)
             level = f"{step.when} is below {step.at_least}"
             return _Condition(reason=f"unknown: {why}" if why else level, found=found)
         reason = ""
@@ -525,7 +467,7 @@ class PlaybookRun:
         start = monotonic()
         async with aclosing(self._observations(step)) as observations:
             async for found in observations:
-                names &= named(found, step.when, step.at_least)
+                names &= step.subjects(found)
                 passed = monotonic() - start
                 if not names or passed >= step.holds:
                     break
@@ -537,19 +479,13 @@ class PlaybookRun:
     async def _observations(
         self, step: Step
     ) -> AsyncGenerator[tuple[Finding, ...], None]:
-        """Findings over time: from snapshots, or from diagnoses if those are needed.
-
-        Raises
-        ------
-        ClustertuneError
-            The cluster does not answer.
-        """
+        """Findings over time: from snapshots, or from diagnoses if those are needed."""
         watching = Monitor(
             self.client, estimator=self.estimator, workload=self.workload
         )
         async with watching:
             found = checks.run(watching.view, checks.configured())
-            visible = bool(named(found, step.when, step.at_least))
+            visible = bool(step.subjects(found))
             snapshots = aiter(watching)
             while visible:
                 try:
@@ -574,7 +510,7 @@ class PlaybookRun:
             options["workers"] = await self._workers(step, names)
         if step.do in ("restart", "resize"):
             snapshot = await self._snapshot()
-            view = View(snapshots=(snapshot,), goal=Goal(workload=self.profile))
+            view = View(snapshots=(snapshot,), goal=Goal(workload=self._profile))
             ids = ids_of(options.get("workers"), view)
             most = self.playbook.limits.max_unavailable(snapshot, ids)
             options["max_unavailable"] = most
@@ -621,13 +557,7 @@ class PlaybookRun:
         progress: bool | Notify | None,
         timeout: float = TIMEOUT,
     ) -> Report:
-        """Carry out an action of another package, within the guards and the limits.
-
-        Raises
-        ------
-        ClustertuneError
-            The action failed in any way.
-        """
+        """Carry out an action of another package, within the guards and the limits."""
 
         def steps(view: View, _ids: Collection[Id]) -> Iterator[model.Step]:
             proposed = tuple(actions.others()[do].propose(found, view))
@@ -652,13 +582,7 @@ class PlaybookRun:
             raise ClustertuneError(f"the action {do} failed: {text}") from error
 
     async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
-        """Workers that a condition names and that are in the cluster.
-
-        Raises
-        ------
-        RefusedError
-            There are none. An empty list would mean all workers.
-        """
+        """The named workers of the cluster. An empty list would mean all workers."""
         known = {w.id for w in (await self._snapshot()).workers}
         found = [id for id in names if id is not None and id in known]
         if not found:
@@ -673,28 +597,5 @@ class PlaybookRun:
         return snapshot
 
 
-# --- results of steps -----------------------------------------------------------------
-
-
 def _result(step: Step, status: str, **fields: Any) -> StepResult:
     return StepResult(step=str(step), line=step.line, status=status, **fields)
-
-
-def _status(report: Report) -> str:
-    """The status of a step, from its report."""
-    statuses = {s.status for s in report.steps}
-    if report.status == "planned":  # a dry run
-        if "planned" in statuses:
-            return "planned"
-        return "refused" if "refused" in statuses else "fine"
-    return report.status if report.status in ("done", "fine", "left") else "failed"
-
-
-def _failure(report: Report) -> str:
-    undone = [s for s in report.steps if s.status in _UNDONE]
-    texts = [f"{s.summary}: {s.reason}" for s in undone if s.reason]
-    return report.error or "; ".join(texts[:3])
-
-
-def _planned(report: Report) -> str:
-    return "; then ".join(s.summary for s in report.steps if s.status == "planned")

@@ -12,13 +12,36 @@ from clustertune.errors import RefusedError
 from clustertune.operations.playbooks.playbook import (
     Limits,
     PlaybookResult,
+    Step,
     StepResult,
 )
 from clustertune.testing import view, worker
 
 
-def finding(check: str, severity: Severity) -> Finding:
-    return Finding(check=check, severity=severity, message="why")
+def finding(check: str, severity: Severity, *subject: Any) -> Finding:
+    return Finding(check=check, severity=severity, message="why", subject=subject)
+
+
+def test_subjects_of_a_condition() -> None:
+    """Findings that are bad enough count; unknown ones never do."""
+    found = [
+        finding("a", Severity.warning, 1, 2),
+        finding("a", Severity.critical, 3),
+        finding("a", Severity.unknown, 4),
+        finding("b", Severity.critical, 5),
+        finding("c", Severity.info),
+    ]
+
+    def step(check: str, at_least: Severity) -> Step:
+        return Step(line="f:1", when=check, at_least=at_least, do="trim")
+
+    assert step("a", Severity.warning).subjects(found) == {1, 2, 3}
+    assert step("a", Severity.critical).subjects(found) == {3}
+    assert step("c", Severity.info).subjects(found) == {None}
+    assert step("c", Severity.warning).subjects(found) == set()
+    assert step("d", Severity.info).subjects(found) == set()
+    assert step("a", Severity.info).unknown(found) == "why"
+    assert step("b", Severity.info).unknown(found) == ""
 
 
 @pytest.mark.parametrize(

@@ -13,39 +13,13 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.core.model import Finding, Severity
 from clustertune.errors import PlaybookError
 from clustertune.operations.playbooks import library
-from clustertune.operations.playbooks.running import make_run, named, unknown
+from clustertune.operations.playbooks.running import PlaybookRun
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
 HEAD = "version: 1\nname: p\n"
-
-
-def finding(check: str, severity: Severity, *subject: Any) -> Finding:
-    return Finding(check=check, severity=severity, message="why", subject=subject)
-
-
-# --- conditions (pure) ----------------------------------------------------------------
-
-
-def test_what_a_condition_names() -> None:
-    """What is bad enough; what is unknown never is."""
-    found = [
-        finding("a", Severity.warning, 1, 2),
-        finding("a", Severity.critical, 3),
-        finding("a", Severity.unknown, 4),
-        finding("b", Severity.critical, 5),
-        finding("c", Severity.info),
-    ]
-    assert named(found, "a", Severity.warning) == {1, 2, 3}
-    assert named(found, "a", Severity.critical) == {3}
-    assert named(found, "c", Severity.info) == {None}
-    assert named(found, "c", Severity.warning) == set()
-    assert named(found, "d", Severity.info) == set()
-    assert unknown(found, "a") == "why"
-    assert unknown(found, "b") == ""
 
 
 # --- what is shipped, live ------------------------------------------------------------
@@ -255,7 +229,7 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
     """In the middle of a step: it fails, and nothing is begun after it."""
     read = library.read("between-runs")
-    job = make_run(c, read, None, None, None, False, False)
+    job = PlaybookRun(client=c, playbook=read, progress=False)
     await c.close()
     done = await asyncio.wait_for(job.run(), 20)
     assert done.steps[0].status == "failed"

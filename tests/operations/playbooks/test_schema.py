@@ -14,7 +14,7 @@ import clustertune
 from clustertune import checks
 from clustertune.operations import operations
 from clustertune.operations.playbooks import library, schema
-from clustertune.operations.playbooks.schema import ACTIONS, ON_DATA, VALUES
+from clustertune.operations.playbooks.schema import ON_DATA, READERS, own_actions
 
 
 def accepts(data: Any) -> bool:
@@ -111,25 +111,24 @@ def test_bad_playbooks(change: dict[str, Any]) -> None:
 
 def test_it_has_what_editors_complete() -> None:
     """Checks and actions with their arguments."""
-    step = schema.schema()["properties"]["steps"]["items"]
-    assert step["properties"]["do"]["enum"] == list(ACTIONS)
+    definitions = schema.schema()["definitions"]
+    step = definitions["step"]
+    assert step["properties"]["do"]["enum"] == list(own_actions())
     assert step["properties"]["when"]["enum"] == list(checks.available())
-    arguments = {
-        rule["if"]["properties"]["do"]["const"]: rule["then"]["properties"]["with"]
-        for rule in step["allOf"]
-        if "do" in rule["if"].get("properties", {})
-    }
-    assert arguments.keys() == ACTIONS.keys()
-    assert list(arguments["trim"]["properties"]) == ["timeout", "workers"]
+    assert "uneven_rows" in definitions["check"]["enum"]
+    assert list(definitions["actions"]["trim"]["properties"]) == ["timeout", "workers"]
+    rules = {r["if"]["properties"]["do"]["const"] for r in step["allOf"][3:]}
+    assert rules == own_actions().keys()
 
 
 def test_arguments_are_those_of_the_functions() -> None:
     """A playbook takes no key that its function does not, nor one that loses data."""
-    for name, action in ACTIONS.items():
+    for name, options in own_actions().items():
+        keys = set(options["properties"])
         function = clustertune.prepare if name in ON_DATA else getattr(operations, name)
-        assert set(action.keys) <= set(inspect.signature(function).parameters), name
-        assert set(action.keys) <= set(VALUES)
-        assert not {"drop_data", "allow_any_env"} & set(action.keys)
+        assert keys <= set(inspect.signature(function).parameters), name
+        assert keys <= set(READERS)
+        assert not {"drop_data", "allow_any_env"} & keys
 
 
 def test_names_of_checks() -> None:
