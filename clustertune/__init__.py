@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from clustertune.operations.resetting import reset as reset
     from clustertune.operations.saving import load as load
     from clustertune.operations.saving import save as save
-    from clustertune.operations.scheduling.scheduled import Schedule as Schedule
+    from clustertune.operations.scheduling.schedule import Schedule as Schedule
     from clustertune.operations.scheduling.scheduling import (
         schedule_restart as schedule_restart,
     )
@@ -73,7 +73,7 @@ _PUBLIC = {
     "run": "operations.playbooks.running",
     "save": "operations.saving",
     "scale": "operations.operations",
-    "Schedule": "operations.scheduling.scheduled",
+    "Schedule": "operations.scheduling.schedule",
     "schedule_restart": "operations.scheduling.scheduling",
     "schedules": "operations.scheduling.scheduling",
     "size": "operations.sizing",

@@ -81,7 +81,7 @@ COMMANDS = {
     ),
     "schedule": (
         "scheduling",
-        "Restarts that wait for a gap between runs: list them, or cancel one.",
+        "List or cancel restarts that wait for a gap between runs.",
     ),
     "size": (
         "sizing",

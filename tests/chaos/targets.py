@@ -37,7 +37,7 @@ from clustertune.operations.history import histories, record
 from clustertune.operations.history import settings as history
 from clustertune.operations.planfile import StoredPlan
 from clustertune.operations.playbooks import library, schema
-from clustertune.operations.scheduling import conditions, instants
+from clustertune.operations.scheduling import triggers
 from clustertune.planner.fingerprint import Fingerprint
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree
@@ -230,7 +230,7 @@ def _read_config(data: bytes) -> None:
             checks.configured,
             history.configured,
             library.available,
-            lambda: conditions.parse("leak").plain(),  # type: ignore[union-attr]
+            lambda: triggers.parse_condition("leak").plain(),  # type: ignore[union-attr]
         ):
             _tolerant(read, (ValueError, HistoryError))
 
@@ -432,13 +432,13 @@ def _history_words() -> list[str]:
 def _read_cron(data: bytes) -> None:
     text = data.decode(errors="replace")
     cron, _, name = text.partition("|")
-    zone = instants.zone(name or "UTC")
+    zone = triggers.zone(name or "UTC")
     for start in (1_700_000_000.0, 1_743_000_000.0):
-        instants.between(cron, zone, start, start + 3e5)
+        triggers.cron_times(cron, zone, start, start + 3e5)
 
 
 def _read_condition(data: bytes) -> None:
-    found = conditions.parse(data.decode(errors="replace"))
+    found = triggers.parse_condition(data.decode(errors="replace"))
     if found is not None:
         str(found)
         found.plain()

@@ -19,8 +19,8 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.cli import main
 from clustertune.errors import ConnectionLostError, RefusedError
-from clustertune.operations.scheduling import scheduled
-from clustertune.operations.scheduling.scheduled import Attempt, Schedule
+from clustertune.operations.scheduling import schedule
+from clustertune.operations.scheduling.schedule import Attempt, Schedule
 
 NANNIES: dict[str, Any] = {
     "client": True,
@@ -47,15 +47,15 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     made = await clustertune.schedule_restart(other, x, idle_for="300 ms")
     assert made.state == "waiting"
-    assert "is gone when the scheduler is started again" in str(made)
-    assert "not published goes when the client" in str(made)
+    assert "restart is lost if the scheduler itself restarts" in str(made)
+    assert "unpublished data is freed when its client closes" in str(made)
     await other.close()
     before = set(s.workers)
     resident, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]
     past = {"began": 0.0, "ended": 1.0, "floors": row, "peaks": row}
     resident.runs.kept.append(past)
     states = []
-    done = await scheduled.follow(c, made, lambda now: states.append(now.state))
+    done = await schedule.follow(c, made, lambda now: states.append(now.state))
     assert (done.state, states[-1]) == ("done", "done")
     (attempt,) = done.attempts
     assert (attempt.outcome, attempt.restarted, attempt.lost) == ("done", (0,), 0)
@@ -72,7 +72,7 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert "\x1b" not in str(later)
     assert (await later.cancel()).state == "cancelled"
     with pytest.raises(LookupError, match="'nobody'; none waits"):
-        await scheduled.cancel(c, "nobody")
+        await schedule.cancel(c, "nobody")
     last = (await clustertune.schedules(c))[-1]
     assert (last.id, last.ended) == (later.id, True)
     checked = await clustertune.schedule_restart(
@@ -82,7 +82,7 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert abs(resident.findings["time"] - time()) < 60
     await s.plugins["clustertune"].close()  # as if the scheduler were another one
     with pytest.raises(ConnectionLostError, match="does not outlive its scheduler"):
-        await scheduled.follow(c, made, print)
+        await schedule.follow(c, made, print)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
@@ -111,7 +111,7 @@ async def test_what_it_must_be(c: Any, s: Any, *workers: Any) -> None:
         with pytest.raises(error, match=text):
             clustertune.schedule_restart(c, **given)
     assert "clustertune" not in s.plugins
-    with pytest.raises(ValueError, match="says no instant before"):
+    with pytest.raises(ValueError, match="has no time before the restart expires"):
         await clustertune.schedule_restart(c, cron=FEBRUARY_29, expires="1h")
     assert s.plugins["clustertune"].list_schedules()["schedules"] == []
 
@@ -223,7 +223,7 @@ def test_options_that_do_not_go_together(arguments: Any, text: str) -> None:
 def test_from_the_shell(local_cluster: Any, monkeypatch: Any) -> None:
     """Planned, scheduled, listed, cancelled; bad input is one line."""
     # a restart starts a process, and may end within the second between two looks
-    monkeypatch.setattr(scheduled, "LOOK", 0.02)
+    monkeypatch.setattr(schedule, "POLL_INTERVAL", 0.02)
     cluster, _ = local_cluster(1)
     where = cluster.scheduler_address
     later = ("restart", "--between-runs")

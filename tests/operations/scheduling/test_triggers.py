@@ -1,4 +1,4 @@
-"""Instants of cron expressions: epoch seconds, right when clocks change."""
+"""Triggers of scheduled restarts: cron times and conditions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import itertools
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import dask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.operations.scheduling import instants
+from clustertune.core.model import Severity
+from clustertune.operations.scheduling import triggers
+from clustertune.operations.scheduling.triggers import Condition, parse_condition
+from clustertune.remote.conditions import RANKS
+from clustertune.testing import worker
 
 BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 86400.0
@@ -35,7 +40,7 @@ def epoch(text: str, tz: ZoneInfo = BERLIN, fold: int = 0) -> float:
 def test_when_clocks_change(cron: str, day: str, expected: list[str]) -> None:
     """Once a day means once, and at a time that there is."""
     start = epoch(f"{day} 00:00")
-    found = instants.between(cron, BERLIN, start, start + 20 * 3600)
+    found = triggers.cron_times(cron, BERLIN, start, start + 20 * 3600)
     assert found == tuple(map(epoch, expected))
 
 
@@ -44,7 +49,7 @@ def test_every_hour_goes_by_the_time_that_passes(day: str, hours: int) -> None:
     """A day of 23 hours has 23, one of 25 has 25, each an hour after the other."""
     start = epoch(f"{day} 00:00")
     end = epoch(f"{datetime.fromisoformat(day).date() + timedelta(days=1)} 00:00")
-    found = instants.between("0 * * * *", BERLIN, start, end)
+    found = triggers.cron_times("0 * * * *", BERLIN, start, end)
     assert len(found) == hours
     assert {b - a for a, b in itertools.pairwise(found)} == {3600.0}
 
@@ -68,7 +73,7 @@ def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> N
     """At the time that was said, but where clocks were put forward over it."""
     tz = ZoneInfo(name)
     end = start + 5 * DAY
-    found = instants.between(f"{minute} {hour} * * *", tz, start, end)
+    found = triggers.cron_times(f"{minute} {hour} * * *", tz, start, end)
     assert 4 <= len(found) <= 6
     assert all(start < t <= end for t in found)
     assert list(found) == sorted(set(found))
@@ -83,7 +88,7 @@ def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> N
 def test_none_before_the_end() -> None:
     """Empty, and not an error: the caller knows what it means."""
     start = epoch("2026-06-01 04:00")
-    assert instants.between("0 3 * * *", BERLIN, start, start + 3600) == ()
+    assert triggers.cron_times("0 3 * * *", BERLIN, start, start + 3600) == ()
 
 
 @pytest.mark.parametrize(
@@ -102,41 +107,107 @@ def test_none_before_the_end() -> None:
 def test_what_is_no_expression(cron: object, text: str) -> None:
     """Says what it must be like."""
     with pytest.raises(ValueError, match=text) as caught:
-        instants.between(cron, BERLIN, 0, DAY)  # type: ignore[arg-type]
+        triggers.cron_times(cron, BERLIN, 0, DAY)  # type: ignore[arg-type]
     assert '"0 3 * * *"' in str(caught.value)
 
 
 def test_too_many() -> None:
     """Every minute of a year is not sent to a scheduler."""
-    with pytest.raises(ValueError, match="more than 10,000 instants"):
-        instants.between("* * * * *", BERLIN, 0, 365 * DAY)
+    with pytest.raises(ValueError, match="has more than 10,000 times"):
+        triggers.cron_times("* * * * *", BERLIN, 0, 365 * DAY)
 
 
 @pytest.mark.parametrize("name", ["Mars/Sea", "../etc/passwd", "Europe", "", "a\0b", 3])
 def test_what_is_no_time_zone(name: object) -> None:
     """However it fails below."""
     with pytest.raises(ValueError, match="is no time zone"):
-        instants.zone(name)  # type: ignore[arg-type]
+        triggers.zone(name)  # type: ignore[arg-type]
 
 
 def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     """TZ, else what the system has; daylight saving and all; else UTC."""
     monkeypatch.setenv("TZ", ":Europe/Berlin")
-    assert instants.zone(None) == BERLIN
+    assert triggers.zone(None) == BERLIN
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0")
     with pytest.raises(ValueError, match="the variable TZ='CET-1CEST"):
-        instants.zone(None)
+        triggers.zone(None)
     monkeypatch.delenv("TZ")
-    monkeypatch.setattr(instants, "LOCAL", tmp_path / "none")
-    assert str(instants.zone(None)) == "UTC"
+    monkeypatch.setattr(triggers, "LOCALTIME", tmp_path / "none")
+    assert str(triggers.zone(None)) == "UTC"
     monkeypatch.undo()
     assert (
-        instants.text(epoch("2026-07-01 12:00"), BERLIN) == "2026-07-01 12:00:00 CEST"
+        triggers.time_text(epoch("2026-07-01 12:00"), BERLIN)
+        == "2026-07-01 12:00:00 CEST"
     )
 
 
 def test_without_data_of_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says what to install."""
-    monkeypatch.setattr(instants, "available_timezones", set)
+    monkeypatch.setattr(triggers, "available_timezones", set)
     with pytest.raises(ValueError, match="install the package tzdata"):
-        instants.zone("Mars/Sea")
+        triggers.zone("Mars/Sea")
+
+
+# --- conditions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "condition", "shown"),
+    [
+        ("leak", Condition(kind="leak"), "leak"),
+        ("memory", Condition(kind="memory"), "memory:warning"),
+        (
+            "memory:critical",
+            Condition(kind="memory", severity=Severity.critical),
+            "memory:critical",
+        ),
+        (
+            "thread_pools:info",
+            Condition(kind="check", check="thread_pools", severity=Severity.info),
+            "thread_pools:info",
+        ),
+    ],
+)
+def test_what_can_be_meant(text: str, condition: Condition, shown: str) -> None:
+    """Without a severity a warning is enough."""
+    assert parse_condition(text) == condition
+    assert str(condition) == shown
+    assert condition.plain()["text"] == shown
+
+
+def test_none() -> None:
+    """Is none."""
+    assert parse_condition(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("leaks", "did you mean leak"),
+        ("uneven_row:critical", "did you mean uneven_rows"),
+        ("memory:fatal", "'fatal' is no severity; allowed are info, warning, critical"),
+        ("memory:", "'' is no severity"),
+        ("memory:unknown", "'unknown' is no severity"),
+        ("memory:info", "memory is warning .spills. or critical .pauses."),
+        ("leak:critical", "leak has no severity"),
+        ("", "there is no check ''"),
+        (3, "there is no check '3'"),
+    ],
+)
+def test_what_cannot(text: object, message: str) -> None:
+    """Says what is allowed, and what may be meant."""
+    with pytest.raises(ValueError, match=message):
+        parse_condition(text)
+
+
+def test_how_much_growth_counts() -> None:
+    """As the check has it set."""
+    with dask.config.set({"clustertune.checks.memory_growth.least": 0.25}):
+        assert Condition(kind="leak").plain()["least"] == 0.25
+    assert Condition(kind="leak").plain()["least"] == 0.01
+
+
+def test_what_the_scheduler_is_told() -> None:
+    """Thresholds that are known; and it ranks severities as the model does."""
+    assert triggers.thresholds([worker(0)]) == {0: {"spill": 0.7, "pause": 0.8}}
+    assert {s.name: int(s) for s in Severity if s is not Severity.unknown} == RANKS
