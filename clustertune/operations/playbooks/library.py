@@ -265,10 +265,10 @@ def parse(text: str | bytes, source: str) -> Document:
         raise PlaybookError(
             f"{source}: has {len(text):,} bytes; at most {MAX_BYTES:,} are read"
         )
+    reader = _Reader(source)
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
-        reader = _Reader(source)
-        document = reader.document(decoded)
+        data = reader.read(decoded)
     except UnicodeDecodeError as error:
         raise PlaybookError(f"{source}: is not UTF-8 text: {error}") from error
     except YAMLError as error:
@@ -277,9 +277,11 @@ def parse(text: str | bytes, source: str) -> Document:
     except (ValueError, OverflowError) as error:
         shown = printable(str(error), longest=MAX_LINE)
         raise PlaybookError(f"{source}: cannot be read: {shown}") from error
+    if not reader.places:
+        raise PlaybookError(f"{source}: is empty")
     if reader.problems:
         raise PlaybookError("\n".join(reader.problems))
-    return document
+    return Document(data, reader.places)
 
 
 def _yaml_problem(source: str, error: YAMLError) -> str:
@@ -326,11 +328,9 @@ class _Reader:
         self.yaml = YAML(typ="safe", pure=True)
         self.yaml.Composer = _Composer
 
-    def document(self, text: str) -> Document:
+    def read(self, text: str) -> Any:
         root = self.yaml.compose(text)
-        if root is None:
-            raise PlaybookError(f"{self.source}: is empty")
-        return Document(self._plain(root, (), 1), self.places)
+        return None if root is None else self._plain(root, (), 1)
 
     def _plain(self, node: Any, path: schema.Path, line: int) -> Any:
         self.places[path] = Place(line, f"{self.source}:{line}")

@@ -189,27 +189,29 @@ def problems(data: Any) -> list[tuple[Path, str]]:
     """List the paths of bad values, and messages. A valid playbook has none."""
     found: dict[Any, tuple[Path, str]] = {}
     for error in Draft7Validator(schema()).iter_errors(data):
-        for path, text in _explained(error, data):
-            # several rules may refuse the same value
-            found.setdefault(path if path[-1:] in _ENDS else (path, text), (path, text))
+        path = _field(tuple(error.absolute_path))
+        if path in found:
+            continue  # its reader has explained it
+        for where, text in _explained(error, path, data):
+            key = where if _is_value(where) else (where, text)
+            found.setdefault(key, (where, text))
         if error.validator == "maxItems":
             return list(found.values())  # every further step may have errors, too
     refused = {path for path, _ in found.values()}
-    for path in fields(data):
-        if path not in refused and path[-1:] in _ENDS:
-            try:
-                read(str(path[-1]), _at(data, path))
-            except ValueError as error:
-                found[path] = path, str(error)
+    for path in filter(_is_value, fields(data)):
+        if path not in refused and (text := _reader_error(data, path)):
+            found[path] = path, text
     return list(found.values())
 
 
-_ENDS = {(key,) for key in READERS}
+def _is_value(path: Path) -> bool:
+    return bool(path) and path[-1] in READERS
 
 
-def _explained(error: ValidationError, data: Any) -> Iterator[tuple[Path, str]]:
+def _explained(
+    error: ValidationError, path: Path, data: Any
+) -> Iterator[tuple[Path, str]]:
     rule: Any = error.schema
-    path = _field(tuple(error.absolute_path))
     key = str(path[-1]) if path else ""
     if error.validator == "additionalProperties":
         known = rule["properties"]
@@ -225,7 +227,10 @@ def _explained(error: ValidationError, data: Any) -> Iterator[tuple[Path, str]]:
             if name not in error.instance:
                 yield path, f"the key {name!r} is missing"
     elif key in READERS:
-        yield path, _unreadable(key, _at(data, path), rule)
+        # the schema is stricter about text: Dask reads "s" as 1 s
+        like = ", ".join(map(str, rule.get("examples", ())))
+        text = f"must begin with a number, like {like}"
+        yield path, _reader_error(data, path) or text
     else:
         yield path, _misfit(key, error.instance, rule)
 
@@ -237,20 +242,15 @@ def _field(path: Path) -> Path:
     return path[: 2 if path[:1] == ("limits",) else 1]
 
 
-def _at(data: Any, path: Path) -> Any:
+def _reader_error(data: Any, path: Path) -> str:
+    """The message of the reader of a value; empty if it is good."""
     for part in path:
         data = data[part]
-    return data
-
-
-def _unreadable(key: str, value: Any, rule: Mapping[str, Any]) -> str:
-    """The message of the reader, or of the schema, which is stricter about text."""
     try:
-        read(key, value)
+        read(str(path[-1]), data)
     except ValueError as error:
         return str(error)
-    like = ", ".join(map(str, rule.get("examples", ())))
-    return f"{key}={value!r} must begin with a number, like {like}"
+    return ""
 
 
 def _misfit(key: str, value: Any, rule: Mapping[str, Any]) -> str:

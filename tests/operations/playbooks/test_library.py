@@ -1,4 +1,4 @@
-"""Playbooks as they are read: what they say, and what is wrong with them (pure)."""
+"""Reading playbooks: files, values, and the messages for mistakes (pure)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import dask
@@ -42,7 +43,7 @@ on_failure: stop
 
 
 def wrong(text: str | bytes, **values: str) -> list[str]:
-    """What is said of a text that is no playbook, by line."""
+    """The message for a bad playbook, by line."""
     named = {key.replace("__", "."): value for key, value in values.items()}
     with pytest.raises(PlaybookError) as error:
         load(text, "p.yaml", named)
@@ -54,11 +55,11 @@ def with_step(step: str) -> str:
     return f"version: 1\nname: p\nsteps:\n  - {step}\n"
 
 
-# --- what is right --------------------------------------------------------------------
+# --- good playbooks -------------------------------------------------------------------
 
 
 def test_an_example() -> None:
-    """All that the language has, in plain units."""
+    """Every key of the language."""
     read = load(EXAMPLE, "p.yaml")
     look, trim, restart = read.steps
     assert look.check == ("memory", "workers")
@@ -80,8 +81,8 @@ def test_an_example() -> None:
     assert read.acts
 
 
-def test_little_is_needed() -> None:
-    """The rest has defaults."""
+def test_defaults() -> None:
+    """Only a few keys are required."""
     read = load(with_step("check: all"), "p.yaml")
     assert read.limits == playbook.Limits()
     assert not read.acts
@@ -101,7 +102,7 @@ def test_little_is_needed() -> None:
     ],
 )
 def test_values_are_set(key: str, value: str, found: Any) -> None:
-    """By path, or by its end; read as they would be in the file."""
+    """By path, or by its end; with the same readers as in a file."""
     read = load(EXAMPLE, "p.yaml", {key: value})
     there = {
         "holds": read.steps[1].holds,
@@ -115,14 +116,14 @@ def test_values_are_set(key: str, value: str, found: Any) -> None:
 
 
 def test_limits_are_set_where_there_are_none() -> None:
-    """They have defaults, which a value takes the place of."""
+    """A value replaces the default."""
     read = load(with_step("check: all"), "p.yaml", {"minimum_workers": "3"})
     assert read.limits.minimum_workers == 3
 
 
 @pytest.mark.parametrize("name", library.available())
-def test_what_is_shipped(name: str) -> None:
-    """Each is right, called as its file, and says what it does."""
+def test_shipped_playbooks(name: str) -> None:
+    """Each is valid, has the name of its file, and a description."""
     read = library.read(name)
     assert read.name == name
     assert len(read.description) > 20
@@ -138,11 +139,11 @@ def test_variables_that_run_code() -> None:
     assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
 
 
-# --- what is wrong --------------------------------------------------------------------
+# --- bad playbooks --------------------------------------------------------------------
 
 
-def test_all_mistakes_are_said() -> None:
-    """Each with its line, what is allowed and what is close."""
+def test_all_mistakes_are_reported() -> None:
+    """Each with its line, the allowed values and a close match."""
     text = EXAMPLE.replace("do: restart", "do: restrat").replace("1m", "soon")
     first, second, third = wrong(text.replace("on_failure: stop", "on_fail: stop"))
     assert first == (
@@ -175,6 +176,7 @@ def test_all_mistakes_are_said() -> None:
         ("{do: trim, with: {timeout: .inf}}", "'.inf' cannot be used as a number"),
         (f"{{do: trim, with: {{timeout: {'9' * 320}s}}}}", "must be a duration"),
         ("{do: trim, with: {timeout: -3}}", "must be a duration"),
+        ("{do: trim, with: {timeout: .5s}}", "must begin with a number, like 30s"),
         ("{do: trim, with: {timeout: }}", "timeout has no value"),
         ("{do: trim, with: 3}", "must be a mapping, with keys among timeout, workers"),
         ("{do: restart, with: {drop_data: true}}", "unknown key 'drop_data'"),
@@ -208,15 +210,15 @@ def test_all_mistakes_are_said() -> None:
         ("{do: '\\\x1b[31m'}", "special characters are not allowed"),
     ],
 )
-def test_steps_that_are_wrong(step: str, text: str) -> None:
-    """On the line where they are."""
+def test_bad_steps(step: str, text: str) -> None:
+    """The message has the line of the mistake."""
     (line,) = wrong(with_step(step))
     assert text in line
     assert line.startswith(("p.yaml:4: ", "p.yaml: "))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "p.yaml: is empty"),
         ("- a\n", "p.yaml:1: must be a mapping"),
@@ -241,14 +243,24 @@ def test_steps_that_are_wrong(step: str, text: str) -> None:
         ),
     ],
 )
-def test_files_that_are_wrong(text: str | bytes, said: str) -> None:
-    """Are said to be, in a line."""
+def test_bad_files(text: str | bytes, message: str) -> None:
+    """One line explains the mistake."""
     (line,) = wrong(text)
-    assert said in line
+    assert message in line
+    assert line.count("p.yaml") == 1
+
+
+def test_many_mistakes_take_little_time() -> None:
+    """A value with many errors is explained once."""
+    begin = process_time()
+    step = "{do: release, with: {prefixes: [" + "1," * 30_000 + "]}}"
+    (line,) = wrong(with_step(step))
+    assert "steps[0].with.prefixes: prefixes=[1, 1," in line
+    assert process_time() - begin < 20
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("n_workers", "3", "'n_workers' is not in this playbook; choose from: limits."),
         ("timeuot", "3", "(did you mean timeout?)"),
@@ -259,14 +271,14 @@ def test_files_that_are_wrong(text: str | bytes, said: str) -> None:
         ("timeout", "{a: 1}", "--set timeout={a: 1}: steps[2].with.timeout: timeout={"),
     ],
 )
-def test_values_that_are_wrong(key: str, value: str, said: str) -> None:
-    """Are said to come from there, and not from a line of the file."""
+def test_bad_values(key: str, value: str, message: str) -> None:
+    """The message names the command line instead of a line of the file."""
     (line,) = wrong(EXAMPLE, **{key: value})
-    assert said in line
+    assert message in line
 
 
-def test_what_is_shown_cannot_act_on_a_terminal() -> None:
-    """A playbook may be somebody else's."""
+def test_messages_are_escaped() -> None:
+    """A playbook may come from another user."""
     (line,) = wrong(with_step('{do: "\\e[31m", when: memory_growth}'))
     assert "\x1b" not in line
     (line,) = wrong(with_step('{"\\e[2J": 1, do: trim}'))
@@ -276,8 +288,8 @@ def test_what_is_shown_cannot_act_on_a_terminal() -> None:
 # --- files ----------------------------------------------------------------------------
 
 
-def test_ones_own_are_found(tmp_path: Path) -> None:
-    """In the folder that is configured; of the same name they come first."""
+def test_own_playbooks(tmp_path: Path) -> None:
+    """The configured folder overrides shipped playbooks with the same name."""
     own = tmp_path / "observe.yaml"
     own.write_text(with_step("check: memory"))
     (tmp_path / "odd.yaml").write_text("a: [")
@@ -292,8 +304,8 @@ def test_ones_own_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/no/such/folder", 3, __file__])
-def test_a_folder_that_is_none(folder: Any) -> None:
-    """Is said to be, rather than passed over."""
+def test_a_bad_folder(folder: Any) -> None:
+    """A wrong setting is an error."""
     own = dask.config.set({"clustertune.playbooks": folder})
     with own, pytest.raises(ValueError, match="must be a folder"):
         library.available()
@@ -309,8 +321,8 @@ def test_a_folder_that_is_none(folder: Any) -> None:
         ("a\0.yaml", "cannot be read: embedded null"),
     ],
 )
-def test_a_playbook_that_is_not_there(which: str, text: str) -> None:
-    """Says what there is, or why it cannot be read."""
+def test_unknown_playbooks(which: str, text: str) -> None:
+    """The message has the known playbooks, or the reason."""
     with pytest.raises(ValueError, match=text):
         library.read(which)
 
@@ -348,7 +360,7 @@ def test_the_wheel_has_them(tmp_path: Path) -> None:
     }
 
 
-# --- whatever is written --------------------------------------------------------------
+# --- random text ----------------------------------------------------------------------
 
 _words = st.sampled_from(
     [
@@ -405,7 +417,7 @@ _playbooks = st.fixed_dictionaries(
 
 
 def try_it(text: str | bytes, values: dict[str, str] | None = None) -> bool:
-    """Whether it is a playbook; whatever else is raised fails the test."""
+    """Whether it is a playbook; any error but PlaybookError fails the test."""
     try:
         read = load(text, "p.yaml", values)
     except PlaybookError as error:
@@ -420,7 +432,7 @@ def try_it(text: str | bytes, values: dict[str, str] | None = None) -> bool:
 @settings(max_examples=400, deadline=None, database=None)
 @given(_playbooks)
 def test_structures(data: Any) -> None:
-    """Whatever stands where something else should: a playbook, or what is wrong."""
+    """Values of wrong types are refused."""
     try_it(yaml.safe_dump(data, sort_keys=False))
 
 
@@ -440,7 +452,7 @@ def test_structures(data: Any) -> None:
     )
 )
 def test_mutations(changes: list[tuple[int, int, bytes]]) -> None:
-    """Bytes that are others, gone or more."""
+    """Changed, missing and additional bytes."""
     text = EXAMPLE.encode()
     for at, gone, more in changes:
         text = text[:at] + more + text[at + gone :]
@@ -450,7 +462,7 @@ def test_mutations(changes: list[tuple[int, int, bytes]]) -> None:
 @settings(max_examples=200, deadline=None, database=None)
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=60)))
 def test_noise(text: str | bytes) -> None:
-    """No text at all."""
+    """Random bytes and texts."""
     try_it(text)
 
 
@@ -462,7 +474,7 @@ def test_noise(text: str | bytes) -> None:
     st.text(max_size=12),
 )
 def test_values(key: str, value: str) -> None:
-    """Of the command line."""
+    """Random values from the command line."""
     try_it(EXAMPLE, {key: value})
 
 

@@ -57,8 +57,8 @@ def test_subjects_of_a_condition() -> None:
         ({"minimum_workers": 9}, {0}, None),
     ],
 )
-def test_how_many_may_be_away(limits: Any, ids: Any, found: int | None) -> None:
-    """Never so many that fewer run than must."""
+def test_max_unavailable(limits: Any, ids: Any, found: int | None) -> None:
+    """At least ``minimum_workers`` go on running."""
     workers = [worker(0), worker(1), worker(2), worker(3, status="paused")]
     bounds, now = Limits(**limits), view(workers).now
     if found is None:
@@ -86,14 +86,16 @@ def result(*statuses: str, **what: Any) -> PlaybookResult:
         (("planned", "skipped"), "planned", 0),
     ],
 )
-def test_how_it_ended(statuses: tuple[str, ...], status: str, code: int) -> None:
-    """As the exit codes of all commands say."""
+def test_status_and_exit_code(
+    statuses: tuple[str, ...], status: str, code: int
+) -> None:
+    """The exit codes are those of all commands."""
     assert result(*statuses).status == status
     assert result(*statuses).exit_status() == code
 
 
-def test_findings_at_the_end_count() -> None:
-    """Those of the last step that looked for them."""
+def test_last_findings_count() -> None:
+    """The last step that ran a check decides."""
 
     def looked(severity: Severity | None) -> StepResult:
         found = () if severity is None else (finding("a", severity),)
@@ -115,8 +117,8 @@ def test_findings_at_the_end_count() -> None:
     assert code(bad, StepResult(step="trim", line="f:2", status="planned")) == 0
 
 
-def test_what_is_shown() -> None:
-    """Untrusted text cannot act, on a terminal or on a page."""
+def test_results_are_escaped() -> None:
+    """Untrusted text is harmless on a terminal and on a page."""
     odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
     step = StepResult(
         step="check a", line="f:1", status="looked", checks=("a",), found=(odd,)

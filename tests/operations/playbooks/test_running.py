@@ -1,4 +1,4 @@
-"""Playbooks on live clusters: what is shipped, conditions, limits, failures."""
+"""Playbooks on live clusters: shipped playbooks, conditions, limits, failures."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TWO = [("127.0.0.1", 1)] * 2
 HEAD = "version: 1\nname: p\n"
 
 
-# --- what is shipped, live ------------------------------------------------------------
+# --- shipped playbooks ----------------------------------------------------------------
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Data is loaded, cut and placed; a dry run does none of it; then it is let go."""
+    """They load, rechunk, place and release data; a dry run changes nothing."""
     X = da.random.default_rng(0).random((1200, 4), chunks=(400, 4))
     y = da.random.default_rng(1).random(1200, chunks=500)
     expected = X.compute(scheduler="sync")
@@ -65,7 +65,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_observe(c: Any, s: Any, a: Any, b: Any) -> None:
-    """It changes nothing, and sees the data that is given."""
+    """It changes nothing, and checks the given data."""
     X = da.ones((80, 2), chunks=(10, 2))
     seen = await clustertune.run(c, "observe", X)
     assert seen.status == "fine"
@@ -139,26 +139,26 @@ async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> 
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_does_not_last(
+async def test_a_condition_that_ends(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Any
 ) -> None:
-    """Is no reason to do anything; what lasts is."""
+    """The step is skipped if the condition does not last."""
     file = tmp_path / "p.yaml"
     step = "steps: [{when: paused_workers, at_least: critical, holds: 2s, do: trim}]"
     file.write_text(HEAD + step)
     a.memory_manager.memory_pause_fraction = 1e-9
     a.status = Status.paused
-    told: list[str] = []
+    shown: list[str] = []
 
-    def mend(text: str, _fraction: float | None) -> None:
+    def resume(text: str, _fraction: float | None) -> None:
         if "waiting whether" in text and a.status == Status.paused:
-            told.append(text)
+            shown.append(text)
             a.memory_manager.memory_pause_fraction = False
             a.status = Status.running
 
     await soon(lambda: s.workers[a.address].status == Status.paused)
-    done = await clustertune.run(c, file, progress=mend)
-    assert told
+    done = await clustertune.run(c, file, progress=resume)
+    assert shown
     assert done.steps[0].status == "skipped"
     assert done.steps[0].reason == ("paused_workers was critical, but not for 2 s")
     plan = await clustertune.run(c, file, dry_run=True)
@@ -169,7 +169,7 @@ async def test_what_does_not_last(
 async def test_a_condition_of_data(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Any
 ) -> None:
-    """Is watched by diagnoses, as a look at the cluster does not show it."""
+    """Diagnoses evaluate it, because snapshots do not show it."""
     file = tmp_path / "p.yaml"
     file.write_text(
         HEAD
@@ -200,8 +200,8 @@ steps:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
-    """Is said of its step; the others are not begun, or are done all the same."""
+async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
+    """A failure ends the playbook, or not, as on_failure has it."""
     file = tmp_path / "p.yaml"
     file.write_text(HEAD + FAILING)
     X = c.persist(da.ones((80, 2), chunks=(10, 2)))
@@ -227,7 +227,7 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
-    """In the middle of a step: it fails, and nothing is begun after it."""
+    """The step fails, and no other step begins."""
     read = library.read("between-runs")
     job = PlaybookRun(client=c, playbook=read, progress=False)
     await c.close()
@@ -238,10 +238,8 @@ async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_is_refused_before_anything(
-    c: Any, s: Any, a: Any, b: Any, tmp_path: Any
-) -> None:
-    """By whoever calls it wrongly."""
+async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
+    """Wrong arguments raise errors before any step."""
     with pytest.raises(ValueError, match="is to persist, rechunk, rebalance, and no"):
         await clustertune.run(c, "before-training")
     with pytest.raises(TypeError, match="X is None but other data is given"):

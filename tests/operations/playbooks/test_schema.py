@@ -109,7 +109,7 @@ def test_bad_playbooks(change: dict[str, Any]) -> None:
     assert not accepts(good | change)
 
 
-def test_it_has_what_editors_complete() -> None:
+def test_names_for_completion() -> None:
     """Checks and actions with their arguments."""
     definitions = schema.schema()["definitions"]
     step = definitions["step"]
@@ -121,8 +121,8 @@ def test_it_has_what_editors_complete() -> None:
     assert rules == own_actions().keys()
 
 
-def test_arguments_are_those_of_the_functions() -> None:
-    """A playbook takes no key that its function does not, nor one that loses data."""
+def test_arguments_of_actions() -> None:
+    """Each is an argument of the function, and none loses data."""
     for name, options in own_actions().items():
         keys = set(options["properties"])
         function = clustertune.prepare if name in ON_DATA else getattr(operations, name)

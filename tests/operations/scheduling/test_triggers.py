@@ -38,15 +38,15 @@ def epoch(text: str, tz: ZoneInfo = BERLIN, fold: int = 0) -> float:
     ],
 )
 def test_when_clocks_change(cron: str, day: str, expected: list[str]) -> None:
-    """Once a day means once, and at a time that there is."""
+    """Once a day means once, at an existing time."""
     start = epoch(f"{day} 00:00")
     found = triggers.cron_times(cron, BERLIN, start, start + 20 * 3600)
     assert found == tuple(map(epoch, expected))
 
 
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25)])
-def test_every_hour_goes_by_the_time_that_passes(day: str, hours: int) -> None:
-    """A day of 23 hours has 23, one of 25 has 25, each an hour after the other."""
+def test_every_hour_follows_elapsed_time(day: str, hours: int) -> None:
+    """A day of 23 hours has 23 times, one of 25 hours has 25, one hour apart."""
     start = epoch(f"{day} 00:00")
     end = epoch(f"{datetime.fromisoformat(day).date() + timedelta(days=1)} 00:00")
     found = triggers.cron_times("0 * * * *", BERLIN, start, end)
@@ -70,7 +70,7 @@ ZONES = (
     name=st.sampled_from(ZONES),
 )
 def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> None:
-    """At the time that was said, but where clocks were put forward over it."""
+    """At the given time, unless clocks skip it."""
     tz = ZoneInfo(name)
     end = start + 5 * DAY
     found = triggers.cron_times(f"{minute} {hour} * * *", tz, start, end)
@@ -86,7 +86,7 @@ def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> N
 
 
 def test_none_before_the_end() -> None:
-    """Empty, and not an error: the caller knows what it means."""
+    """Empty, and not an error."""
     start = epoch("2026-06-01 04:00")
     assert triggers.cron_times("0 3 * * *", BERLIN, start, start + 3600) == ()
 
@@ -104,28 +104,28 @@ def test_none_before_the_end() -> None:
         ("@daily", "five fields"),
     ],
 )
-def test_what_is_no_expression(cron: object, text: str) -> None:
-    """Says what it must be like."""
+def test_bad_expressions(cron: object, text: str) -> None:
+    """The message has an example."""
     with pytest.raises(ValueError, match=text) as caught:
         triggers.cron_times(cron, BERLIN, 0, DAY)  # type: ignore[arg-type]
     assert '"0 3 * * *"' in str(caught.value)
 
 
 def test_too_many() -> None:
-    """Every minute of a year is not sent to a scheduler."""
+    """The number of times is limited."""
     with pytest.raises(ValueError, match="has more than 10,000 times"):
         triggers.cron_times("* * * * *", BERLIN, 0, 365 * DAY)
 
 
 @pytest.mark.parametrize("name", ["Mars/Sea", "../etc/passwd", "Europe", "", "a\0b", 3])
-def test_what_is_no_time_zone(name: object) -> None:
-    """However it fails below."""
+def test_bad_time_zones(name: object) -> None:
+    """Any failure of zoneinfo is a ValueError."""
     with pytest.raises(ValueError, match="is no time zone"):
         triggers.zone(name)  # type: ignore[arg-type]
 
 
 def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """TZ, else what the system has; daylight saving and all; else UTC."""
+    """TZ, else the setting of the system, else UTC."""
     monkeypatch.setenv("TZ", ":Europe/Berlin")
     assert triggers.zone(None) == BERLIN
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0")
@@ -141,8 +141,8 @@ def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
     )
 
 
-def test_without_data_of_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Says what to install."""
+def test_without_a_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the package to install."""
     monkeypatch.setattr(triggers, "available_timezones", set)
     with pytest.raises(ValueError, match="install the package tzdata"):
         triggers.zone("Mars/Sea")
@@ -168,15 +168,15 @@ def test_without_data_of_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_can_be_meant(text: str, condition: Condition, shown: str) -> None:
-    """Without a severity a warning is enough."""
+def test_good_conditions(text: str, condition: Condition, shown: str) -> None:
+    """The default severity is warning."""
     assert parse_condition(text) == condition
     assert str(condition) == shown
     assert condition.plain()["text"] == shown
 
 
-def test_none() -> None:
-    """Is none."""
+def test_no_condition() -> None:
+    """None means no condition."""
     assert parse_condition(None) is None
 
 
@@ -194,20 +194,20 @@ def test_none() -> None:
         (3, "there is no check '3'"),
     ],
 )
-def test_what_cannot(text: object, message: str) -> None:
-    """Says what is allowed, and what may be meant."""
+def test_bad_conditions(text: object, message: str) -> None:
+    """The message has the allowed values, and a close match."""
     with pytest.raises(ValueError, match=message):
         parse_condition(text)
 
 
-def test_how_much_growth_counts() -> None:
-    """As the check has it set."""
+def test_growth_of_a_leak() -> None:
+    """The threshold is the setting of the check."""
     with dask.config.set({"clustertune.checks.memory_growth.least": 0.25}):
         assert Condition(kind="leak").plain()["least"] == 0.25
     assert Condition(kind="leak").plain()["least"] == 0.01
 
 
-def test_what_the_scheduler_is_told() -> None:
-    """Thresholds that are known; and it ranks severities as the model does."""
+def test_values_for_the_scheduler() -> None:
+    """Known thresholds; and the scheduler has the same ranks of severities."""
     assert triggers.thresholds([worker(0)]) == {0: {"spill": 0.7, "pause": 0.8}}
     assert {s.name: int(s) for s in Severity if s is not Severity.unknown} == RANKS
