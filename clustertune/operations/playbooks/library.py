@@ -38,37 +38,6 @@ _SCALARS = frozenset(f"{_TAG}{x}" for x in ("str", "int", "float", "bool", "null
 # --- find files -----------------------------------------------------------------------
 
 
-def folders() -> tuple[Path, ...]:
-    """List the folders of playbooks: the user's, if one is configured, and ours.
-
-    Raises
-    ------
-    ValueError
-        ``clustertune.playbooks`` is not a folder.
-    """
-    settings.refuse_unknown(checks.all_settings())
-    own = dask.config.get("clustertune.playbooks", None)
-    if own is None:
-        return (_shipped(),)
-    try:
-        folder = Path(own).expanduser() if isinstance(own, str) else None
-        exists = folder is not None and folder.is_dir()
-    except (OSError, RuntimeError):  # the name is too long, or has an unknown user
-        exists = False
-    if folder is None or not exists:
-        raise ValueError(
-            f"clustertune.playbooks={own!r} in Dask's configuration must be a folder"
-        )
-    return folder, _shipped()
-
-
-def _shipped() -> Path:
-    """The wheel has the folder inside the package, a checkout next to it."""
-    package = Path(__file__).parents[2]
-    inside = package / "playbooks"
-    return inside if inside.is_dir() else package.parent / "playbooks"
-
-
 def available() -> Mapping[str, Path]:
     """Map names of playbooks to files. The user's own override shipped ones.
 
@@ -77,14 +46,35 @@ def available() -> Mapping[str, Path]:
     ValueError
         ``clustertune.playbooks`` is not a readable folder.
     """
+    settings.refuse_unknown(checks.all_settings())
+    own = dask.config.get("clustertune.playbooks", None)
+    folders = [_shipped()] if own is None else [_shipped(), _own_folder(own)]
     found: dict[str, Path] = {}
-    for folder in reversed(folders()):
+    for folder in folders:
         try:
             files = list(folder.iterdir())
         except OSError as error:
             raise ValueError(f"playbooks cannot be listed: {error}") from error
         found |= {p.stem: p for p in files if p.suffix in (".yaml", ".yml")}
     return dict(sorted(found.items()))
+
+
+def _own_folder(name: object) -> Path:
+    try:
+        if isinstance(name, str) and (folder := Path(name).expanduser()).is_dir():
+            return folder
+    except (OSError, RuntimeError):  # the name is too long, or has an unknown user
+        pass
+    raise ValueError(
+        f"clustertune.playbooks={name!r} in Dask's configuration must be a folder"
+    )
+
+
+def _shipped() -> Path:
+    """The wheel has the folder inside the package, a checkout next to it."""
+    package = Path(__file__).parents[2]
+    inside = package / "playbooks"
+    return inside if inside.is_dir() else package.parent / "playbooks"
 
 
 def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook:

@@ -182,7 +182,7 @@ def run_on_datasets(
     """Carry out a playbook on published data sets: X, y, and others.
 
     After ``prepare`` the names refer to the prepared data; ``release`` unpublishes
-    them. The caller reads the playbook once, for the dry run and for the run itself.
+    them. The caller reads the file once, for the dry run and for the run.
     """
     arguments.distinct("data sets", names)
     data = PublishedData(client=client, names=names) if names else None
@@ -328,7 +328,8 @@ class PlaybookRun:
 
     async def run(self) -> PlaybookResult:
         """Carry out all steps, in the client's event loop; bad data raises an error."""
-        start, results = monotonic(), list[StepResult]()
+        start = monotonic()
+        results: list[StepResult] = []
         if self.data is not None:
             await self.data.inputs()
         stopped = ""
@@ -364,7 +365,6 @@ class PlaybookRun:
         return lost or (self.playbook.on_failure == "stop" and not self.dry_run)
 
     async def _settle(self, i: int) -> None:
-        """Wait before the next step reads the cluster."""
         seconds = self.playbook.limits.settle
         if i + 1 < len(self.playbook.steps) and seconds:
             self._shown.notify(f"letting the cluster settle, {seconds_text(seconds)}")

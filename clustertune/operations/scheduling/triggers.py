@@ -38,21 +38,9 @@ ALLOWED = (
 
 
 def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, ...]:
-    """Compute the times of a cron expression after ``start``, until ``end``.
+    """Compute the distinct times of a cron expression after ``start``, until ``end``.
 
-    Parameters
-    ----------
-    cron
-        Minute, hour, day of the month, month, day of the week.
-    tz
-        The time zone of the expression.
-    start, end
-        Epoch seconds.
-
-    Returns
-    -------
-    tuple of float
-        Distinct epoch seconds, in order.
+    Times are epoch seconds. ``tz`` is the time zone of the expression.
 
     Raises
     ------
