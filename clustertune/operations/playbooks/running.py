@@ -396,10 +396,9 @@ class PlaybookRun:
             return _result(step, "skipped", reason=reason, found=condition.found)
         try:
             report = await self._act(step, condition.named)
-        # an unknown worker or prefix
-        except (TypeError, ValueError) as error:
-            if isinstance(error, ClustertuneError):
-                raise
+        except ClustertuneError:
+            raise
+        except (TypeError, ValueError) as error:  # an unknown worker or prefix
             reason = str(error)
             return _result(step, "failed", reason=reason, found=condition.found)
         status = status_of(report)
@@ -512,8 +511,8 @@ class PlaybookRun:
             snapshot = await self._snapshot()
             view = View(snapshots=(snapshot,), goal=Goal(workload=self._profile))
             ids = ids_of(options.get("workers"), view)
-            most = self.playbook.limits.max_unavailable(snapshot, ids)
-            options["max_unavailable"] = most
+            limits = self.playbook.limits
+            options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
         options |= {"dry_run": self.dry_run, "progress": self.progress}
         if step.do in actions.others():
             return await self._plugin(step.do, await self._findings(), **options)
