@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from clustertune.operations.planfile import StoredPlan as StoredPlan
     from clustertune.operations.planning import apply as apply
     from clustertune.operations.planning import plan as plan
-    from clustertune.operations.playbooks.played import Played as Played
-    from clustertune.operations.playbooks.playing import run as run
+    from clustertune.operations.playbooks.playbook import (
+        PlaybookResult as PlaybookResult,
+    )
+    from clustertune.operations.playbooks.running import run as run
     from clustertune.operations.prepare import last_report as last_report
     from clustertune.operations.prepare import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from clustertune.operations.resetting import reset as reset
     from clustertune.operations.saving import load as load
     from clustertune.operations.saving import save as save
-    from clustertune.operations.scheduling.scheduled import Schedule as Schedule
+    from clustertune.operations.scheduling.schedule import Schedule as Schedule
     from clustertune.operations.scheduling.scheduling import (
         schedule_restart as schedule_restart,
     )
@@ -59,7 +61,7 @@ _PUBLIC = {
     "panel": "dashboard.panel",
     "Panel": "dashboard.panel",
     "plan": "operations.planning",
-    "Played": "operations.playbooks.played",
+    "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",
     "Recreated": "operations.resetting",
@@ -68,10 +70,10 @@ _PUBLIC = {
     "reset": "operations.resetting",
     "resize": "operations.workers",
     "restart": "operations.workers",
-    "run": "operations.playbooks.playing",
+    "run": "operations.playbooks.running",
     "save": "operations.saving",
     "scale": "operations.workers",
-    "Schedule": "operations.scheduling.scheduled",
+    "Schedule": "operations.scheduling.schedule",
     "schedule_restart": "operations.scheduling.scheduling",
     "schedules": "operations.scheduling.scheduling",
     "size": "operations.sizing",

@@ -10,7 +10,7 @@ import inspect
 from pathlib import Path
 
 from clustertune import actions
-from clustertune.operations.playbooks import playbook
+from clustertune.operations.playbooks import schema
 from clustertune.planner.planner import PHASES
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def _takers(name: str) -> str:
     prepares = name in {action for _, action in PHASES}
     takers = ["`prepare`"] * prepares
     takers += [CALLS[name]] if name in CALLS else []
-    known = playbook.actions_known()
+    known = schema.own_actions()
     return ", ".join(takers + [f"playbooks (`do: {name}`)"] * (name in known))
 
 

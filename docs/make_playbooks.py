@@ -1,7 +1,7 @@
-"""Write the page of playbooks: the language, what steps can do, and those shipped.
+"""Write the page of playbooks: the language, the actions, and the shipped playbooks.
 
-``python -m docs.make_playbooks``, in the project's folder; a test compares what this
-makes with the file.
+Run ``python -m docs.make_playbooks`` in the project's folder. A test compares the file
+with the output.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from clustertune import checks
-from clustertune.operations.playbooks import shelf
-from clustertune.operations.playbooks.playbook import ACTIONS, ON_DATA
+from clustertune.operations.playbooks import library
+from clustertune.operations.playbooks.schema import ON_DATA, own_actions
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,34 +19,39 @@ HEAD = """# Playbooks
 
 <!-- made by docs/make_playbooks.py: edit that, or the files in playbooks/ -->
 
-A playbook says in a file what to look at and what to do, before, between or after
-training runs. It needs no Python:
+A playbook is a YAML file with steps for a cluster: checks, and actions that depend on
+their findings. It needs no Python:
 
-    clustertune playbooks                              what there is
-    clustertune playbooks between-runs                 the text of one
-    clustertune run between-runs ADDRESS --dry-run     what it would do now
-    clustertune run between-runs ADDRESS               shows that, asks, and does it
+    clustertune playbooks                              list playbooks
+    clustertune playbooks between-runs                 print one
+    clustertune run between-runs ADDRESS --dry-run     show what it would do now
+    clustertune run between-runs ADDRESS               show the plan, ask, carry it out
     clustertune run before-training --dataset X --dataset y --yes ADDRESS
 
-and from Python, with collections that you hold:
+From Python, it takes your collections:
 
 ```python
-played = clustertune.run(client, "before-training", X, y)
-print(played)
-model.fit(played.X, played.y)
+result = clustertune.run(client, "before-training", X, y)
+print(result)
+model.fit(result.X, result.y)
 ```
 
-`PLAYBOOK` is a name or a file. A folder with files of your own is named by the key
-`clustertune.playbooks` of Dask's configuration (`DASK_CLUSTERTUNE__PLAYBOOKS`); of
-the same name, yours is taken. `--dataset` names published data, which is X, y and
-others in that order; after steps that act on it the names point to what is new, as
-after `clustertune prepare`.
+`PLAYBOOK` is a name or a file. The key `clustertune.playbooks` of Dask's configuration
+(`DASK_CLUSTERTUNE__PLAYBOOKS`) names a folder with your own files. Your own playbooks
+override shipped ones with the same name. `--dataset` names published data: X, y, and
+others in that order. After steps that prepare data, the names refer to the prepared
+data, as after `clustertune prepare`.
 
-`clustertune run` ends with 0 if all went well, 1 if the checks of the playbook find
-something critical at the end (`--fail-on`), 2 if the playbook is wrong, 3 if the
-cluster was not reached, 4 if a step was refused and nothing was done, 5 if one failed
-or was done in part. `-f json` has what each step found, and the report of what it
-did.
+| exit code | meaning |
+|---|---|
+| 0 | all steps succeeded |
+| 1 | the last checks found something critical (`--fail-on`) |
+| 2 | the playbook is not valid |
+| 3 | the cluster was not reached |
+| 4 | a step was refused, and no step changed anything |
+| 5 | a step failed, or was done in part |
+
+`-f json` has the findings and the report of each step.
 
 ## The language
 
@@ -65,67 +70,67 @@ did.
     limits: {disrupted_workers: 1, minimum_workers: 2, settle: 30s}
     on_failure: stop
 
-There is no more than this. It is data: nothing in it is evaluated. Whatever else YAML
-can say (anchors, tags, keys that come twice) is refused, and so are files of more
-than 64 KiB. Durations and sizes are written as elsewhere in Dask: `30s`, `2 minutes`,
-`4 GiB`. All mistakes are said at once, before anything is done, each with its line:
+These are all keys. A playbook is data: clustertune evaluates nothing in it. The file is
+YAML 1.2, so `yes` and `on` are text; write `true`. Anchors, tags, directives, duplicate
+keys, and files of more than 64 KiB are refused. Durations and sizes have Dask's form:
+`30s`, `2 minutes`, `4 GiB`. All mistakes are reported before anything is done, each
+with its line:
 
     between-runs.yaml:14: steps[3].do: unknown action 'restrat'; choose from: persist,
     rebalance, rechunk, release, resize, restart, scale, trim (did you mean restart?)
 
-**A step with `check`** looks, and says what it found. It names checks, words of their
-names (`memory` stands for all below that have it), or `all`.
+**A step with `check`** runs checks and reports their findings. It takes names of
+checks, words of their names (`memory` means all below that have this word), or `all`.
 
-**A step with `do`** does something.
+**A step with `do`** carries out an action.
 
-- `when` names a [check](checks.md): the step is done if that finds something at least
-  as bad as `at_least` (`info`, `warning`, `critical`; by default `warning`). A check
-  that cannot tell (`unknown`) is no reason to do anything; that is said.
-- `holds`: it must find it for so long, on the same workers. The cluster is watched
-  meanwhile; if the condition goes, the step is skipped.
-- `with`: arguments of what is done. `workers: named` stands for the workers that the
-  condition names. Without `workers` all are meant.
+- `when` names a [check](checks.md). The step is done if the check finds something at
+  least as bad as `at_least` (`info`, `warning`, `critical`; by default `warning`). If
+  the check cannot decide (`unknown`), the step is skipped, and the result has the
+  reason.
+- `holds`: the check must find it for this long, on the same workers. If the condition
+  ends earlier, the step is skipped.
+- `with`: arguments of the action. `workers: named` means the workers that the condition
+  names. Without `workers` the action applies to all workers.
 
-**`limits`** hold for all steps. `disrupted_workers` (1) may be restarted at the same
-time, a number, or a part such as `25%`; `minimum_workers` (0) must run while others
-are away, else the step is refused, and no playbook scales below it; `settle` (5s) is
-waited after each step that has changed something, before the next one looks.
+**`limits`** apply to all steps. `disrupted_workers` (1) is the most workers that are
+away at the same time: a number, or a part such as `25%`. `minimum_workers` (0) is the
+least workers that run while others are away; otherwise the step is refused. No playbook
+scales below it. `settle` (5s) is the pause after each step that changed something.
 
-**`on_failure`**: after a step that failed, was refused or was done in part, `stop` or
-`continue`.
+**`on_failure`** is `stop` or `continue`. It applies after a step that failed, was
+refused, or was done in part.
 
-`--set KEY=VALUE` (`settings={...}` in Python) puts another value in place of one in
-the file: those of `with`, `at_least`, `holds`, `on_failure` and `limits`, by path
-(`steps[2].with.timeout=5m`) or by the end of it where only one has that
-(`n_workers=2`).
+`--set KEY=VALUE` (`settings={...}` in Python) replaces a value of the file: in `with`,
+`at_least`, `holds`, `on_failure` or `limits`. KEY is a path
+(`steps[2].with.timeout=5m`), or the end of a path if it is unique (`n_workers=2`).
 
-A dry run looks at each condition once and waits for nothing. What is planned in one
-step is not there yet for the next one: pieces that are still to be loaded have no
-plan.
+A dry run evaluates each condition once and does not wait. It cannot plan steps that
+depend on earlier ones: partitions that are not loaded have no plan.
 
-## What steps can do
+## Completion in editors
 
-Each is the operation of that name, with its guards: see [workers](workers.md) and
-[preparing data](prepare.md). Restarts lose no data in a playbook: `drop_data` is not
-among the arguments, and `limits` bounds how many workers may be away. `env` takes
-variables of thread pools and allocators only, as any other variable could
+The language has a JSON schema, which includes the checks and actions of installed
+packages. Editors with the YAML language server complete and check playbooks with it:
+
+    clustertune playbooks --schema > playbook-schema.json
+
+The first line of a playbook names the file:
+
+    # yaml-language-server: $schema=playbook-schema.json
+
+`clustertune run` checks playbooks with the same schema.
+
+## Actions
+
+Each action is the operation with this name, with its guards: see [workers](workers.md)
+and [preparing data](prepare.md). Restarts in a playbook lose no data: `drop_data` is
+not an argument, and `limits` bounds the number of workers that are away. `env` takes
+variables of thread pools and allocators only, because any other variable could
 [run code](workers.md#another-size-resize). Other packages
 [add actions](contributing.md#an-action), which take `timeout`.
 
 """
-
-DOES = {
-    "persist": 'load the given data; `prepare(..., only=["persist"])`',
-    "rebalance": 'place its pieces: rows even, pairs together; `only=["rebalance"]`',
-    "rechunk": 'cut and join its pieces where needed; `only=["rechunk"]`',
-    "release": "let the given data go (data sets: unpublish them), or what `prefixes` "
-    "name, or with `keep: given` all of this client's data but that",
-    "resize": "give workers other threads, memory or variables",
-    "restart": "restart workers, without losing what they hold; with `if_needed` trim "
-    "first, and restart only workers that still need it",
-    "scale": "have so many workers",
-    "trim": "have workers give memory back that they do not need",
-}
 
 WORDS = """
 ## Words that name checks
@@ -135,13 +140,12 @@ WORDS = """
 """
 
 SHIPPED = """
-## Those that are shipped
+## Shipped playbooks
 
 `between-runs` and `memory-rescue` restart workers only
-[by need](workers.md#only-workers-that-need-it-if_needed): they trim the workers that a
-condition names, and restart the ones that are still above a threshold. `memory_growth`
-needs three runs to tell; a worker that it names is restarted where the next run would
-bring it above a threshold.
+[if needed](workers.md#only-workers-that-need-it-if_needed). They trim the workers that
+a condition names, and restart those still above a threshold. `memory_growth` needs
+three runs. It restarts a worker if the next run would exceed a threshold.
 
 """
 
@@ -153,11 +157,11 @@ def page() -> str:
 
 def _actions() -> str:
     rows = [
-        f"| `{name}` | {DOES[name]} | {'yes' if name in ON_DATA else ''} | "
-        f"{', '.join(f'`{key}`' for key in keys)} |"
-        for name, keys in ACTIONS.items()
+        f"| `{name}` | {options['description']} | {'yes' * (name in ON_DATA)} | "
+        f"{', '.join(f'`{key}`' for key in options['properties'])} |"
+        for name, options in own_actions().items()
     ]
-    head = "| `do` | what it does | needs data | `with` |\n|---|---|---|---|\n"
+    head = "| `do` | effect | needs data | `with` |\n|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 
 
@@ -177,7 +181,7 @@ def _words() -> str:
 def _shipped() -> list[str]:
     parts = []
     for path in sorted((ROOT / "playbooks").glob("*.yaml")):
-        read = shelf.read(path)
+        read = library.read(path)
         text = path.read_text().rstrip("\n")
         parts.append(f"### {read.name}\n\n{read.description}\n\n```yaml\n{text}\n```\n")
     return parts

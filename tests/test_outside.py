@@ -23,9 +23,8 @@ from clustertune.core.model import Drop, Price, Restart, Severity, Step
 from clustertune.errors import PlaybookError, RefusedError
 from clustertune.integrations import libraries, managers
 from clustertune.integrations.libraries import Handed, Rows
+from clustertune.operations.playbooks.library import load
 from clustertune.operations.playbooks.playbook import Limits
-from clustertune.operations.playbooks.playing import refuse_beyond
-from clustertune.operations.playbooks.reading import load
 from clustertune.testing import view, worker
 from tests.pages import DOCS, blocks
 
@@ -216,10 +215,10 @@ def test_limits_hold_for_its_steps(steps: Any, limits: Any, allowed: bool) -> No
     """Those of restarts, and of workers that are closed."""
     now = view([worker(i) for i in range(4)]).now
     if allowed:
-        refuse_beyond(Limits(**limits), now, steps)
+        Limits(**limits).refuse_beyond(now, steps)
     else:
         with pytest.raises(RefusedError, match="nothing was touched"):
-            refuse_beyond(Limits(**limits), now, steps)
+            Limits(**limits).refuse_beyond(now, steps)
 
 
 def test_limits_hold_where_all_are_dropped() -> None:
@@ -227,9 +226,9 @@ def test_limits_hold_where_all_are_dropped() -> None:
     now = view([worker(i) for i in range(2)]).now
     args = Drop(workers={w.address: w.id for w in now.workers}, wait=1)
     step = Step(action="o", summary="", price=Price(nbytes=0, seconds=None), args=args)
-    refuse_beyond(Limits(disrupted_workers=2), now, [step])
+    Limits(disrupted_workers=2).refuse_beyond(now, [step])
     with pytest.raises(RefusedError, match="2 workers would be away"):
-        refuse_beyond(Limits(), now, [step])
+        Limits().refuse_beyond(now, [step])
 
 
 def test_none_of_it_takes_the_place_of_ours(

@@ -1,4 +1,4 @@
-"""``clustertune run`` and ``clustertune playbooks``, as they are typed."""
+"""The commands ``run`` and ``playbooks``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from distributed import Client, LocalCluster, wait
 
 import clustertune
 from clustertune.cli import main
+from clustertune.operations.playbooks import schema
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 HEAD = "version: 1\nname: p\n"
@@ -31,7 +32,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def rebalance(tmp_path: Path) -> str:
-    """A playbook that changes something where X lies unevenly."""
+    """A playbook that rebalances uneven data."""
     file = tmp_path / "mine.yaml"
     file.write_text(HEAD + "steps:\n  - do: rebalance\n  - check: all\n")
     return str(file)
@@ -41,7 +42,7 @@ def rebalance(tmp_path: Path) -> str:
 
 
 def test_the_list(tmp_path: Path) -> None:
-    """Names, what they do and where they are; one that is wrong says so."""
+    """Names, descriptions and files; or the mistake in a file."""
     (tmp_path / "odd.yaml").write_text("steps: 3")
     with dask.config.set({"clustertune.playbooks": str(tmp_path)}):
         result = run("playbooks", "-f", "json")
@@ -54,10 +55,17 @@ def test_the_list(tmp_path: Path) -> None:
 
 
 def test_the_text_of_one() -> None:
-    """As it is in its file, to be copied."""
+    """The text of the file, to be copied."""
     result = run("playbooks", "observe")
     root = Path(clustertune.__file__).parents[1]
     assert result.stdout == (root / "playbooks" / "observe.yaml").read_text()
+
+
+def test_the_schema() -> None:
+    """As JSON, for an editor."""
+    result = run("playbooks", "--schema")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == schema.schema()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_the_text_of_one() -> None:
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
-    """What is typed wrongly is said before a cluster is looked for."""
+    """Wrong usage is reported before the command connects."""
     result = run(*arguments)
     assert result.exit_code == 2
     assert text in result.stderr
@@ -89,7 +97,7 @@ def test_usage(arguments: list[str], text: str) -> None:
 
 
 def test_a_playbook_that_is_wrong(tmp_path: Path) -> None:
-    """A line for each mistake, and nothing else, as compilers say them."""
+    """A line for each mistake, and nothing else, as compilers print them."""
     file = tmp_path / "wrong.yaml"
     file.write_text(HEAD + "steps:\n  - do: restrat\n  - check: memroy\n")
     result = run("run", str(file), "tcp://127.0.0.1:1")
@@ -102,8 +110,8 @@ def test_a_playbook_that_is_wrong(tmp_path: Path) -> None:
 # --- with one -------------------------------------------------------------------------
 
 
-def test_looking_needs_no_answer(cluster: LocalCluster) -> None:
-    """It changes nothing, so nobody is asked."""
+def test_checks_need_no_consent(cluster: LocalCluster) -> None:
+    """They change nothing, so the command does not ask."""
     result = run("run", "observe", cluster.scheduler_address, "-f", "json")
     assert result.exit_code == 0
     data = json.loads(result.stdout)
@@ -115,7 +123,7 @@ def test_looking_needs_no_answer(cluster: LocalCluster) -> None:
 def test_data_sets(
     cluster: LocalCluster, rebalance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data is taken by its published names; it is asked first what is planned."""
+    """The command takes published data, shows a plan, and asks."""
     address = cluster.scheduler_address
     with Client(cluster) as client:
         first = cluster.scheduler.workers

@@ -49,8 +49,8 @@ COMMANDS = {
         "Plan a change without making it, for `apply`; without VERB it is `prepare`.",
     ),
     "playbooks": (
-        "playing",
-        "The playbooks that there are; with NAME, the text of one.",
+        "playbooks",
+        "List the playbooks, or print the text of NAME.",
     ),
     "prepare": (
         "changes",
@@ -68,8 +68,8 @@ COMMANDS = {
     ),
     "restart": ("changes", "Restart workers one at a time without losing data."),
     "run": (
-        "playing",
-        "Carry out a playbook: checks, and what to do where they find something.",
+        "playbooks",
+        "Carry out a playbook: run checks, and act on their findings.",
     ),
     "scale": (
         "changes",
@@ -77,7 +77,7 @@ COMMANDS = {
     ),
     "schedule": (
         "scheduling",
-        "Restarts that wait for a gap between runs: list them, or cancel one.",
+        "List or cancel restarts that wait for a gap between runs.",
     ),
     "size": (
         "sizing",

@@ -1,7 +1,4 @@
-"""Reaching a cluster from the command line, and what commands have in common.
-
-What goes wrong comes out as one line and an exit code.
-"""
+"""Connect commands to a cluster, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -30,9 +27,9 @@ from clustertune.operations.call import refuse_wrong_settings
 T = TypeVar("T")
 
 CONNECT = 10  # seconds
-ATTACH = 60  # seconds: a manager is asked, and may forward a port
+ATTACH = 60  # seconds; a manager may have to forward a port
 
-_ACCOUNT: list[str] = []  # what the interrupted command has finished and left
+_INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted command
 
 format_option = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
@@ -41,7 +38,7 @@ format_option = click.option(
 
 
 def part_of(option: str, text: str) -> float:
-    """A number or a part of all that an option was given."""
+    """Read an option's number, or part of all."""
     try:
         return arguments.part(option, text)
     except ValueError as error:
@@ -49,7 +46,7 @@ def part_of(option: str, text: str) -> float:
 
 
 def seconds_of(option: str, text: str | None) -> float | None:
-    """Seconds of the duration that an option was given."""
+    """Read an option's duration, in seconds."""
     try:
         return None if text is None else arguments.duration(option, text)
     except ValueError as error:
@@ -59,13 +56,13 @@ def seconds_of(option: str, text: str | None) -> float | None:
 def once(
     _context: click.Context, option: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """A callback: names that an option was given, none of them twice."""
+    """Refuse duplicate names of an option (a callback)."""
     with typed(ValueError):
         return arguments.distinct(option.opts[0], names)
 
 
 def pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
-    """By name the values of texts like NAME=VALUE, none of the names twice."""
+    """Read texts like NAME=VALUE with distinct names."""
     odd = [text for text in given if not text.partition("=")[1]]
     if odd:
         raise click.UsageError(f"{option} {odd[0]} is not of the form {form}")
@@ -76,7 +73,7 @@ def pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
 
 
 def rendered(thing: Any, form: str) -> str:
-    """A report or a diagnosis as text, JSON or HTML."""
+    """Format a report or a diagnosis as text, JSON or HTML."""
     if form == "json":
         return str(thing.to_json())
     return str(thing._repr_html_()) if form == "html" else str(thing)
@@ -84,7 +81,7 @@ def rendered(thing: Any, form: str) -> str:
 
 @contextmanager
 def typed(*kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds are about what was typed, and come out as wrong usage."""
+    """Turn errors of these kinds into usage errors."""
     try:
         yield
     except kinds as error:
@@ -92,18 +89,18 @@ def typed(*kinds: type[Exception]) -> Iterator[None]:
 
 
 async def told_usage(work: Awaitable[T]) -> T:
-    """A worker that is not there, say, was typed wrongly."""
+    """Turn a ValueError, such as an unknown worker, into a usage error."""
     with typed(ValueError):
         return await work
 
 
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Connect, work, and turn what goes wrong into one line and an exit code."""
+    """Connect and work; turn errors into one line and an exit code."""
     try:
         refuse_wrong_settings()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    _ACCOUNT.clear()
+    _INTERRUPTED.clear()
     with told(), no_connection_logs():
         if target.cluster:
             return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
@@ -111,7 +108,7 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def _at_most(seconds: float) -> float:
-    """These seconds, or the ``--timeout`` of the running command if that is less."""
+    """Limit seconds to the ``--timeout`` of the running command."""
     context = click.get_current_context(silent=True)
     given = None if context is None else context.params.get("timeout")
     limit = seconds_of("--timeout", given)
@@ -140,11 +137,11 @@ async def _connected(
 
 
 async def _worked(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Work; errors of Dask's about a lost connection become ours."""
+    """Work; turn Dask's errors about a lost connection into ours."""
     try:
         return await work(client)
-    except asyncio.CancelledError as error:  # ^C; no later error brings its text along
-        _ACCOUNT[:] = map(str, error.args)
+    except asyncio.CancelledError as error:  # ^C; KeyboardInterrupt loses this text
+        _INTERRUPTED[:] = map(str, error.args)
         raise
     except Exception as error:
         lost = connection.lost(client, error)
@@ -173,11 +170,11 @@ def _address_in(scheduler_file: str) -> str:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Errors that a user can mend come out as one line; others are bugs."""
+    """Turn errors of clustertune into one line; all other errors are bugs."""
     try:
         yield
     except KeyboardInterrupt:
-        lines = "; ".join(["interrupted", *map(printable, _ACCOUNT)])
+        lines = "; ".join(["interrupted", *map(printable, _INTERRUPTED)])
         click.echo(lines, err=True)
         sys.exit(INTERRUPTED)
     except errors.ClustertuneError as error:
@@ -186,7 +183,7 @@ def told() -> Iterator[None]:
 
 
 def exit_code(error: errors.ClustertuneError) -> int:
-    """What the process ends with after this error."""
+    """Return the exit code for an error."""
     if isinstance(error, errors.ConnectionLostError):
         return UNREACHED
     changed = isinstance(error, errors.ChangedError) and not acted(error.report)

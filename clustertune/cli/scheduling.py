@@ -1,4 +1,4 @@
-"""Restarts that wait for a gap: ``restart --between-runs``, and ``schedule``."""
+"""Scheduled restarts: ``restart --between-runs``, and ``schedule``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from distributed import Client
 from clustertune.cli import FAILED, examples
 from clustertune.cli.options import Consent, Target, on_a_cluster
 from clustertune.cli.running import format_option, run, told_usage, typed
-from clustertune.operations.scheduling import scheduled, scheduling
-from clustertune.operations.scheduling.scheduled import Schedule
+from clustertune.operations.scheduling import schedule as schedules
+from clustertune.operations.scheduling import scheduling
+from clustertune.operations.scheduling.schedule import Schedule
 
 SCHEMA_VERSION = 1
 NOT_FOUND = 1
@@ -27,27 +28,27 @@ NOT_FOUND = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Later:
-    """When a restart is to be, as :func:`clustertune.schedule_restart` takes it."""
+    """Options of ``--between-runs``, for :func:`clustertune.schedule_restart`."""
 
     options: dict[str, Any]
     stay: bool
 
 
 _options = (
-    click.option("--between-runs", is_flag=True, help="Not now: the scheduler waits "
-        "for the next gap between runs, and this command may end."),
+    click.option("--between-runs", is_flag=True, help="Schedule the restart: the "
+        "scheduler waits for the next gap between runs, and this command may end."),
     click.option("--idle-for", metavar="TIME", default="30s", show_default=True,
-        help="Between runs: how long nothing has to run for a gap."),
-    click.option("--cron", metavar="EXPRESSION", help="Between runs: at the earliest "
-        'then, like "0 3 * * *"; once after each of these instants.'),
-    click.option("--tz", metavar="ZONE", help="Between runs: the time zone of --cron, "
-        "like Europe/Berlin; this machine's own by default."),
-    click.option("--if", "condition", metavar="CONDITION", help="Between runs: only "
-        "if that is so then: leak, memory:critical, or CHECK[:SEVERITY]."),
+        help="Between runs: define a gap as this long without a task."),
+    click.option("--cron", metavar="EXPRESSION", help="Between runs: restart once "
+        'after each of these times, like "0 3 * * *".'),
+    click.option("--tz", metavar="ZONE", help="Between runs: set the time zone of "
+        "--cron, like Europe/Berlin. Default: this machine's."),
+    click.option("--if", "condition", metavar="CONDITION", help="Between runs: restart "
+        "only if this is true then: leak, memory:critical, or CHECK[:SEVERITY]."),
     click.option("--expires", metavar="TIME", default="12h", show_default=True,
-        help="Between runs: given up after that."),
-    click.option("--stay", is_flag=True, help="Between runs: stay, and show how it "
-        "stands until it is over."),
+        help="Between runs: give up after this time."),
+    click.option("--stay", is_flag=True, help="Between runs: wait until the restart "
+        "has ended, and show its state."),
 )  # fmt: skip
 _NOT_LATER = (
     "drop_data",
@@ -62,9 +63,9 @@ LATER = frozenset(("between_runs", *_LATER_ONLY))
 
 
 def with_later(command: Callable[..., None]) -> Callable[..., None]:
-    """Options of when; the command gets ``later``, which is None for now.
+    """Add the options of ``--between-runs``; the command gets ``later``, or None.
 
-    Whoever takes the options (``LATER``) from the command has it now.
+    Without these options (``LATER``) the command restarts at once.
     """
 
     @wraps(command)
@@ -72,11 +73,12 @@ def with_later(command: Callable[..., None]) -> Callable[..., None]:
         *args: Any, between_runs: bool = False, stay: bool = False, **others: Any
     ) -> None:
         wrong = _NOT_LATER if between_runs else _LATER_ONLY
-        # a plan has an option of its own that is called like one of these
-        own = {*others, "stay"}
-        given = [name for name in wrong if name in own and _is_given(name)]
+        # `plan` has another --expires
+        known = {*others, "stay"}
+        given = [name for name in wrong if name in known and _is_given(name)]
         if given:
-            option = "--if" if given[0] == "condition" else _spelled(given[0])
+            name = "if" if given[0] == "condition" else given[0]
+            option = f"--{name.replace('_', '-')}"
             raise click.UsageError(
                 f"{option} and --between-runs do not go together"
                 if between_runs
@@ -99,10 +101,6 @@ def _is_given(name: str) -> bool:
     return source is ParameterSource.COMMANDLINE
 
 
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def between_runs(
     target: Target,
     workers: tuple[str, ...],
@@ -110,7 +108,7 @@ def between_runs(
     consent: Consent,
     later: Later,
 ) -> None:
-    """Show what is scheduled, ask, schedule it; stay if that is wanted."""
+    """Plan a scheduled restart, ask, schedule it, and follow it with ``--stay``."""
 
     async def call(client: Client, dry: bool) -> Schedule:
         names = list(workers) or None
@@ -118,16 +116,14 @@ def between_runs(
             answer: Any = scheduling.schedule_restart(
                 client, workers=names, dry_run=dry, **later.options
             )
-        scheduled: Schedule = await told_usage(answer)
-        return scheduled
+        found: Schedule = await told_usage(answer)
+        return found
 
     async def schedule(client: Client) -> Schedule:
         made = await call(client, dry=False)
         if not later.stay:
             return made
-        if not consent.quiet:
-            click.echo(str(made), err=True)
-        return await _stay(client, made, consent, _cancelling(made, target))
+        return await _follow(client, made, consent, _cancel_command(made, target))
 
     if consent.dry_run or not consent.yes:
         plan = run(target, lambda client: call(client, dry=True))
@@ -138,25 +134,26 @@ def between_runs(
     done = run(target, schedule)
     click.echo(_rendered([done], form))
     if not (done.ended or later.stay or consent.quiet):
-        click.echo(f"to end it: {_cancelling(done, target)}", err=True)
+        click.echo(f"to cancel it: {_cancel_command(done, target)}", err=True)
     sys.exit(0 if done.state in ("done", "waiting", "running") else FAILED)
 
 
-def _cancelling(made: Schedule, target: Target) -> str:
+def _cancel_command(made: Schedule, target: Target) -> str:
     return target.command(f"clustertune schedule cancel {made.id}")
 
 
-async def _stay(
-    client: Client, made: Schedule, consent: Consent, cancelling: str
+async def _follow(
+    client: Client, made: Schedule, consent: Consent, command: str
 ) -> Schedule:
-    def tell(now: Schedule) -> None:
+    def notify(text: str) -> None:
         if not consent.quiet:
-            click.echo(now.standing(), err=True)
+            click.echo(text, err=True)
 
+    notify(str(made))
     try:
-        return await scheduled.follow(client, made, tell)
+        return await schedules.follow(client, made, lambda now: notify(now.standing()))
     except asyncio.CancelledError:  # ^C
-        click.echo(f"still scheduled; to end it: {cancelling}", err=True)
+        click.echo(f"still scheduled; to cancel it: {command}", err=True)
         raise
 
 
@@ -176,7 +173,7 @@ def _rendered(found: Sequence[Schedule], form: str) -> str:
     )
 )
 def schedule() -> None:
-    """Restarts that wait for a gap between runs: list them, or cancel one."""
+    """List or cancel restarts that wait for a gap between runs."""
 
 
 @schedule.command(
@@ -185,8 +182,8 @@ def schedule() -> None:
 @on_a_cluster()
 @format_option
 def list_(target: Target, form: str) -> None:
-    """What waits and why it has not run yet, and what became of the last ones."""
-    click.echo(_rendered(run(target, scheduled.listed), form))
+    """List waiting restarts with the reason, and the last ended ones."""
+    click.echo(_rendered(run(target, schedules.listed), form))
 
 
 @schedule.command(
@@ -196,11 +193,11 @@ def list_(target: Target, form: str) -> None:
 @on_a_cluster()
 @format_option
 def cancel(target: Target, id: str, form: str) -> None:
-    """End the scheduled restart ID; a worker whose turn it is comes back first."""
+    """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
 
     async def end(client: Client) -> Schedule | str:
         try:
-            return await scheduled.cancel(client, id)
+            return await schedules.cancel(client, id)
         except LookupError as error:
             return str(error)
 

@@ -36,8 +36,8 @@ from clustertune.operations.calls import VERBS, Call
 from clustertune.operations.history import histories, record
 from clustertune.operations.history import settings as history
 from clustertune.operations.planfile import StoredPlan
-from clustertune.operations.playbooks import playbook, reading, shelf
-from clustertune.operations.scheduling import conditions, instants
+from clustertune.operations.playbooks import library, schema
+from clustertune.operations.scheduling import triggers
 from clustertune.planner.fingerprint import Fingerprint
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree
@@ -119,13 +119,13 @@ def parsed(text: bytes) -> Any:
 
 def _read_playbook(data: bytes) -> None:
     """With values from the command line, now and then."""
-    read = reading.load(data, "fuzz.yaml")
+    read = library.load(data, "fuzz.yaml")
     for step in read.steps:
         str(step)
     number = sum(data) % 7
     if number < len(_SET):
         values = _SET[number]
-        _tolerant(lambda: reading.load(data, "fuzz.yaml", values), PlaybookError)
+        _tolerant(lambda: library.load(data, "fuzz.yaml", values), PlaybookError)
 
 
 _SET: tuple[Mapping[str, str], ...] = (
@@ -137,17 +137,23 @@ _SET: tuple[Mapping[str, str], ...] = (
 
 
 def _playbooks() -> list[bytes]:
-    return [p.read_bytes() for p in shelf.available().values()]
+    return [p.read_bytes() for p in library.available().values()]
 
 
 def _playbook_words() -> list[str]:
     known = [
-        *playbook.TOP_KEYS,
-        *playbook.STEP_KEYS,
-        *playbook.LIMIT_KEYS,
-        *playbook.KEYS,
+        *schema.schema()["properties"],
+        *schema.schema()["definitions"]["step"]["properties"],
+        *schema.READERS,
     ]
-    return [*known, *playbook.ACTIONS, *checks.available(), *playbook.SEVERITIES]
+    return [
+        *known,
+        *schema.own_actions(),
+        *checks.available(),
+        "info",
+        "warning",
+        "critical",
+    ]
 
 
 # --- plans and reports ----------------------------------------------------------------
@@ -223,8 +229,8 @@ def _read_config(data: bytes) -> None:
         for read in (
             checks.configured,
             history.configured,
-            shelf.available,
-            lambda: conditions.parse("leak").plain(),  # type: ignore[union-attr]
+            library.available,
+            lambda: triggers.parse_condition("leak").plain(),  # type: ignore[union-attr]
         ):
             _tolerant(read, (ValueError, HistoryError))
 
@@ -335,7 +341,7 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
 
 def _command_words() -> list[str]:
     options = {o for _, c in _commands() for p in c.params for o in p.opts}
-    files = [str(p) for p in shelf.available().values()]
+    files = [str(p) for p in library.available().values()]
     return [
         *(name for path, _ in _commands() for name in path),
         *(o for o in options if o.startswith("-")),
@@ -426,13 +432,13 @@ def _history_words() -> list[str]:
 def _read_cron(data: bytes) -> None:
     text = data.decode(errors="replace")
     cron, _, name = text.partition("|")
-    zone = instants.zone(name or "UTC")
+    zone = triggers.zone(name or "UTC")
     for start in (1_700_000_000.0, 1_743_000_000.0):
-        instants.between(cron, zone, start, start + 3e5)
+        triggers.cron_times(cron, zone, start, start + 3e5)
 
 
 def _read_condition(data: bytes) -> None:
-    found = conditions.parse(data.decode(errors="replace"))
+    found = triggers.parse_condition(data.decode(errors="replace"))
     if found is not None:
         str(found)
         found.plain()
@@ -448,8 +454,7 @@ def _read_argument(data: bytes) -> None:
         values.append(text.split(","))
     for value in values:
         for read in (
-            *playbook.KEYS.values(),
-            *playbook.LIMIT_READERS.values(),
+            *schema.READERS.values(),
             arguments.workers_wanted,
             arguments.restarting,
             arguments.seed,

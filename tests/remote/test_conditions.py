@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune.checks.memory import memory_growth
-from clustertune.operations.scheduling import conditions
+from clustertune.operations.scheduling import triggers
 from clustertune.remote.conditions import met
 from clustertune.testing import runs, view, worker
 
@@ -40,7 +40,7 @@ def scheduler(**workers: tuple[int, int]) -> Any:
 
 
 def memory(severity: str, **workers: tuple[int, int]) -> tuple[bool, str]:
-    condition = conditions.parse(f"memory:{severity}")
+    condition = triggers.parse_condition(f"memory:{severity}")
     assert condition is not None
     return met(condition.plain(), scheduler(**workers), [], LINES, None, 0.0)
 
@@ -65,7 +65,7 @@ def test_a_worker_that_is_paused() -> None:
     """Whatever its memory is now."""
     there = scheduler(a=(3, 1))
     there.workers["a"].status.name = "paused"
-    condition = conditions.parse("memory:critical")
+    condition = triggers.parse_condition("memory:critical")
     assert condition is not None
     assert met(condition.plain(), there, [], LINES, None, 0.0)[0]
 
@@ -91,7 +91,7 @@ def test_a_leak_is_what_the_check_calls_growth(floors: list[int], least: float) 
 
 def test_leak() -> None:
     """By worker; too few runs say nothing."""
-    condition = conditions.parse("leak")
+    condition = triggers.parse_condition("leak")
     assert condition is not None
     there = scheduler(a=(1, 0), b=(1, 0))
     past = [{"floors": [("a", i * GIB), ("b", GIB)]} for i in range(4)]
@@ -115,7 +115,7 @@ def test_leak() -> None:
 )
 def test_findings(text: str, since: float, yes: bool, seen: str) -> None:
     """The last ones, unless a restart has come since."""
-    condition = conditions.parse(text)
+    condition = triggers.parse_condition(text)
     assert condition is not None
     row = {"check": "thread_pools", "severity": "warning"}
     last = {"time": 10.0, "found": [row | {"message": "too many threads"}]}

@@ -1,1 +1,1 @@
-"""Playbooks: what they may say, and how one is carried out."""
+"""Playbooks: steps for a cluster, read from a YAML file and carried out in order."""

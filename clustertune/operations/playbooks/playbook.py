@@ -1,79 +1,156 @@
-"""Playbooks: what to do before, between or after training runs, as a YAML file.
+"""Playbooks and their results as plain data.
 
-What one may say, and how each value is read. The language is what :class:`Playbook`
-holds: data, and no expressions. Files become playbooks in
-:mod:`clustertune.operations.playbooks.reading`;
-:mod:`clustertune.operations.playbooks.playing` carries one out.
+:mod:`clustertune.operations.playbooks.library` reads playbooks from files.
+:mod:`clustertune.operations.playbooks.running` carries them out.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
-from dask.utils import parse_timedelta
+from tabulate import tabulate
 
-from clustertune import actions, checks
-from clustertune.core import arguments
-from clustertune.core.model import Severity
-from clustertune.core.wording import bytes_text, names_text, printable, seconds_text
+from clustertune.core import counts, model, report
+from clustertune.core.model import Finding, Severity, Snapshot
+from clustertune.core.report import Report
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+)
+from clustertune.errors import RefusedError
+from clustertune.operations.prepared import Prepared
 
-VERSION = 1
-MOST_STEPS = 50
-NAMED = "named"  # of ``workers``: those that the condition names
-GIVEN = "given"  # of ``keep``: the collections with which the playbook is run
-SEVERITIES = ("info", "warning", "critical")
-ON_FAILURE = ("stop", "continue")
+SCHEMA_VERSION = 1  # of the JSON of a result
+NAMED = "named"  # ``workers``: the workers that the condition names
+GIVEN = "given"  # ``keep``: the collections that are passed to the call
 
-TOP_KEYS = ("version", "name", "description", "steps", "limits", "on_failure")
-STEP_KEYS = ("check", "when", "at_least", "holds", "do", "with")
-LIMIT_KEYS = ("disrupted_workers", "minimum_workers", "settle")
+#: statuses of steps that did not reach their goal
+BAD = frozenset(("failed", "left", "refused"))
+_UNDONE = ("skipped", "partly", "failed", "refused")  # statuses of steps of an action
+_COLUMNS = ("", "status", "step", "what came of it")
+_WIDTHS = (4, 9, 40, 60)
+
+Id = str | int
 
 
-# --- what a playbook says -------------------------------------------------------------
+# --- playbooks ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Look at the conditions ``check``; or do something, if a condition holds."""
+    """Run checks, or an action if a condition is met."""
 
-    line: str  # where it stands: file and line
-    check: tuple[str, ...] = ()  # as written: names of checks, or words of them
-    when: str = ""  # the check whose finding is the condition; "": always
+    line: str  # file and line
+    check: tuple[str, ...] = ()  # names of checks, or words of their names
+    when: str = ""  # the check whose finding is the condition; "": no condition
     at_least: Severity = Severity.warning
     holds: float = 0.0  # seconds for which the condition must last
     do: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)  # of what is done
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the action
 
     def __str__(self) -> str:
         if self.check:
             return f"check {', '.join(self.check)}"
         text = self.do
         if self.options:
-            shown = (f"{k}: {_value_text(k, v)}" for k, v in self.options.items())
+            shown = (f"{k}: {_option_text(k, v)}" for k, v in self.options.items())
             text += f" ({', '.join(shown)})"
         if self.when:
             text += f", when {self.when} is at least {self.at_least}"
         return text + (f" for {seconds_text(self.holds)}" if self.holds else "")
 
+    def subjects(self, found: Iterable[Finding]) -> frozenset[Id | None]:
+        """Subjects of the condition; None is the cluster. Empty: it is not met."""
+        own = [f for f in found if f.check == self.when]
+        bad = [f for f in own if f.severity >= self.at_least]
+        return frozenset(x for f in bad for x in f.subject or (None,))
+
+    def unknown(self, found: Iterable[Finding]) -> str:
+        """Why the condition is unknown; empty if it is known."""
+        unknowns = (f for f in found if f.severity is Severity.unknown)
+        return next((f.message for f in unknowns if f.check == self.when), "")
+
+
+def _option_text(key: str, value: Any) -> str:
+    if key in ("timeout", "wait"):
+        return seconds_text(value)
+    if key == "memory_limit":
+        return bytes_text(value)
+    if isinstance(value, list | tuple):
+        return names_text([str(v) for v in value], most=8)
+    return printable(str(value), longest=60)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What no step may do, whatever it says."""
+    """Bounds that hold for every step."""
 
-    disrupted_workers: float = 1  # away at the same time: a number, or below 1 a part
+    disrupted_workers: float = 1  # away at the same time; below 1: a fraction of all
     minimum_workers: int = 0  # that must run meanwhile
-    settle: float = 5.0  # seconds after a step, before the cluster is looked at again
+    settle: float = 5.0  # seconds after a step before the cluster is read again
+
+    def max_unavailable(self, snapshot: Snapshot, ids: Collection[Id]) -> int:
+        """How many of these workers may be away at the same time.
+
+        Raises
+        ------
+        RefusedError
+            With one of them away, fewer than ``minimum_workers`` would run.
+        """
+        wanted = self.disrupted_workers
+        if not isinstance(wanted, int):
+            wanted = math.floor(wanted * len(snapshot.workers))
+        most = max(1, wanted)
+        running = [w for w in snapshot.workers if w.running]
+        if not any(w.id in ids for w in running):
+            return most  # all running workers stay
+        spare = len(running) - self.minimum_workers
+        if spare < 1:
+            raise RefusedError(
+                f"limits.minimum_workers={self.minimum_workers} and "
+                f"{plural(len(running), 'worker')} run: none may be away; nothing was "
+                "touched"
+            )
+        return min(most, spare)
+
+    def refuse_beyond(self, snapshot: Snapshot, steps: Collection[model.Step]) -> None:
+        """Refuse steps of another package's action that exceed the limits.
+
+        Raises
+        ------
+        RefusedError
+            Too many workers would be away at once, or too few would run.
+        """
+        restarts = [s.args for s in steps if isinstance(s.args, model.Restart)]
+        drops = [s.args for s in steps if isinstance(s.args, model.Drop)]
+        # retired workers do not come back, so all of them are away in the end
+        retired = sum(restart.retire for restart in restarts)
+        together = [1 + len(restart.beside) for restart in restarts]
+        away = max([retired, *together, *(len(drop.workers) for drop in drops)])
+        ids = {restart.id for restart in restarts}
+        ids |= {id for drop in drops for id in drop.workers.values()}
+        most = self.max_unavailable(snapshot, ids)
+        if away > most:
+            raise RefusedError(
+                f"{plural(away, 'worker')} would be away at the same time, and the "
+                f"limits of the playbook allow {most}; nothing was touched"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playbook:
-    """A playbook, checked."""
+    """A valid playbook."""
 
     name: str
-    source: str  # the file
     steps: tuple[Step, ...]
     description: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -85,147 +162,216 @@ class Playbook:
         return any(step.do for step in self.steps)
 
 
-def _value_text(key: str, value: Any) -> str:
-    if key in ("timeout", "wait"):
-        return seconds_text(value)
-    if key == "memory_limit":
-        return bytes_text(value)
-    if isinstance(value, list | tuple):
-        return names_text([str(v) for v in value], most=8)
-    return printable(str(value), longest=60)
+# --- results --------------------------------------------------------------------------
 
 
-# --- what may be written --------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The result of one step.
 
-Reader = Callable[[str, Any], Any]
+    Attributes
+    ----------
+    step
+        The step in words.
+    line
+        File and line.
+    status
+        ``looked`` (a check), ``done``, ``fine`` (nothing to do), ``planned`` (a dry
+        run), ``skipped`` (the condition is not met, or unknown), ``refused`` (nothing
+        was changed), ``left`` (done in part), ``failed``, or ``not begun`` (an earlier
+        step failed).
+    checks
+        Names of the checks that ran.
+    found
+        Findings of the checks, or of the condition.
+    report
+        The report of the action.
+    """
 
+    step: str
+    line: str
+    status: str
+    seconds: float = 0.0
+    reason: str = ""
+    checks: tuple[str, ...] = ()
+    found: tuple[Finding, ...] = ()
+    report: Report | None = None
 
-def present(read: Reader) -> Reader:
-    """Where None is no answer."""
+    @property
+    def outcome(self) -> str:
+        """The result in one line."""
+        if self.reason:
+            return self.reason
+        if self.status == "looked":
+            number = Counter(str(f.severity) for f in self.found)
+            order = ("critical", "warning", "unknown", "info")
+            shown = [f"{number[s]} {s}" for s in order if number[s]]
+            return ", ".join(shown) or "nothing"
+        if self.report is None:
+            return ""
+        steps = self.report.steps
+        return planned_of(self.report) or counts.line(steps) or "nothing to do"
 
-    def call(name: str, value: Any) -> Any:
-        if value is None:
-            raise ValueError(f"{name} has no value")
-        return read(name, value)
-
-    return call
-
-
-def _workers(name: str, value: Any) -> Any:
-    return NAMED if value == NAMED else arguments.names(name, value)
-
-
-def _prefixes(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, list) and value:
-        return arguments.texts(name, value)
-    raise ValueError(f"{name}={value!r} must be a list of prefixes of keys")
-
-
-def _keep(name: str, value: Any) -> str:
-    if value == GIVEN:
-        return GIVEN
-    raise ValueError(
-        f"{name}={value!r} must be {GIVEN}: the collections with which the playbook "
-        "is run"
-    )
-
-
-def pause(name: str, value: Any) -> float:
-    """Seconds, 0 among them."""
-    text = f'{name}={value!r} must be a duration, like "30s", or 0'
-    try:
-        seconds = math.nan if isinstance(value, bool) else float(parse_timedelta(value))
-    except (*arguments.UNREADABLE, AssertionError) as error:
-        raise ValueError(text) from error
-    if not 0 <= seconds < math.inf:
-        raise ValueError(text)
-    return seconds
-
-
-def _minimum(name: str, value: Any) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    raise ValueError(f"{name}={value!r} must be a whole number, 0 or more")
-
-
-#: by key of ``with``, how its value is read; the names are those of the functions
-KEYS: Mapping[str, Reader] = {
-    "dtype": arguments.number_type,
-    "env": arguments.variables,
-    "if_needed": arguments.flag,
-    "include_other_clients": arguments.flag,
-    "keep": _keep,
-    "memory_fraction": arguments.fraction,
-    "memory_limit": arguments.nbytes,
-    "n_workers": arguments.count,
-    "nthreads": arguments.count,
-    "prefixes": _prefixes,
-    "rechunk": arguments.cutting,
-    "release_inputs": arguments.flag,
-    "timeout": arguments.duration,
-    "to": arguments.kind,
-    "tolerance": lambda name, value: arguments.fraction(name, value, zero=True),
-    "wait": arguments.duration,
-    "workers": _workers,
-}
-#: by action, the keys that it takes: arguments of the function of that name, of
-#: ``prepare`` where it acts on data. None of them lets a playbook lose data unseen, or
-#: go beyond its limits.
-ACTIONS: Mapping[str, tuple[str, ...]] = {
-    "persist": ("memory_fraction", "timeout"),
-    "rebalance": ("memory_fraction", "timeout", "tolerance"),
-    "rechunk": (
-        "dtype",
-        "memory_fraction",
-        "rechunk",
-        "release_inputs",
-        "timeout",
-        "to",
-        "tolerance",
-    ),
-    "release": ("include_other_clients", "keep", "prefixes", "timeout"),
-    "resize": ("env", "memory_limit", "nthreads", "timeout", "wait", "workers"),
-    "restart": ("if_needed", "timeout", "wait", "workers"),
-    "scale": ("n_workers", "timeout", "wait"),
-    "trim": ("timeout", "workers"),
-}
-ON_DATA = frozenset(("persist", "rebalance", "rechunk"))
-OF_OTHERS = ("timeout",)  # keys that an action of another package takes
-
-LIMIT_READERS: Mapping[str, Reader] = {
-    "disrupted_workers": arguments.part,
-    "minimum_workers": _minimum,
-    "settle": pause,
-}
+    def plain(self) -> dict[str, Any]:
+        """Plain values for JSON; findings have the form that a report gives them."""
+        as_report = Report(status=self.status, seconds=self.seconds, found=self.found)
+        return {
+            "step": self.step,
+            "line": self.line,
+            "status": self.status,
+            "seconds": self.seconds,
+            "reason": self.reason,
+            "checks": self.checks,
+            "found": json.loads(as_report.to_json())["found"],
+            "report": self.report and json.loads(self.report.to_json()),
+        }
 
 
-def actions_known() -> Mapping[str, tuple[str, ...]]:
-    """By action, the keys that it takes; those of other packages among them."""
-    return {**ACTIONS, **dict.fromkeys(actions.others(), OF_OTHERS)}
+def status_of(report: Report) -> str:
+    """The status of a step, from the report of its action."""
+    statuses = {s.status for s in report.steps}
+    if report.status == "planned":  # a dry run
+        if "planned" in statuses:
+            return "planned"
+        return "refused" if "refused" in statuses else "fine"
+    return report.status if report.status in ("done", "fine", "left") else "failed"
 
 
-def checks_named(word: str) -> tuple[str, ...]:
-    """Names of checks: that name, or all with that word in their names, or ``all``."""
-    known = checks.available()
-    if word in known:
-        return (word,)
-    return tuple(n for n in known if word == "all" or word in n.split("_"))
+def failure_of(report: Report) -> str:
+    """Why an action did not do all of its steps."""
+    undone = [s for s in report.steps if s.status in _UNDONE]
+    texts = [f"{s.summary}: {s.reason}" for s in undone if s.reason]
+    return report.error or "; ".join(texts[:3])
 
 
-def lacking(
-    do: str, written: Collection[str], found: Mapping[str, Any], limits: Limits
-) -> Iterator[str]:
-    """What keys of one action need of each other, and of the limits."""
-    if do == "scale" and "n_workers" not in written:
-        yield "scale needs n_workers"
-    if found.get("n_workers", math.inf) < limits.minimum_workers:
-        yield (
-            f"n_workers={found['n_workers']} is less than limits.minimum_workers="
-            f"{limits.minimum_workers}"
+def planned_of(report: Report) -> str:
+    """The planned steps in one line."""
+    return "; then ".join(s.summary for s in report.steps if s.status == "planned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaybookResult:
+    """The result of a playbook.
+
+    Attributes
+    ----------
+    playbook
+        The name of the playbook.
+    seconds
+        Duration of all steps.
+    steps : tuple of StepResult
+        In order.
+    dry_run
+        Whether the call changed nothing.
+    X, y, sample_weight, qid, base_margin, init_score, eval_set
+        The given collections in their final form.
+    prepared : Prepared or None
+        The last result of ``prepare``, if a step called it. It has ``fit_kwargs`` and
+        ``verify()``, and :func:`clustertune.hold` takes it.
+    """
+
+    playbook: str
+    seconds: float
+    steps: tuple[StepResult, ...]
+    dry_run: bool = False
+    X: Any = field(default=None, repr=False, compare=False)
+    y: Any = field(default=None, repr=False, compare=False)
+    sample_weight: Any = field(default=None, repr=False, compare=False)
+    qid: Any = field(default=None, repr=False, compare=False)
+    base_margin: Any = field(default=None, repr=False, compare=False)
+    init_score: Any = field(default=None, repr=False, compare=False)
+    eval_set: Any = field(default=None, repr=False, compare=False)
+    prepared: Prepared | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def status(self) -> str:
+        """``failed``, ``refused``, ``left``, ``planned``, ``done`` or ``fine``."""
+        statuses = {step.status for step in self.steps}
+        order = ("failed", "refused", "left", "planned", "done")
+        return next((status for status in order if status in statuses), "fine")
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """For each check, the findings of the last step that ran it."""
+        latest = {
+            name: tuple(f for f in step.found if f.check == name)
+            for step in self.steps
+            if step.status == "looked"
+            for name in step.checks
+        }
+        return tuple(f for found in latest.values() for f in found)
+
+    def exit_status(self, fail_on: Severity | None = Severity.critical) -> int:
+        """Return an exit code: 0, 1 (findings), 4 (refused), or 5 (failed, partly).
+
+        Parameters
+        ----------
+        fail_on
+            The lowest severity of findings that count. None: no finding counts.
+        """
+        statuses = [step.status for step in self.steps]
+        bad = {status for status in statuses if status in BAD}
+        if bad:
+            return 4 if bad == {"refused"} and "done" not in statuses else 5
+        # a planned step may fix the findings
+        if fail_on is None or "planned" in statuses:
+            return 0
+        return int(any(f.severity >= fail_on for f in self.found))
+
+    def __str__(self) -> str:
+        return "\n\n".join(self._paragraphs())
+
+    def __repr__(self) -> str:
+        return f"<PlaybookResult: {printable(self.playbook)}; {self.status}>"
+
+    def _repr_html_(self) -> str:
+        table = tabulate(self._rows(), _COLUMNS, tablefmt="html", disable_numparse=True)
+        parts = [f"<p>{escape(self._headline())}</p>", table]
+        for i, step in enumerate(self.steps):
+            inner = "" if step.report is None else step.report._repr_html_()
+            if step.status == "looked" and step.found:
+                inner = report.findings_text(step.found, "html")
+            if inner:
+                title = escape(f"steps[{i}]: {printable(step.step)}")
+                parts.append(f"<details><summary>{title}</summary>{inner}</details>")
+        return '<div class="clustertune">' + "".join(parts) + "</div>"
+
+    def to_json(self) -> str:
+        """Return all but the collections as JSON, with ``schema_version``."""
+        return json.dumps(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "playbook": self.playbook,
+                "status": self.status,
+                "dry_run": self.dry_run,
+                "seconds": self.seconds,
+                "steps": [step.plain() for step in self.steps],
+            }
         )
-    if do == "resize" and not {"env", "memory_limit", "nthreads"} & set(written):
-        yield "resize needs nthreads, memory_limit or env"
-    if {"keep", "prefixes"} <= set(written):
-        yield "keep and prefixes exclude each other"
-    if "include_other_clients" in written and "prefixes" not in written:
-        yield "include_other_clients needs prefixes"
+
+    def _headline(self) -> str:
+        number = Counter(step.status for step in self.steps)
+        shown = ", ".join(f"{n} {status}" for status, n in number.items())
+        kind = "would be carried out as follows" if self.dry_run else self.status
+        return printable(
+            f"{self.playbook}: {kind}; {plural(len(self.steps), 'step')} ({shown}), "
+            f"{seconds_text(self.seconds)}"
+        )
+
+    def _paragraphs(self) -> Iterator[str]:
+        yield self._headline()
+        widths = list(_WIDTHS)
+        yield tabulate(
+            self._rows(), _COLUMNS, disable_numparse=True, maxcolwidths=widths
+        )
+        for i, step in enumerate(self.steps):
+            shown = [f for f in step.found if f.severity is not Severity.info]
+            if step.status == "looked" and shown:
+                title = f"Found by steps[{i}], {printable(step.step)}"
+                yield f"{title}\n{report.findings_text(shown)}"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [f"[{i}]", s.status, printable(s.step), printable(s.outcome)]
+            for i, s in enumerate(self.steps)
+        ]

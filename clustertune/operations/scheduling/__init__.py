@@ -1,1 +1,1 @@
-"""Restarts for later: what is checked before, the moments, how they stand."""
+"""Scheduled restarts: rolling restarts that wait for a gap between runs."""

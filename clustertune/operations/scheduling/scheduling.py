@@ -1,8 +1,8 @@
-"""``schedule_restart``: a rolling restart that waits for a gap between runs.
+"""Schedule a rolling restart for the next gap between runs.
 
-What is asked for is checked here, where clustertune is installed: instants become
-numbers, the condition plain values, and what could never be restarted is refused. Then
-the scheduler waits (``remote/schedules.py``). All times are by the scheduler's clock.
+The client checks the request: it computes cron times, reads the condition, and refuses
+restarts that can never happen. Then the scheduler waits (``remote/schedules.py``). All
+times follow the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from clustertune.monitor import monitor
 from clustertune.operations import events
 from clustertune.operations.call import check_client
 from clustertune.operations.check import Question, diagnose
-from clustertune.operations.scheduling import conditions, instants, scheduled
-from clustertune.operations.scheduling.conditions import Condition
-from clustertune.operations.scheduling.scheduled import DATA, KEPT, Schedule
+from clustertune.operations.scheduling import schedule, triggers
+from clustertune.operations.scheduling.schedule import DATA, KEPT, Schedule
+from clustertune.operations.scheduling.triggers import Condition, time_text
 from clustertune.planner import guards
 from clustertune.remote import keys, park, ship
 
-LONGEST = 366 * 86400.0  # seconds until it expires
-MOST_REASON = 500  # characters
+MAX_EXPIRES = 366 * 86400.0  # seconds
+MAX_REASON = 500  # characters
 
 
 def schedule_restart(
@@ -57,95 +57,95 @@ def schedule_restart(
     dry_run: bool = False,
     timeout: str | float = "1 minute",
 ) -> Schedule:
-    """Restart workers in the next gap between runs, without losing what they hold.
+    """Restart workers in the next gap between runs, without losing data.
 
-    The scheduler waits until nothing has run or been queued for a while and nobody
-    holds the cluster, and then does what :func:`clustertune.restart` does. This process
-    may end meanwhile. A fit that begins while a worker is away waits for that one; the
-    others are left for the next gap.
+    The scheduler waits until no task has run or been queued for a while and no client
+    holds the cluster. Then it does what :func:`clustertune.restart` does. This process
+    may end meanwhile. If a fit begins while a worker is away, the fit waits for this
+    worker, and the other workers wait for the next gap.
 
     Parameters
     ----------
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
     *collections
-        Row-aligned collections whose pieces are to stay together meanwhile. What any
-        client holds is kept and brought back, whether it is named here or not.
+        Row-aligned collections whose partitions must stay together. Data of all clients
+        is kept and brought back, whether it is given here or not.
     idle_for
         Seconds, or a duration, without any task that make a gap.
     cron
-        When, at the earliest: after each of these instants once, in the next gap then.
-        Five fields as of cron: ``"0 3 * * *"``. None: once, in the next gap.
+        Earliest times, as five cron fields: ``"0 3 * * *"``. The restart runs once in
+        the next gap after each time. None: once, in the next gap.
     tz
         Time zone of ``cron``: ``"Europe/Berlin"``. None: that of this machine. The
         clock is that of the scheduler.
     condition
-        Only if that is so then: ``"leak"`` (unmanaged memory of a worker grows from run
-        to run), ``"memory:critical"`` (a worker is at the line at which it pauses, and
-        most of that is no data; ``"memory"``: at which it spills), or a check with or
-        without a severity, ``"thread_pools:critical"``, that the last
-        :func:`clustertune.check` has found since the last restart.
+        Restart only if this is true then. ``"leak"``: unmanaged memory of a worker
+        grows from run to run. ``"memory:critical"``: a worker has reached its pause
+        threshold, mostly with unmanaged memory (``"memory"``: its spill threshold). Or
+        a check with or without a severity, ``"thread_pools:critical"``: the last
+        :func:`clustertune.check` since the last restart has found it.
     expires
-        Seconds, or a duration, after which it is given up.
+        Seconds, or a duration, after which the scheduler gives up.
     workers
-        Names or addresses; None: all that are there then, also those that came later.
+        Names or addresses. None: all workers at that time.
     reason
-        Why; it is listed, and goes to Dask's event log.
+        The reason, for lists and for Dask's event log.
     wait
-        Seconds, or a duration, that tasks are waited for which begin on a worker just
-        before its turn.
+        Seconds, or a duration, to wait for tasks that begin on a worker just before its
+        turn.
     dry_run
-        Send nothing; the answer says what would be waited for.
+        Send nothing, and return the plan.
     timeout
-        Seconds, or a duration, for scheduling it.
+        Seconds, or a duration, for scheduling the restart.
 
     Returns
     -------
     Schedule
-        Printable; it can be cancelled (:meth:`~clustertune.Schedule.cancel`).
-        :func:`clustertune.schedules` shows how it stands.
+        Printable, with :meth:`~clustertune.Schedule.cancel`.
+        :func:`clustertune.schedules` returns its present state.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be; an expression says no instant before it
-        expires. Nothing was scheduled.
+        An argument is not valid, or ``cron`` has no time before the restart expires.
+        Nothing was scheduled.
     RefusedError
-        A worker has no nanny that could start it again, or its manager does not allow
-        it; or 20 restarts wait already.
+        A worker has no nanny to restart it, or its manager forbids restarts, or 20
+        restarts already wait.
     ConnectionLostError, NoWorkersError, VersionMismatchError
-        The cluster cannot do what was asked; the text says why and what to do.
+        The cluster cannot do this; the message has the reason and a fix.
 
     Examples
     --------
     >>> clustertune.schedule_restart(                           # doctest: +SKIP
     ...     client, cron="0 3 * * *", expires="2 days")
     """
-    lasting = arguments.duration("expires", expires)
-    if lasting > LONGEST:
+    lifetime = arguments.duration("expires", expires)
+    if lifetime > MAX_EXPIRES:
         raise ValueError(f"expires={expires!r} must be at most a year")
     given = inputs.of_rows(collections)
     check_client(client, given)
-    order = _Order(
+    request = _Request(
         client=client,
         given=given,
         idle_for=arguments.duration("idle_for", idle_for),
         cron=cron,
         zone=_zone(cron, tz),
-        condition=conditions.parse(condition),
-        lasting=lasting,
+        condition=triggers.parse_condition(condition),
+        lifetime=lifetime,
         workers=arguments.names("workers", workers),
         reason=_reason(reason),
         wait=arguments.duration("wait", wait),
         dry_run=arguments.flag("dry_run", dry_run),
         timeout=arguments.duration("timeout", timeout),
     )
-    found: Schedule = client.sync(_schedule, order)
+    found: Schedule = client.sync(_schedule, request)
     return found
 
 
 def schedules(client: Client) -> tuple[Schedule, ...]:
-    """Restarts that wait for a gap, and the last that have ended; oldest first.
+    """List waiting restarts and the last ended ones, oldest first.
 
     Parameters
     ----------
@@ -155,25 +155,25 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
     Returns
     -------
     tuple of Schedule
-        Of this scheduler since it was started, whoever has scheduled them.
+        Those of all clients since the scheduler started.
 
     Raises
     ------
     ConnectionLostError, VersionMismatchError
-        The cluster cannot be asked; the text says why and what to do.
+        The cluster does not answer; the message has the reason and a fix.
 
     Examples
     --------
     >>> print(*clustertune.schedules(client))                 # doctest: +SKIP
     """
     check_client(client)
-    found: tuple[Schedule, ...] = client.sync(scheduled.listed, client)
+    found: tuple[Schedule, ...] = client.sync(schedule.listed, client)
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Order:
-    """A call, its arguments checked."""
+class _Request:
+    """A call with checked arguments."""
 
     client: Client
     given: inputs.Inputs
@@ -181,7 +181,7 @@ class _Order:
     cron: str | None
     zone: tzinfo
     condition: Condition | None
-    lasting: float  # seconds until it expires
+    lifetime: float  # seconds until it expires
     workers: tuple[str | int, ...] | None
     reason: str | None
     wait: float
@@ -190,33 +190,27 @@ class _Order:
 
 
 def _zone(cron: str | None, tz: str | None) -> tzinfo:
-    """The time zone, after a look at both: the instants themselves come later."""
+    """Check both arguments; the times follow when the scheduler's clock is known."""
     if cron is None and tz is not None:
         raise TypeError("tz is the time zone of cron: give cron, too")
-    zone = instants.zone(tz)
+    zone = triggers.zone(tz)
     if cron is not None:
-        instants.between(cron, zone, 0.0, 0.0)
+        triggers.cron_times(cron, zone, 0.0, 0.0)
     return zone
 
 
-def _instants(
-    cron: str | None, zone: tzinfo, now: float, until: float
-) -> tuple[float, ...]:
-    """The instants from now on; times are those of the scheduler."""
+def _times(request: _Request, now: float, expires: float) -> tuple[float, ...]:
+    cron, zone = request.cron, request.zone
     if cron is None:
         return ()
-    found = instants.between(cron, zone, now, until)
+    found = triggers.cron_times(cron, zone, now, expires)
     if found:
         return found
-    later = instants.between(cron, zone, until, until + LONGEST)[:1]
-    first = (
-        f"it says {instants.text(later[0], zone)} next"
-        if later
-        else "it says none in a year"
-    )
+    later = triggers.cron_times(cron, zone, expires, expires + MAX_EXPIRES)[:1]
+    first = f"is {time_text(later[0], zone)}" if later else "is more than a year later"
     raise ValueError(
-        f"cron={cron!r} says no instant before this expires, at "
-        f"{instants.text(until, zone)}: {first}; give a longer expires"
+        f"cron={cron!r} has no time before the restart expires, at "
+        f"{time_text(expires, zone)}: its next time {first}; give a longer expires"
     )
 
 
@@ -225,86 +219,89 @@ def _reason(reason: object) -> str | None:
         reason = events.reason()
     if reason is None:
         return None
-    if isinstance(reason, str) and 0 < len(reason) <= MOST_REASON:
+    if isinstance(reason, str) and 0 < len(reason) <= MAX_REASON:
         return reason
     raise ValueError(
-        f"reason={reason!r} must be a text of at most {MOST_REASON} characters, or None"
+        f"reason={reason!r} must be a text of at most {MAX_REASON} characters, or None"
     )
 
 
-async def _schedule(order: _Order) -> Schedule:
+async def _schedule(request: _Request) -> Schedule:
     try:
-        return await asyncio.wait_for(_sent(order), order.timeout)
+        return await asyncio.wait_for(_send(request), request.timeout)
     except asyncio.TimeoutError:
         raise TimedOutError(
-            f"the restart was not scheduled within {seconds_text(order.timeout)}; see "
-            "what keeps the scheduler, or give a longer timeout"
+            f"the restart was not scheduled within {seconds_text(request.timeout)}; "
+            "see what blocks the scheduler, or give a longer timeout"
         ) from None
 
 
-async def _sent(order: _Order) -> Schedule:
-    end = monotonic() + order.timeout
+async def _send(request: _Request) -> Schedule:
+    end = monotonic() + request.timeout
     cluster = LiveCluster(
-        order.client,
-        order.given,
+        request.client,
+        request.given,
         Goal(workload=libraries.choose(None)),
         lambda: end - monotonic(),
         options=LookOptions(held_data=True, least_memory=True, read_spilled=False),
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
-    now = view.now.time
-    expires = now + order.lasting
-    found = _instants(order.cron, order.zone, now, expires)
-    ids = (
-        None if order.workers is None else sorted(ids_of(order.workers, view), key=str)
-    )
-    notes = (KEPT, DATA, *_hindered(view, ids))
-    if order.condition is not None and order.condition.kind == "check":
-        notes += (await _looked_for(order),)
-    if order.dry_run:
+    expires = view.now.time + request.lifetime
+    times = _times(request, view.now.time, expires)
+    ids = None
+    if request.workers is not None:
+        ids = tuple(sorted(ids_of(request.workers, view), key=str))
+    condition = request.condition
+    notes = (KEPT, DATA, *_obstacles(view, ids))
+    if condition is not None and condition.kind == "check":
+        notes += (await _check_now(request, condition),)
+    if request.dry_run:
         return Schedule(
             id="",
             state="planned",
-            idle_for=order.idle_for,
+            idle_for=request.idle_for,
             expires=expires,
-            instants=found,
-            condition=None if order.condition is None else str(order.condition),
-            workers=None if ids is None else tuple(ids),
-            reason=order.reason,
+            instants=times,
+            condition=None if condition is None else str(condition),
+            workers=ids,
+            reason=request.reason,
             notes=notes,
         )
-    terms = _terms(order, view, ids) | {"instants": list(found), "expires": expires}
-    answer = await monitor.ask(order.client, "schedule", terms=terms)
+    terms = _terms(request, view, ids) | {"instants": list(times), "expires": expires}
+    answer = await monitor.ask(request.client, "schedule", terms=terms)
     if "refused" in answer:
         raise RefusedError(answer["refused"])
-    return scheduled.read(answer, order.client, notes)
+    return schedule.read(answer, request.client, notes)
 
 
-def _terms(order: _Order, view: View, ids: list[str | int] | None) -> dict[str, Any]:
-    """The request but for its times: plain values, and code for approved nannies."""
-    approved = monitor.known(order.client).addresses
+def _terms(
+    request: _Request, view: View, ids: tuple[str | int, ...] | None
+) -> dict[str, Any]:
+    """The request without its times: plain values, and code for approved nannies."""
+    approved = monitor.known(request.client).addresses
     layouts = (m.keys for x in view.layouts for m in x.members if m.loaded)
+    condition = request.condition
     return {
-        "owner": order.client.id,
-        "reason": order.reason,
-        "idle_for": order.idle_for,
-        "condition": None if order.condition is None else order.condition.plain(),
-        "workers": ids,
+        "owner": request.client.id,
+        "reason": request.reason,
+        "idle_for": request.idle_for,
+        "condition": None if condition is None else condition.plain(),
+        "workers": None if ids is None else list(ids),
         "collections": [keys.pack(names) for names in layouts],
-        # ids may be numbers, and msgpack's maps have texts only
-        "lines": list(conditions.lines(view.now.workers).items()),
+        # pairs, because ids may be numbers, and msgpack's maps need text
+        "lines": list(triggers.thresholds(view.now.workers).items()),
         "nannies": [
             w.nanny for w in view.now.workers if w.nanny and w.address in approved
         ],
         "parking": ship.pickled(park.act),
-        "wait": order.wait,
+        "wait": request.wait,
         "timeout": restarting.TIMEOUT,
     }
 
 
-def _hindered(view: View, ids: list[str | int] | None) -> tuple[str, ...]:
-    """What would be in the way of a restart now, but may not be then.
+def _obstacles(view: View, ids: tuple[str | int, ...] | None) -> tuple[str, ...]:
+    """Notes about obstacles that may be gone later.
 
     Raises
     ------
@@ -315,41 +312,35 @@ def _hindered(view: View, ids: list[str | int] | None) -> tuple[str, ...]:
     steps = restarting.steps(view, wanted)
     refused = [no for _, no in guards.sort_out(steps, view) if no is not None]
     for no in refused:
-        if _lasts(no, view):
+        if _is_permanent(no, view):
             raise RefusedError(f"{no.step.summary}: {no.reason}")
     return tuple(
-        f"It waits until this is no longer so: {no.step.summary}: {no.reason}"
+        f"The restart waits until this has changed: {no.step.summary}: {no.reason}"
         for no in refused[:3]
     )
 
 
-def _lasts(refusal: Refusal, view: View) -> bool:
-    """Whether waiting would not help."""
+def _is_permanent(refusal: Refusal, view: View) -> bool:
     if refusal.guard == "manager_allows_restarts":
         return True
     address = getattr(refusal.step.args, "address", None)
     return any(w.address == address and w.nanny is None for w in view.now.workers)
 
 
-async def _looked_for(order: _Order) -> str:
-    """Look now, so that there are findings; what the last ones say of the check."""
+async def _check_now(request: _Request, condition: Condition) -> str:
+    """Run the checks, so the scheduler has findings; a note about the condition."""
     question = Question(
-        client=order.client,
-        given=order.given,
+        client=request.client,
+        given=request.given,
         goal=Goal(workload=libraries.choose(None)),
         workers=None,
-        timeout=order.timeout,
+        timeout=request.timeout,
     )
     report = await diagnose(question)
-    condition = order.condition
-    assert condition is not None
-    found = [
-        f
-        for f in report.found
-        if f.check == condition.check and f.severity >= condition.severity
-    ]
+    own = [f for f in report.found if f.check == condition.check]
+    found = [f for f in own if f.severity >= condition.severity]
     now = f"found now: {found[0].message}" if found else "not found now"
     return (
-        f"{condition}: {now}. Only the last findings count then: `clustertune check` "
-        "renews them"
+        f"{condition}: {now}. Only the last findings count; `clustertune check` renews "
+        "them"
     )

@@ -1,492 +1,137 @@
-"""Playbooks as they are read: what they say, and what is wrong with them (pure)."""
+"""Limits and results of playbooks (pure)."""
 
 from __future__ import annotations
 
-import inspect
-import subprocess
-import sys
-import zipfile
-from pathlib import Path
+import json
 from typing import Any
 
-import dask
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import clustertune
-from clustertune import checks
-from clustertune.core.model import Severity
-from clustertune.errors import PlaybookError
-from clustertune.operations.playbooks import playbook, shelf
-from clustertune.operations.playbooks.plainyaml import LARGEST, Node, parse
-from clustertune.operations.playbooks.playbook import ACTIONS, KEYS, ON_DATA
-from clustertune.operations.playbooks.reading import load
-
-EXAMPLE = """\
-version: 1
-name: between-runs
-description: Trim, and restart what still leaks; one worker at a time.
-steps:
-  - check: [memory, workers]
-  - when: unmanaged_memory
-    at_least: warning
-    holds: 1m
-    do: trim
-  - when: unmanaged_memory
-    at_least: critical
-    do: restart
-    with: {workers: named, timeout: 2 minutes}
-limits: {disrupted_workers: 1, minimum_workers: 2, settle: 30s}
-on_failure: stop
-"""
-
-
-def wrong(text: str | bytes, **values: str) -> list[str]:
-    """What is said of a text that is no playbook, by line."""
-    named = {key.replace("__", "."): value for key, value in values.items()}
-    with pytest.raises(PlaybookError) as error:
-        load(text, "p.yaml", named)
-    return str(error.value).splitlines()
-
-
-def with_step(step: str) -> str:
-    """A playbook with one step, on line 4."""
-    return f"version: 1\nname: p\nsteps:\n  - {step}\n"
-
-
-# --- what is right --------------------------------------------------------------------
-
-
-def test_an_example() -> None:
-    """All that the language has, in plain units."""
-    read = load(EXAMPLE, "p.yaml")
-    look, trim, restart = read.steps
-    assert look.check == ("memory", "workers")
-    assert (trim.when, trim.at_least, trim.holds) == (
-        "unmanaged_memory",
-        Severity.warning,
-        60,
-    )
-    assert restart.options == {"workers": "named", "timeout": 120}
-    assert restart.line == "p.yaml:10"
-    assert str(restart) == (
-        "restart (workers: named, timeout: 2 min), when unmanaged_memory is at least "
-        "critical"
-    )
-    assert read.limits == playbook.Limits(
-        disrupted_workers=1, minimum_workers=2, settle=30
-    )
-    assert read.on_failure == "stop"
-    assert read.acts
-
-
-def test_little_is_needed() -> None:
-    """The rest has defaults."""
-    read = load(with_step("check: all"), "p.yaml")
-    assert read.limits == playbook.Limits()
-    assert not read.acts
-    assert str(read.steps[0]) == "check all"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "found"),
-    [
-        ("holds", "5 s", 5),
-        ("steps[1].holds", "0", 0),
-        ("timeout", "90", 90),
-        ("steps[2].with.workers", "[a, 3]", ("a", 3)),
-        ("settle", "1 minute", 60),
-        ("limits.disrupted_workers", "50%", 0.5),
-        ("on_failure", "continue", "continue"),
-    ],
+from clustertune.core.model import Finding, Severity
+from clustertune.errors import RefusedError
+from clustertune.operations.playbooks.playbook import (
+    Limits,
+    PlaybookResult,
+    Step,
+    StepResult,
 )
-def test_values_are_set(key: str, value: str, found: Any) -> None:
-    """By path, or by its end; read as they would be in the file."""
-    read = load(EXAMPLE, "p.yaml", {key: value})
-    there = {
-        "holds": read.steps[1].holds,
-        "timeout": read.steps[2].options["timeout"],
-        "workers": read.steps[2].options["workers"],
-        "settle": read.limits.settle,
-        "disrupted_workers": read.limits.disrupted_workers,
-        "on_failure": read.on_failure,
-    }
-    assert there[key.rpartition(".")[2].rpartition("]")[2]] == found
+from clustertune.testing import view, worker
 
 
-def test_limits_are_set_where_there_are_none() -> None:
-    """They have defaults, which a value takes the place of."""
-    read = load(with_step("check: all"), "p.yaml", {"minimum_workers": "3"})
-    assert read.limits.minimum_workers == 3
+def finding(check: str, severity: Severity, *subject: Any) -> Finding:
+    return Finding(check=check, severity=severity, message="why", subject=subject)
 
 
-@pytest.mark.parametrize("name", shelf.available())
-def test_what_is_shipped(name: str) -> None:
-    """Each is right, called as its file, and says what it does."""
-    read = shelf.read(name)
-    assert read.name == name
-    assert len(read.description) > 20
-
-
-def test_arguments_are_those_of_the_functions() -> None:
-    """A playbook takes no key that its function does not, nor one that loses data."""
-    for name, keys in ACTIONS.items():
-        function = (
-            clustertune.prepare if name in ON_DATA else getattr(clustertune, name)
-        )
-        assert set(keys) <= set(inspect.signature(function).parameters), name
-        assert set(keys) <= set(KEYS)
-        assert not {"drop_data", "allow_any_env"} & set(keys)
-
-
-def test_variables_that_run_code() -> None:
-    """A value from the command line is refused like one in the file."""
-    text = with_step("{do: resize, with: {env: {OMP_NUM_THREADS: '2'}}}")
-    assert load(text, "p.yaml").steps[0].options["env"] == {"OMP_NUM_THREADS": "2"}
-    (line,) = wrong(text, env="{PYTHONSTARTUP: /tmp/x.py}")
-    assert "PYTHONSTARTUP is not a variable of thread pools" in line
-    assert "clustertune.resize(client, env=..., allow_any_env=True)" in line
-    assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
-
-
-def test_names_of_checks() -> None:
-    """One, those with a word, or all."""
-    assert playbook.checks_named("memory_growth") == ("memory_growth",)
-    assert {"memory_growth", "fit_memory"} <= set(playbook.checks_named("memory"))
-    assert playbook.checks_named("all") == tuple(checks.available())
-    assert playbook.checks_named("memor") == ()
-
-
-# --- what is wrong --------------------------------------------------------------------
-
-
-def test_all_mistakes_are_said() -> None:
-    """Each with its line, what is allowed and what is close."""
-    text = EXAMPLE.replace("do: restart", "do: restrat").replace("1m", "soon")
-    first, second, third = wrong(text.replace("on_failure: stop", "on_fail: stop"))
-    assert first == (
-        "p.yaml:8: steps[1].holds: holds='soon' must be a duration, like \"30s\", or 0"
-    )
-    assert second == (
-        "p.yaml:12: steps[2].do: unknown action 'restrat'; choose from: persist, "
-        "rebalance, rechunk, release, resize, restart, scale, trim (did you mean "
-        "restart?)"
-    )
-    assert third.startswith("p.yaml:15: on_fail: unknown key 'on_fail'; choose from: ")
-    assert third.endswith("(did you mean on_failure?)")
-
-
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [
-        ("check: memroy", "unknown check 'memroy' (did you mean memory?)"),
-        ("check: []", "names no check"),
-        ("check: 3", "unknown check 3"),
-        ("{check: all, do: trim}", "either check or do"),
-        ("{when: memory_growth}", "either check or do"),
-        ("{check: all, holds: 3s}", "steps[0].holds: belongs to a step with do"),
-        ("{do: trim, holds: 3s}", "steps[0].holds: belongs to when"),
-        ("{do: trim, when: memory}", "unknown check 'memory'"),
-        ("{do: trim, when: [memory_growth]}", "unknown check ['memory_growth']"),
-        ("{do: trim, when: memory_growth, at_least: bad}", "choose from: info, "),
-        ("{do: trim, with: {workers: named}}", "give when"),
-        ("{do: trim, with: {workers: a}}", "must be a list of names"),
-        ("{do: trim, with: {timeout: .inf}}", "no number to work with"),
-        (f"{{do: trim, with: {{timeout: {'9' * 320}s}}}}", "must be a duration"),
-        ("{do: trim, with: {timeout: -3}}", "must be a duration"),
-        ("{do: trim, with: {timeout: }}", "timeout has no value"),
-        ("{do: trim, with: 3}", "must be a mapping, with keys among timeout, workers"),
-        ("{do: restart, with: {drop_data: true}}", "unknown key 'drop_data'"),
-        ("{do: scale}", "scale needs n_workers"),
-        ("{do: scale, with: {n_workers: 0}}", "whole number of at least 1"),
-        ("{do: resize, with: {wait: 3s}}", "resize needs nthreads"),
-        ("{do: resize, with: {memory_limit: 1e999GiB}}", "size of at least 1 MiB"),
-        ("{do: resize, with: {env: {A: 1}}}", "mapping of names to texts"),
-        ("{do: resize, with: {env: {BROWSER: x}}}", "BROWSER is not a variable of"),
-        ("{do: resize, with: {env: {OMP_PLACES: /x}}}", "may contain only ASCII"),
-        (
-            "{do: resize, with: {nthreads: 2, allow_any_env: true}}",
-            "unknown key 'allow_any_env'",
-        ),
-        ("{do: release, with: {prefixes: x}}", "must be a list of prefixes"),
-        ("{do: release, with: {keep: X}}", "must be given"),
-        ("{do: release, with: {keep: given, prefixes: [x]}}", "exclude each other"),
-        ("{do: release, with: {include_other_clients: true}}", "needs prefixes"),
-        ("{do: [trim]}", "unknown action ['trim']"),
-        ("trim", "must be a mapping"),
-        ("{do: trim, do: trim}", "steps[0]: the key 'do' is there twice"),
-        ("{do: !!python/name:os.system x}", "write text (in quotes)"),
-        ("{do: 2020-01-01}", "is a 'timestamp'"),
-        ("{? [a] : b}", "a key must be text"),
-        ("{do: 0b_}", "'0b_' is no number"),
-        ("{do: !!int ''}", "'' is no number"),
-        ("{do: !!bool x}", "'x' is no true or false"),
-        ("{do: *a}", "anchors and aliases are not allowed"),
-        ("{do: &a trim}", "anchors and aliases are not allowed"),
-        ("[[[[[[[[[a]]]]]]]]]", "deeper than 8 levels"),
-        ("{do: '\\\x1b[31m'}", "special characters are not allowed"),
-    ],
-)
-def test_steps_that_are_wrong(step: str, text: str) -> None:
-    """On the line where they are."""
-    (line,) = wrong(with_step(step))
-    assert text in line
-    assert line.startswith(("p.yaml:4: ", "p.yaml: "))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "p.yaml: is empty"),
-        ("- a\n", "p.yaml:1: must be a mapping"),
-        ("a: [", "p.yaml:1: while parsing a flow node"),
-        ("a: b\n---\nc: d\n", "p.yaml:2: expected a single document"),
-        ("version: 2\nname: x\nsteps: [check: all]", "p.yaml:1: version: 2 is not"),
-        ("version: 1\nname: 3\nsteps: [check: all]", "p.yaml:2: name: must be text"),
-        ("version: 1\nname: x\nsteps: []", "p.yaml:3: steps: must be a list of steps"),
-        ("version: 1\nname: x", "p.yaml:1: the key 'steps' is missing"),
-        (b"\xff\xfe\xfa", "p.yaml: is no text of UTF-8"),
-        ("x" * (LARGEST + 1), "p.yaml: has 65,537 bytes; at most 65,536 are read"),
-        (with_step("check: all") + "  - check: all\n" * 50, "there are 51; at most 50"),
-        (with_step("check: all") + "limits: {settle: -1}", "limits.settle: settle=-1"),
-        ('a: "\\UFFFFFFFF"', "p.yaml: cannot be read: "),
-        (
-            with_step("{do: scale, with: {n_workers: 1}}")
-            + "limits: {minimum_workers: 2}",
-            "p.yaml:4: steps[0].with: n_workers=1 is less than limits.minimum_workers",
-        ),
-    ],
-)
-def test_files_that_are_wrong(text: str | bytes, said: str) -> None:
-    """Are said to be, in a line."""
-    (line,) = wrong(text)
-    assert said in line
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("n_workers", "3", "'n_workers' is not in this playbook; choose from: limits."),
-        ("timeuot", "3", "(did you mean timeout?)"),
-        ("at_least", "info", "'at_least' stands for several; say which; choose from: "),
-        ("holds", "soon", "--set holds=soon: steps[1].holds: holds='soon' must be"),
-        ("holds", "", "--set holds=: steps[1].holds: holds='' must be"),
-        ("holds", "[1", "--set holds=[1:1: while parsing"),
-        ("timeout", "{a: 1}", "--set timeout={a: 1}: steps[2].with.timeout: timeout={"),
-    ],
-)
-def test_values_that_are_wrong(key: str, value: str, said: str) -> None:
-    """Are said to come from there, and not from a line of the file."""
-    (line,) = wrong(EXAMPLE, **{key: value})
-    assert said in line
-
-
-def test_what_is_shown_cannot_act_on_a_terminal() -> None:
-    """A playbook may be somebody else's."""
-    (line,) = wrong(with_step('{do: "\\e[31m", when: memory_growth}'))
-    assert "\x1b" not in line
-    (line,) = wrong(with_step('{"\\e[2J": 1, do: trim}'))
-    assert "\x1b" not in line
-
-
-# --- files ----------------------------------------------------------------------------
-
-
-def test_ones_own_are_found(tmp_path: Path) -> None:
-    """In the folder that is configured; of the same name they come first."""
-    own = tmp_path / "observe.yaml"
-    own.write_text(with_step("check: memory"))
-    (tmp_path / "odd.yaml").write_text("a: [")
-    with dask.config.set({"clustertune.playbooks": str(tmp_path)}):
-        assert shelf.available()["observe"] == own
-        assert {"odd", "between-runs"} <= set(shelf.available())
-        assert shelf.read("observe").steps[0].check == ("memory",)
-        with pytest.raises(PlaybookError, match=r"odd\.yaml:1"):
-            shelf.read("odd")
-    assert shelf.available()["observe"] != own
-    assert shelf.read(own) == shelf.read(str(own))
-
-
-@pytest.mark.parametrize("folder", ["/no/such/folder", 3, __file__])
-def test_a_folder_that_is_none(folder: Any) -> None:
-    """Is said to be, rather than passed over."""
-    own = dask.config.set({"clustertune.playbooks": folder})
-    with own, pytest.raises(ValueError, match="must be a folder"):
-        shelf.available()
-
-
-@pytest.mark.parametrize(
-    ("which", "text"),
-    [
-        ("betwen-runs", r"unknown playbook.*\(did you mean between-runs\?\)"),
-        ("./no/such.yaml", "cannot be read: No such file"),
-        ("/tmp/", "cannot be read: Is a directory"),
-        ("~nobody-at-all/a.yaml", "cannot be read: "),
-        ("a\0.yaml", "cannot be read: embedded null"),
-    ],
-)
-def test_a_playbook_that_is_not_there(which: str, text: str) -> None:
-    """Says what there is, or why it cannot be read."""
-    with pytest.raises(ValueError, match=text):
-        shelf.read(which)
-
-
-def test_the_wheel_has_them(tmp_path: Path) -> None:
-    """Whoever installs the package has them, in the place where they are looked for."""
-    root = Path(clustertune.__file__).parents[1]
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
-    subprocess.run(
-        [*command, str(tmp_path)], cwd=root, check=True, capture_output=True, timeout=60
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "there")
-    code = (
-        "import clustertune; from clustertune.operations.playbooks import shelf; "
-        "print(clustertune.__file__); print(*shelf.available().values(), sep='\\n')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path / "there",
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PYTHONPATH": str(tmp_path / "there")},
-    )
-    package, *files = done.stdout.splitlines()
-    assert package.startswith(str(tmp_path))
-    inside = Path(package).parent / "playbooks"
-    assert {Path(f) for f in files} == set(inside.glob("*.yaml"))
-    assert {f.name for f in inside.iterdir()} == {
-        p.name for p in (root / "playbooks").iterdir()
-    }
-
-
-# --- whatever is written --------------------------------------------------------------
-
-_words = st.sampled_from(
-    [
-        *("version", "name", "steps", "limits", "on_failure", "check", "when", "do"),
-        *("with", "at_least", "holds", "settle", "trim", "scale", "restart", "release"),
-        *("workers", "named", "timeout", "n_workers", "prefixes", "keep", "given"),
-        *("memory", "memory_growth", "warning", "all", "1m", "-1", "1e999", "50%"),
+def test_subjects_of_a_condition() -> None:
+    """Findings that are bad enough count; unknown ones never do."""
+    found = [
+        finding("a", Severity.warning, 1, 2),
+        finding("a", Severity.critical, 3),
+        finding("a", Severity.unknown, 4),
+        finding("b", Severity.critical, 5),
+        finding("c", Severity.info),
     ]
+
+    def step(check: str, at_least: Severity) -> Step:
+        return Step(line="f:1", when=check, at_least=at_least, do="trim")
+
+    assert step("a", Severity.warning).subjects(found) == {1, 2, 3}
+    assert step("a", Severity.critical).subjects(found) == {3}
+    assert step("c", Severity.info).subjects(found) == {None}
+    assert step("c", Severity.warning).subjects(found) == set()
+    assert step("d", Severity.info).subjects(found) == set()
+    assert step("a", Severity.info).unknown(found) == "why"
+    assert step("b", Severity.info).unknown(found) == ""
+
+
+@pytest.mark.parametrize(
+    ("limits", "ids", "found"),
+    [
+        ({}, {0, 1, 2}, 1),
+        ({"disrupted_workers": 3}, {0, 1, 2}, 3),
+        ({"disrupted_workers": 0.5}, {0}, 2),
+        ({"disrupted_workers": 0.1}, {0}, 1),
+        ({"disrupted_workers": 3, "minimum_workers": 2}, {0, 1}, 1),
+        ({"minimum_workers": 3}, {3}, 1),  # it does not run as it is
+        ({"minimum_workers": 3}, {0}, None),
+        ({"minimum_workers": 9}, {0}, None),
+    ],
 )
-_scalars = st.one_of(
-    _words,
-    st.text(max_size=8),
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.dates(),
-    st.binary(max_size=4),
+def test_max_unavailable(limits: Any, ids: Any, found: int | None) -> None:
+    """At least ``minimum_workers`` go on running."""
+    workers = [worker(0), worker(1), worker(2), worker(3, status="paused")]
+    bounds, now = Limits(**limits), view(workers).now
+    if found is None:
+        with pytest.raises(RefusedError, match="3 workers run: none may be away"):
+            bounds.max_unavailable(now, ids)
+    else:
+        assert bounds.max_unavailable(now, ids) == found
+
+
+def result(*statuses: str, **what: Any) -> PlaybookResult:
+    steps = tuple(StepResult(step=s, line="f:1", status=s) for s in statuses)
+    return PlaybookResult(playbook="p", seconds=1, steps=steps, **what)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "code"),
+    [
+        ((), "fine", 0),
+        (("looked", "skipped"), "fine", 0),
+        (("done", "fine"), "done", 0),
+        (("done", "failed", "not begun"), "failed", 5),
+        (("refused", "not begun"), "refused", 4),
+        (("done", "refused"), "refused", 5),
+        (("left", "done"), "left", 5),
+        (("planned", "skipped"), "planned", 0),
+    ],
 )
-_anything = st.recursive(
-    _scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(st.one_of(_words, st.integers()), inner, max_size=5),
-    ),
-    max_leaves=12,
-)
-_step = st.fixed_dictionaries(
-    {},
-    optional={
-        "check": st.one_of(_words, st.lists(_words, max_size=3), _anything),
-        "when": st.one_of(st.sampled_from(list(checks.available())), _anything),
-        "at_least": st.one_of(st.sampled_from(playbook.SEVERITIES), _anything),
-        "holds": st.one_of(st.sampled_from(["1m", 3, "0"]), _anything),
-        "do": st.one_of(st.sampled_from(list(ACTIONS)), _anything),
-        "with": st.one_of(
-            st.dictionaries(st.sampled_from(list(KEYS)), _anything, max_size=3),
-            _anything,
-        ),
-    },
-)
-_playbooks = st.fixed_dictionaries(
-    {"version": st.just(1), "name": _words, "steps": st.lists(_step, max_size=3)},
-    optional={
-        "limits": st.one_of(
-            st.dictionaries(st.sampled_from(playbook.LIMIT_KEYS), _anything), _anything
-        ),
-        "on_failure": _anything,
-    },
-)
+def test_status_and_exit_code(
+    statuses: tuple[str, ...], status: str, code: int
+) -> None:
+    """The exit codes are those of all commands."""
+    assert result(*statuses).status == status
+    assert result(*statuses).exit_status() == code
 
 
-def try_it(text: str | bytes, values: dict[str, str] | None = None) -> bool:
-    """Whether it is a playbook; whatever else is raised fails the test."""
-    try:
-        read = load(text, "p.yaml", values)
-    except PlaybookError as error:
-        lines = str(error).splitlines()
-        assert all(line.startswith(("p.yaml", "--set ")) for line in lines)
-        assert all(line.isprintable() for line in lines)
-        return False
-    assert all(str(step) for step in read.steps)
-    return True
+def test_last_findings_count() -> None:
+    """The last step that ran a check decides."""
+
+    def looked(severity: Severity | None) -> StepResult:
+        found = () if severity is None else (finding("a", severity),)
+        return StepResult(
+            step="check a", line="f:1", status="looked", checks=("a",), found=found
+        )
+
+    def code(*steps: StepResult, **options: Any) -> int:
+        return PlaybookResult(playbook="p", seconds=1, steps=steps).exit_status(
+            **options
+        )
+
+    bad, mild = looked(Severity.critical), looked(Severity.warning)
+    assert code(bad) == 1
+    assert code(bad, looked(None)) == 0
+    assert code(bad, mild) == 0
+    assert code(mild, fail_on=Severity.warning) == 1
+    assert code(bad, fail_on=None) == 0
+    assert code(bad, StepResult(step="trim", line="f:2", status="planned")) == 0
 
 
-@settings(max_examples=400, deadline=None, database=None)
-@given(_playbooks)
-def test_structures(data: Any) -> None:
-    """Whatever stands where something else should: a playbook, or what is wrong."""
-    try_it(yaml.safe_dump(data, sort_keys=False))
-
-
-@settings(max_examples=400, deadline=None, database=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, len(EXAMPLE)),
-            st.integers(0, 12),
-            st.one_of(
-                st.sampled_from(list("{}[]:,&*!|>-?'\"%@`#\t\n ~<")).map(str.encode),
-                st.binary(max_size=4),
-            ),
-        ),
-        min_size=1,
-        max_size=6,
+def test_results_are_escaped() -> None:
+    """Untrusted text is harmless on a terminal and on a page."""
+    odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
+    step = StepResult(
+        step="check a", line="f:1", status="looked", checks=("a",), found=(odd,)
     )
-)
-def test_mutations(changes: list[tuple[int, int, bytes]]) -> None:
-    """Bytes that are others, gone or more."""
-    text = EXAMPLE.encode()
-    for at, gone, more in changes:
-        text = text[:at] + more + text[at + gone :]
-    try_it(text)
-
-
-@settings(max_examples=200, deadline=None, database=None)
-@given(st.one_of(st.binary(max_size=60), st.text(max_size=60)))
-def test_noise(text: str | bytes) -> None:
-    """No text at all."""
-    try_it(text)
-
-
-@settings(max_examples=150, deadline=None, database=None)
-@given(
-    st.sampled_from(
-        ["holds", "timeout", "workers", "settle", "on_failure", "x", "steps[9].do", ""]
-    ),
-    st.text(max_size=12),
-)
-def test_values(key: str, value: str) -> None:
-    """Of the command line."""
-    try_it(EXAMPLE, {key: value})
-
-
-def test_a_tree_knows_where_things_stand() -> None:
-    """By the line of their key."""
-    root = parse("a: 1\nb:\n  - x\n  - {c: true}\n", "f")
-    assert root.plain == {"a": 1, "b": ["x", {"c": True}]}
-    assert isinstance(root.value, dict)
-    b = root.value["b"]
-    assert b.where == "f:2"
-    assert isinstance(b.value, tuple)
-    assert b.value[0] == Node("f:3", "x")
-    assert [n.where for n in b.value] == ["f:3", "f:4"]
+    failed = StepResult(step="trim", line="f:2", status="failed", reason="\x1b<b>")
+    shown = PlaybookResult(playbook="<i>", seconds=1, steps=(step, failed))
+    assert "\x1b" not in str(shown)
+    assert "1 critical" in str(shown)
+    page = shown._repr_html_()
+    assert "\x1b" not in page
+    assert not [tag for tag in ("<i>", "<b>", "<script>") if tag in page]
+    data = json.loads(shown.to_json())
+    assert data["schema_version"] == 1
+    assert data["status"] == "failed"
+    assert data["steps"][0]["found"][0]["check"] == "a"
+    assert repr(shown) == "<PlaybookResult: <i>; failed>"

@@ -1,4 +1,4 @@
-"""``schedule_restart``: what is checked before it is sent, and how it is told."""
+"""``schedule_restart``: checks of the request, states, and the commands."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.cli import main
 from clustertune.errors import ConnectionLostError, RefusedError
-from clustertune.operations.scheduling import scheduled
-from clustertune.operations.scheduling.scheduled import Attempt, Schedule
+from clustertune.operations.scheduling import schedule
+from clustertune.operations.scheduling.schedule import Attempt, Schedule
 
 NANNIES: dict[str, Any] = {
     "client": True,
@@ -32,8 +32,8 @@ FEBRUARY_29 = "0 0 29 2 *"
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES)
-async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
-    """Its client may go meanwhile; a worker that is alone keeps what it holds."""
+async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
+    """Its client may close meanwhile; the only worker keeps its data."""
     with dask.config.set({"clustertune.reason": "nightly"}):
         plan = await clustertune.schedule_restart(c, condition="leak", dry_run=True)
     assert (plan.state, plan.id, plan.condition) == ("planned", "", "leak")
@@ -42,26 +42,26 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     with pytest.raises(LookupError, match="a plan only"):
         plan.cancel()
     x = c.persist(da.arange(1000, chunks=100))
-    await wait(x)  # another client asks for it, whose word may come first
+    await wait(x)  # otherwise the other client's message may arrive first
     scattered = await c.scatter({"a": np.arange(10)}, hash=False)
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     made = await clustertune.schedule_restart(other, x, idle_for="300 ms")
     assert made.state == "waiting"
-    assert "is gone when the scheduler is started again" in str(made)
-    assert "not published goes when the client" in str(made)
+    assert "restart is lost if the scheduler itself restarts" in str(made)
+    assert "unpublished data is freed when its client closes" in str(made)
     await other.close()
     before = set(s.workers)
     resident, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]
     past = {"began": 0.0, "ended": 1.0, "floors": row, "peaks": row}
     resident.runs.kept.append(past)
     states = []
-    done = await scheduled.follow(c, made, lambda now: states.append(now.state))
+    done = await schedule.follow(c, made, lambda now: states.append(now.state))
     assert (done.state, states[-1]) == ("done", "done")
     (attempt,) = done.attempts
     assert (attempt.outcome, attempt.restarted, attempt.lost) == ("done", (0,), 0)
     assert "worker 0 restarted, 11 keys" in str(done)
     assert before.isdisjoint(s.workers)
-    # a leak that a restart has ended would be seen for ever
+    # the restart ended this leak, so its samples are dropped
     assert past["floors"] == [("another", 2**20)]
     assert await c.compute(x.sum()) == 499500
     np.testing.assert_array_equal(await scattered["a"], np.arange(10))
@@ -72,7 +72,7 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert "\x1b" not in str(later)
     assert (await later.cancel()).state == "cancelled"
     with pytest.raises(LookupError, match="'nobody'; none waits"):
-        await scheduled.cancel(c, "nobody")
+        await schedule.cancel(c, "nobody")
     last = (await clustertune.schedules(c))[-1]
     assert (last.id, last.ended) == (later.id, True)
     checked = await clustertune.schedule_restart(
@@ -82,20 +82,20 @@ async def test_from_asking_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert abs(resident.findings["time"] - time()) < 60
     await s.plugins["clustertune"].close()  # as if the scheduler were another one
     with pytest.raises(ConnectionLostError, match="does not outlive its scheduler"):
-        await scheduled.follow(c, made, print)
+        await schedule.follow(c, made, print)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_what_can_never_be(c: Any, s: Any, *workers: Any) -> None:
-    """Nobody would start such workers again; nothing is sent."""
+async def test_impossible_restarts(c: Any, s: Any, *workers: Any) -> None:
+    """Workers without a nanny would not return; nothing is sent."""
     with pytest.raises(RefusedError, match="it has no nanny"):
         await clustertune.schedule_restart(c)
     assert s.plugins["clustertune"].list_schedules()["schedules"] == []
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_what_it_must_be(c: Any, s: Any, *workers: Any) -> None:
-    """Each error is clear, and comes before anything is sent."""
+async def test_bad_arguments(c: Any, s: Any, *workers: Any) -> None:
+    """Each error is raised before anything is sent."""
     for given, error, text in (
         ({"cron": "0 3 * *"}, ValueError, "five fields"),
         ({"cron": "0 3 * * *", "tz": "Mars/Sea"}, ValueError, "is no time zone"),
@@ -111,7 +111,7 @@ async def test_what_it_must_be(c: Any, s: Any, *workers: Any) -> None:
         with pytest.raises(error, match=text):
             clustertune.schedule_restart(c, **given)
     assert "clustertune" not in s.plugins
-    with pytest.raises(ValueError, match="says no instant before"):
+    with pytest.raises(ValueError, match="has no time before the restart expires"):
         await clustertune.schedule_restart(c, cron=FEBRUARY_29, expires="1h")
     assert s.plugins["clustertune"].list_schedules()["schedules"] == []
 
@@ -124,7 +124,7 @@ HOUR = 3600.0
 async def test_a_client_with_another_clock(
     c: Any, s: Any, nanny: Any, shift: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Instants, findings, plans and expiry go by the scheduler's clock alone."""
+    """Times, findings, plans and expiry follow the scheduler's clock."""
     now = time()
     for name, module in list(sys.modules.items()):
         ours = name.startswith("clustertune.") and ".remote." not in name
@@ -170,14 +170,14 @@ async def test_a_client_with_another_clock(
     ],
 )
 def test_why_it_waits(waits: Any, text: str) -> None:
-    """One line, and nothing in it can act on a terminal."""
+    """One line, with escaped text."""
     it = Schedule(id="x", state="waiting", idle_for=30, expires=0.0, waits=waits)
     assert re.search(text, it.standing())
     assert "\n" not in it.standing()
 
 
 def test_while_it_runs() -> None:
-    """Which workers are to come."""
+    """It lists the remaining workers."""
     it = Schedule(
         id="x", state="running", idle_for=30, expires=0.0, waits={}, left=(0,)
     )
@@ -185,7 +185,7 @@ def test_while_it_runs() -> None:
 
 
 def test_an_attempt_in_words() -> None:
-    """What was done, what is left, and why."""
+    """Restarted and remaining workers, and the reason."""
     attempt = Attempt(
         time=0.0, outcome="interrupted", restarted=(1,), left=(2,), problem="tasks came"
     )
@@ -214,16 +214,16 @@ def run(*arguments: str) -> Result:
     ],
 )
 def test_options_that_do_not_go_together(arguments: Any, text: str) -> None:
-    """Said before a cluster is asked."""
+    """Wrong usage is reported before the command connects."""
     result = run("restart", *arguments)
     assert result.exit_code == 2
     assert text in result.stderr
 
 
 def test_from_the_shell(local_cluster: Any, monkeypatch: Any) -> None:
-    """Planned, scheduled, listed, cancelled; bad input is one line."""
+    """Plan, schedule, list and cancel; bad input is one line."""
     # a restart starts a process, and may end within the second between two looks
-    monkeypatch.setattr(scheduled, "LOOK", 0.02)
+    monkeypatch.setattr(schedule, "POLL_INTERVAL", 0.02)
     cluster, _ = local_cluster(1)
     where = cluster.scheduler_address
     later = ("restart", "--between-runs")

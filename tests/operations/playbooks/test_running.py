@@ -1,9 +1,8 @@
-"""Playbooks on live clusters: what is shipped, conditions, limits, failures."""
+"""Playbooks on live clusters: shipped playbooks, conditions, limits, failures."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import dask.array as da
@@ -14,139 +13,21 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.core.model import Finding, Severity
-from clustertune.errors import PlaybookError, RefusedError
-from clustertune.operations.playbooks import shelf
-from clustertune.operations.playbooks.playbook import Limits
-from clustertune.operations.playbooks.played import Played, PlayedStep
-from clustertune.operations.playbooks.playing import at_once, named, playing_of, unknown
-from clustertune.testing import view, worker
+from clustertune.errors import PlaybookError
+from clustertune.operations.playbooks import library
+from clustertune.operations.playbooks.running import PlaybookRun
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
 HEAD = "version: 1\nname: p\n"
 
 
-def finding(check: str, severity: Severity, *subject: Any) -> Finding:
-    return Finding(check=check, severity=severity, message="why", subject=subject)
-
-
-# --- what decides (pure) --------------------------------------------------------------
-
-
-def test_what_a_condition_names() -> None:
-    """What is bad enough; what is unknown never is."""
-    found = [
-        finding("a", Severity.warning, 1, 2),
-        finding("a", Severity.critical, 3),
-        finding("a", Severity.unknown, 4),
-        finding("b", Severity.critical, 5),
-        finding("c", Severity.info),
-    ]
-    assert named(found, "a", Severity.warning) == {1, 2, 3}
-    assert named(found, "a", Severity.critical) == {3}
-    assert named(found, "c", Severity.info) == {None}
-    assert named(found, "c", Severity.warning) == set()
-    assert named(found, "d", Severity.info) == set()
-    assert unknown(found, "a") == "why"
-    assert unknown(found, "b") == ""
-
-
-@pytest.mark.parametrize(
-    ("limits", "ids", "found"),
-    [
-        ({}, {0, 1, 2}, 1),
-        ({"disrupted_workers": 3}, {0, 1, 2}, 3),
-        ({"disrupted_workers": 0.5}, {0}, 2),
-        ({"disrupted_workers": 0.1}, {0}, 1),
-        ({"disrupted_workers": 3, "minimum_workers": 2}, {0, 1}, 1),
-        ({"minimum_workers": 3}, {3}, 1),  # it does not run as it is
-        ({"minimum_workers": 3}, {0}, None),
-        ({"minimum_workers": 9}, {0}, None),
-    ],
-)
-def test_how_many_may_be_away(limits: Any, ids: Any, found: int | None) -> None:
-    """Never so many that fewer run than must."""
-    workers = [worker(0), worker(1), worker(2), worker(3, status="paused")]
-    asked = Limits(**limits), view(workers).now, ids
-    if found is None:
-        with pytest.raises(RefusedError, match="3 workers run: none may be away"):
-            at_once(*asked)
-    else:
-        assert at_once(*asked) == found
-
-
-def played(*statuses: str, **what: Any) -> Played:
-    steps = tuple(PlayedStep(step=s, line="f:1", status=s) for s in statuses)
-    return Played(playbook="p", seconds=1, steps=steps, **what)
-
-
-@pytest.mark.parametrize(
-    ("statuses", "status", "code"),
-    [
-        ((), "fine", 0),
-        (("looked", "skipped"), "fine", 0),
-        (("done", "fine"), "done", 0),
-        (("done", "failed", "not begun"), "failed", 5),
-        (("refused", "not begun"), "refused", 4),
-        (("done", "refused"), "refused", 5),
-        (("left", "done"), "left", 5),
-        (("planned", "skipped"), "planned", 0),
-    ],
-)
-def test_how_it_ended(statuses: tuple[str, ...], status: str, code: int) -> None:
-    """As the exit codes of all commands say."""
-    assert played(*statuses).status == status
-    assert played(*statuses).exit_status() == code
-
-
-def test_findings_at_the_end_count() -> None:
-    """Those of the last step that looked for them."""
-
-    def looked(severity: Severity | None) -> PlayedStep:
-        found = () if severity is None else (finding("a", severity),)
-        return PlayedStep(
-            step="check a", line="f:1", status="looked", checks=("a",), found=found
-        )
-
-    def code(*steps: PlayedStep, **options: Any) -> int:
-        return Played(playbook="p", seconds=1, steps=steps).exit_status(**options)
-
-    bad, mild = looked(Severity.critical), looked(Severity.warning)
-    assert code(bad) == 1
-    assert code(bad, looked(None)) == 0
-    assert code(bad, mild) == 0
-    assert code(mild, fail_on=Severity.warning) == 1
-    assert code(bad, fail_on=None) == 0
-    assert code(bad, PlayedStep(step="trim", line="f:2", status="planned")) == 0
-
-
-def test_what_is_shown() -> None:
-    """Untrusted text cannot act, on a terminal or on a page."""
-    odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
-    step = PlayedStep(
-        step="check a", line="f:1", status="looked", checks=("a",), found=(odd,)
-    )
-    failed = PlayedStep(step="trim", line="f:2", status="failed", reason="\x1b<b>")
-    shown = Played(playbook="<i>", seconds=1, steps=(step, failed))
-    assert "\x1b" not in str(shown)
-    assert "1 critical" in str(shown)
-    page = shown._repr_html_()
-    assert "\x1b" not in page
-    assert not [tag for tag in ("<i>", "<b>", "<script>") if tag in page]
-    data = json.loads(shown.to_json())
-    assert data["schema_version"] == 1
-    assert data["status"] == "failed"
-    assert data["steps"][0]["found"][0]["check"] == "a"
-    assert repr(shown) == "<Played: <i>; failed>"
-
-
-# --- what is shipped, live ------------------------------------------------------------
+# --- shipped playbooks ----------------------------------------------------------------
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Data is loaded, cut and placed; a dry run does none of it; then it is let go."""
+    """They load, rechunk, place and release data; a dry run changes nothing."""
     X = da.random.default_rng(0).random((1200, 4), chunks=(400, 4))
     y = da.random.default_rng(1).random(1200, chunks=500)
     expected = X.compute(scheduler="sync")
@@ -184,7 +65,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_observe(c: Any, s: Any, a: Any, b: Any) -> None:
-    """It changes nothing, and sees the data that is given."""
+    """It changes nothing, and checks the given data."""
     X = da.ones((80, 2), chunks=(10, 2))
     seen = await clustertune.run(c, "observe", X)
     assert seen.status == "fine"
@@ -258,37 +139,37 @@ async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> 
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_does_not_last(
+async def test_a_condition_that_ends(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Any
 ) -> None:
-    """Is no reason to do anything; what lasts is."""
+    """The step is skipped if the condition does not last."""
     file = tmp_path / "p.yaml"
     step = "steps: [{when: paused_workers, at_least: critical, holds: 2s, do: trim}]"
     file.write_text(HEAD + step)
     a.memory_manager.memory_pause_fraction = 1e-9
     a.status = Status.paused
-    told: list[str] = []
+    shown: list[str] = []
 
-    def mend(text: str, _fraction: float | None) -> None:
+    def resume(text: str, _fraction: float | None) -> None:
         if "waiting whether" in text and a.status == Status.paused:
-            told.append(text)
+            shown.append(text)
             a.memory_manager.memory_pause_fraction = False
             a.status = Status.running
 
     await soon(lambda: s.workers[a.address].status == Status.paused)
-    done = await clustertune.run(c, file, progress=mend)
-    assert told
+    done = await clustertune.run(c, file, progress=resume)
+    assert shown
     assert done.steps[0].status == "skipped"
     assert done.steps[0].reason == ("paused_workers was critical, but not for 2 s")
     plan = await clustertune.run(c, file, dry_run=True)
-    assert plan.steps[0].reason == "paused_workers is below critical now"
+    assert plan.steps[0].reason == "paused_workers is below critical"
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_condition_of_data(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Any
 ) -> None:
-    """Is watched by diagnoses, as a look at the cluster does not show it."""
+    """Diagnoses evaluate it, because snapshots do not show it."""
     file = tmp_path / "p.yaml"
     file.write_text(
         HEAD
@@ -319,8 +200,8 @@ steps:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
-    """Is said of its step; the others are not begun, or are done all the same."""
+async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
+    """A failure ends the playbook, or not, as on_failure has it."""
     file = tmp_path / "p.yaml"
     file.write_text(HEAD + FAILING)
     X = c.persist(da.ones((80, 2), chunks=(10, 2)))
@@ -338,7 +219,7 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
     assert "no data in memory has the prefix no-such-keys" in found[1][1]
     assert "n_workers=5" in found[2][1]
     assert "there is no divine in this cluster" in found[3][1]
-    assert found[5][1] == "a step before has let the data go"
+    assert found[5][1] == "an earlier step released the data"
     assert done.exit_status() == 5
     plan = await clustertune.run(c, file, X, dry_run=True)
     assert "not begun" not in {step.status for step in plan.steps}
@@ -346,21 +227,19 @@ async def test_what_fails(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
-    """In the middle of a step: it fails, and nothing is begun after it."""
-    read = shelf.read("between-runs")
-    playing = playing_of(c, read, None, None, None, False, False)
+    """The step fails, and no other step begins."""
+    read = library.read("between-runs")
+    job = PlaybookRun(client=c, playbook=read, progress=False)
     await c.close()
-    done = await asyncio.wait_for(playing.play(), 20)
+    done = await asyncio.wait_for(job.run(), 20)
     assert done.steps[0].status == "failed"
     assert done.steps[0].reason.startswith("the cluster is lost: ")
     assert {step.status for step in done.steps[1:]} == {"not begun"}
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_what_is_refused_before_anything(
-    c: Any, s: Any, a: Any, b: Any, tmp_path: Any
-) -> None:
-    """By whoever calls it wrongly."""
+async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
+    """Wrong arguments raise errors before any step."""
     with pytest.raises(ValueError, match="is to persist, rechunk, rebalance, and no"):
         await clustertune.run(c, "before-training")
     with pytest.raises(TypeError, match="X is None but other data is given"):

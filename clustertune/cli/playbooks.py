@@ -1,4 +1,4 @@
-"""Commands of playbooks: ``run`` and ``playbooks``."""
+"""The commands ``run`` and ``playbooks``."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from clustertune.cli.running import (
     pairs,
     rendered,
     told_usage,
+    typed,
 )
 from clustertune.cli.running import run as run_on
 from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
 from clustertune.integrations import libraries
-from clustertune.operations.playbooks import playing, shelf
-from clustertune.operations.playbooks.played import Played
+from clustertune.operations.playbooks import library, running, schema
+from clustertune.operations.playbooks.playbook import PlaybookResult
 
 
 def _complete(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Names of playbooks, and files."""
-    named = [n for n in shelf.available() if n.startswith(incomplete)]
+    named = [n for n in library.available() if n.startswith(incomplete)]
     return [*map(CompletionItem, named), CompletionItem(incomplete, type="file")]
 
 
@@ -44,6 +45,17 @@ def _values(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str]:
     return pairs("--set", given, "KEY=VALUE")
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Print a line for each mistake in a playbook; other errors are wrong usage."""
+    with typed(ValueError):
+        try:
+            yield
+        except PlaybookError as error:
+            click.echo(str(error), err=True)
+            sys.exit(2)
 
 
 @click.command(
@@ -59,20 +71,19 @@ def _values(
 @on_a_cluster(manager=True)
 @format_option
 @click.option(
-    "--set", "values", multiple=True, metavar="KEY=VALUE", callback=_values, help="A "
-    "value in place of the playbook's, like n_workers=2 or steps[1].holds=5m; may be "
-    "given several times."
+    "--set", "values", multiple=True, metavar="KEY=VALUE", callback=_values,
+    help="Replace a value of the playbook, like n_workers=2 or steps[1].holds=5m. "
+    "Repeat for several values.",
 )  # fmt: skip
 @click.option(
     "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
-    help="A published data set that it acts on: the first is X, the second y, and so "
-    "on."
+    help="Use a published data set: first X, then y, then others.",
 )  # fmt: skip
-@click.option("--workload", metavar="NAME", help="What will train, like xgboost.")
+@click.option("--workload", metavar="NAME", help="Name the workload, like xgboost.")
 @click.option(
     "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
-    default="critical", show_default=True, help="End with exit code 1 if its checks "
-    "find something at the end that is at least so bad."
+    default="critical", show_default=True,
+    help="Exit with 1 if the last checks find something at least this bad.",
 )  # fmt: skip
 @with_consent
 def run(
@@ -85,20 +96,21 @@ def run(
     fail_on: str,
     consent: Consent,
 ) -> None:
-    """Carry out a playbook: checks, and what to do where they find something.
+    """Carry out a playbook: run checks, and act on their findings.
 
-    PLAYBOOK is a name, as `clustertune playbooks` lists them, or a file. One that may
-    change something is first gone through without changing anything, and asked about.
+    PLAYBOOK is a name of `clustertune playbooks`, or a file. If it may change
+    something, the command first shows a plan and asks.
     """
-    with _wrong_playbooks_told():
-        read = shelf.read(playbook, values)
-        playing.refuse_without_data(read, datasets or None)
+    with _usage_errors():
+        read = library.read(playbook, values)
+        running.refuse_without_data(read, datasets or None)
         libraries.choose(workload)
 
-    def play(dry_run: bool) -> Played:
-        async def work(client: Client) -> Played:
-            # in its client's event loop it is to be awaited
-            running: Any = playing.run_on_datasets(
+    def carry_out(dry_run: bool) -> PlaybookResult:
+        async def work(client: Client) -> PlaybookResult:
+            # in the client's event loop this returns an awaitable
+            call: Any = running.run_on_datasets
+            result: PlaybookResult = await call(
                 client,
                 read,
                 *datasets,
@@ -106,30 +118,30 @@ def run(
                 dry_run=dry_run,
                 progress=consent.progress,
             )
-            played: Played = await running
-            return played
+            return result
 
         return run_on(target, lambda client: told_usage(work(client)))
 
-    def end(played: Played) -> None:
-        click.echo(rendered(played, form))
+    def end(result: PlaybookResult) -> None:
+        click.echo(rendered(result, form))
         least = None if fail_on == "never" else Severity[fail_on]
-        sys.exit(played.exit_status(least))
+        sys.exit(result.exit_status(least))
 
     if read.acts:
         consent.refuse_where_nobody_answers()
     if consent.dry_run or (read.acts and not consent.yes):
-        plan = play(dry_run=True)
+        plan = carry_out(dry_run=True)
         if consent.dry_run or not any(s.status == "planned" for s in plan.steps):
             end(plan)
         consent.ask(str(plan))
-    end(play(dry_run=False))
+    end(carry_out(dry_run=False))
 
 
 @click.command(
     epilog=examples(
         "clustertune playbooks",
         "clustertune playbooks between-runs > nightly.yaml",
+        "clustertune playbooks --schema > playbook-schema.json",
     )
 )
 @click.argument("name", required=False, shell_complete=_complete)
@@ -137,17 +149,25 @@ def run(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
     show_default=True, help="Form of the list.",
 )  # fmt: skip
-def playbooks(name: str | None, form: str) -> None:
-    """The playbooks that there are; with NAME, the text of one.
+@click.option(
+    "--schema", "as_schema", is_flag=True,
+    help="Print the JSON schema of playbooks, for editors.",
+)  # fmt: skip
+def playbooks(name: str | None, form: str, as_schema: bool) -> None:
+    """List the playbooks, or print the text of NAME.
 
-    They are those of clustertune, and *.yaml in the folder that is configured as
-    `clustertune.playbooks`; of the same name, yours.
+    The list has the shipped playbooks, and the *.yaml files in the folder that
+    `clustertune.playbooks` names in Dask's configuration. Your own playbooks override
+    shipped ones with the same name.
     """
-    with _wrong_playbooks_told():
-        if name is not None:
-            click.echo(shelf.text_of(name), nl=False)
+    with _usage_errors():
+        if as_schema:
+            click.echo(json.dumps(schema.schema(), indent=2))
             return
-        listed = [_described(n, path) for n, path in shelf.available().items()]
+        if name is not None:
+            click.echo(library.text_of(name), nl=False)
+            return
+        listed = [_described(n, path) for n, path in library.available().items()]
     if form == "json":
         click.echo(json.dumps({"schema_version": 1, "playbooks": listed}))
         return
@@ -157,21 +177,9 @@ def playbooks(name: str | None, form: str) -> None:
 
 
 def _described(name: str, path: Path) -> dict[str, str]:
-    """What a list says of a playbook; of one that is wrong, what is."""
+    """A row of the list; for a bad playbook, its first mistake."""
     try:
-        text = shelf.read(path).description
+        text = library.read(path).description
     except ValueError as error:
         text = f"cannot be used: {str(error).partition(chr(10))[0]}"
     return {"name": name, "text": text, "file": printable(str(path))}
-
-
-@contextmanager
-def _wrong_playbooks_told() -> Iterator[None]:
-    """A line for each mistake, as compilers say them; the rest as wrong usage."""
-    try:
-        yield
-    except PlaybookError as error:
-        click.echo(str(error), err=True)
-        sys.exit(2)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error

@@ -1,7 +1,7 @@
-"""A scheduled restart as its caller sees it, and in words.
+"""Scheduled restarts in the client: their state, listing, cancellation, progress.
 
-It is carried out by the scheduler (``remote/schedules.py``). What comes from there is
-untrusted: what is shown of it cannot act on a terminal.
+The scheduler carries them out (``remote/schedules.py``). Its answers are untrusted, so
+their text is escaped before it is shown.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from clustertune.core.wording import (
 )
 from clustertune.errors import ConnectionLostError
 from clustertune.monitor import monitor
-from clustertune.operations.scheduling import instants
+from clustertune.operations.scheduling.triggers import time_text
 
-LOOK = 1.0  # seconds between two questions how one stands
+POLL_INTERVAL = 1.0  # seconds
 ENDED = ("done", "failed", "expired", "cancelled")
 KEPT = (
-    "It is kept by the scheduler: this process may end. It is gone when the scheduler "
-    "is started again."
+    "The scheduler keeps this restart, so this process may end. The restart is lost if "
+    "the scheduler itself restarts."
 )
 DATA = (
-    "Data in memory is kept, whoever's it is; but what is not published goes when the "
-    "client that holds it leaves, as always in Dask."
+    "Data in memory of all clients is kept. As always in Dask, unpublished data is "
+    "freed when its client closes."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What became of one gap.
+    """The result of one gap.
 
     Attributes
     ----------
     time
-        Epoch seconds at which it ended.
+        Epoch seconds at its end.
     outcome
-        ``done``, ``interrupted`` (work came; the rest waits for the next gap),
-        ``failed``, ``lost`` (keys were), ``not needed`` (the condition was not met at
-        this instant), ``cancelled`` or ``expired``.
+        ``done``, ``interrupted`` (tasks came; the rest waits for the next gap),
+        ``failed``, ``lost`` (keys were lost), ``not needed`` (the condition was not
+        met), ``cancelled`` or ``expired``.
     restarted, left
-        Ids of workers that were restarted, and that still are to be.
+        Ids of restarted workers, and of workers whose turn is still to come.
     keys, nbytes
-        That were moved away and back.
+        Keys and bytes that were moved away and back.
     lost
-        Keys, by the scheduler's own count.
+        Lost keys, as the scheduler counts.
     problem
-        What went wrong, or came in between.
+        The error, or the reason of an interruption.
     """
 
     time: float
@@ -69,7 +69,7 @@ class Attempt:
     problem: str = ""
 
     def __str__(self) -> str:
-        text = f"{instants.text(self.time)}: {self.outcome}"
+        text = f"{time_text(self.time)}: {self.outcome}"
         if self.restarted:
             text += (
                 f"; {workers_text(self.restarted)} restarted, "
@@ -83,7 +83,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A restart that waits for a gap between runs, as it was when it was asked for.
+    """A restart that waits for a gap between runs, in its state when it was read.
 
     Attributes
     ----------
@@ -93,24 +93,24 @@ class Schedule:
         ``planned`` (a dry run), ``waiting``, ``running``, ``done``, ``failed`` (three
         times, or keys were lost), ``expired`` or ``cancelled``.
     waits
-        What it waits for: ``for`` is ``instant``, ``held``, ``busy``, ``idle``,
-        ``condition`` or ``room``, and what belongs to that.
+        Why it waits: ``for`` is ``instant``, ``held``, ``busy``, ``idle``,
+        ``condition`` or ``room``; other keys have details.
     idle_for
         Seconds without a task and without a hold that make a gap.
     instants
-        Epoch seconds that are still to come; after each it waits for the next gap.
+        Future times in epoch seconds; after each one it waits for the next gap.
     expires, made
         Epoch seconds.
     condition
-        What has to be found, or None.
+        The condition, or None.
     workers
-        Ids of those that are to be restarted; None: all that are there then.
+        Ids of the workers to restart. None: all workers at that time.
     left
-        Ids of workers whose turn is to come; None: it has not begun.
+        Ids of workers whose turn is still to come. None: it has not begun.
     attempts
-        What became of the gaps so far, oldest first.
+        Results of the gaps so far, oldest first.
     notes
-        What is to be known of it now.
+        Notes for the user.
     """
 
     id: str
@@ -131,24 +131,24 @@ class Schedule:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will come of it any more."""
+        """Whether it has ended."""
         return self.state in ENDED
 
     def cancel(self) -> Any:
-        """End it; a worker whose turn it is is finished with first.
+        """Cancel it. A worker that is restarting comes back first.
 
         With an asynchronous client the call is awaited.
 
         Returns
         -------
         Schedule
-            As it is then: ``cancelled``, or ``running`` until the worker is back.
+            Its new state: ``cancelled``, or ``running`` until the worker is back.
 
         Raises
         ------
         LookupError
-            There is no such schedule any more: the scheduler was started again, or
-            many others have ended since.
+            The scheduler does not have it: it is a plan, the scheduler restarted, or
+            many other restarts have ended since.
         """
         if self.client is None:
             raise LookupError(
@@ -171,13 +171,13 @@ class Schedule:
         text = f"once nothing has run for {seconds_text(self.idle_for)}"
         if self.instants:
             more = len(self.instants) - 1
-            text += f" after {instants.text(self.instants[0])}"
-            text += f" and {plural(more, 'later instant')}" if more else ""
+            text += f" after {time_text(self.instants[0])}"
+            text += f" and {plural(more, 'later time')}" if more else ""
         text += f", if {printable(self.condition)}" if self.condition else ""
-        return f"{text}; until {instants.text(self.expires)}"
+        return f"{text}; until {time_text(self.expires)}"
 
     def standing(self) -> str:
-        """What it waits for, or how it ended, on one line."""
+        """Describe its state in one line."""
         if self.state == "running":
             return f"running: {workers_text(self.left or ())} still away or to come"
         if self.state != "waiting":
@@ -185,7 +185,7 @@ class Schedule:
         return f"waiting: {printable(_waits_text(self.waits, self.idle_for))}"
 
     def plain(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         values = {name: getattr(self, name) for name in self.__slots__}
         del values["client"]
         shown = [
@@ -197,10 +197,10 @@ class Schedule:
 def _waits_text(waits: Mapping[str, Any], idle_for: float) -> str:
     kind = waits.get("for")
     if kind == "instant":
-        return f"not before {instants.text(waits['until'])}"
+        return f"not before {time_text(waits['until'])}"
     if kind == "held":
         whose = f" (client {waits['client']})" if waits["client"] else ""
-        return f"held by {waits['label']}{whose} since {instants.text(waits['since'])}"
+        return f"held by {waits['label']}{whose} since {time_text(waits['since'])}"
     if kind == "busy":
         queued = f", {waits['queued']:,} queued" if waits["queued"] else ""
         return f"not idle: {plural(waits['tasks'], 'task')} running{queued}"
@@ -209,49 +209,42 @@ def _waits_text(waits: Mapping[str, Any], idle_for: float) -> str:
     return str(waits.get("text", ""))
 
 
+# --- answers of the scheduler ---------------------------------------------------------
+
+_COPIED = (
+    *("id", "state", "idle_for", "expires", "made", "waits", "condition"),
+    *("reason", "owner"),
+)
+
+
 def read(
     answer: Mapping[str, Any], client: Client, notes: tuple[str, ...] = ()
 ) -> Schedule:
-    """What the resident tells of one."""
+    """Convert an answer of the scheduler plugin."""
+    values: dict[str, Any] = {name: answer[name] for name in _COPIED}
+    for name in ("instants", "workers", "left"):
+        values[name] = None if answer[name] is None else tuple(answer[name])
     return Schedule(
-        id=answer["id"],
-        state=answer["state"],
-        idle_for=answer["idle_for"],
-        expires=answer["expires"],
-        made=answer["made"],
-        waits=dict(answer["waits"]),
-        instants=tuple(answer["instants"]),
-        condition=answer["condition"],
-        workers=None if answer["workers"] is None else tuple(answer["workers"]),
-        left=None if answer["left"] is None else tuple(answer["left"]),
-        reason=answer["reason"],
-        owner=answer["owner"],
-        attempts=tuple(_attempt(result) for result in answer["results"]),
+        **values,
+        attempts=tuple(map(_attempt, answer["results"])),
         notes=notes,
         client=client,
     )
 
 
 def _attempt(result: Mapping[str, Any]) -> Attempt:
-    return Attempt(
-        time=result["time"],
-        outcome=result["outcome"],
-        restarted=tuple(result["restarted"]),
-        left=tuple(result["left"]),
-        keys=result["keys"],
-        nbytes=result["nbytes"],
-        lost=result["lost"],
-        problem=result["problem"],
-    )
+    values = {name: result[name] for name in Attempt.__slots__}
+    lists = {name: tuple(values[name]) for name in ("restarted", "left")}
+    return Attempt(**values | lists)
 
 
 async def cancel(client: Client, name: str) -> Schedule:
-    """End one by its id.
+    """Cancel a scheduled restart by id.
 
     Raises
     ------
     LookupError
-        There is none; the text names those that there are.
+        There is none with this id; the message lists the waiting ones.
     """
     await monitor.open_door(client, await monitor.identify(client))
     answer = await monitor.ask(client, "cancel_schedule", name=name)
@@ -263,24 +256,24 @@ async def cancel(client: Client, name: str) -> Schedule:
 
 
 async def listed(client: Client) -> tuple[Schedule, ...]:
-    """Those that wait and the last that have ended, oldest first."""
+    """List waiting restarts and the last ended ones, oldest first."""
     await monitor.open_door(client, await monitor.identify(client))
     return tuple(read(answer, client) for answer in await _answers(client))
 
 
 async def follow(
-    client: Client, schedule: Schedule, tell: Callable[[Schedule], None]
+    client: Client, schedule: Schedule, notify: Callable[[Schedule], None]
 ) -> Schedule:
-    """Wait until it is over; ``tell`` is given it when it stands otherwise.
+    """Wait until a restart has ended; call ``notify`` after each relevant change.
 
     Raises
     ------
     ConnectionLostError
-        It is gone: the scheduler was started again, or does not answer.
+        The scheduler restarted, or does not answer.
     """
-    said = _kind(schedule)
+    shown = _progress(schedule)
     while not schedule.ended:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_INTERVAL)
         try:
             answers = await _answers(client)
         except ConnectionLostError as error:
@@ -291,18 +284,18 @@ async def follow(
         found = [a for a in answers if a["id"] == schedule.id]
         if not found:
             raise ConnectionLostError(
-                f"the scheduled restart {schedule.id} is gone: the scheduler was "
-                "started again"
+                f"the scheduled restart {schedule.id} is lost, because the scheduler "
+                "restarted"
             )
         schedule = read(found[0], client)
-        if _kind(schedule) != said:
-            said = _kind(schedule)
-            tell(schedule)
+        if _progress(schedule) != shown:
+            shown = _progress(schedule)
+            notify(schedule)
     return schedule
 
 
-def _kind(schedule: Schedule) -> tuple[object, ...]:
-    """What is worth a new line: not each second that passes, nor each task."""
+def _progress(schedule: Schedule) -> tuple[object, ...]:
+    """What a user wants to see, without elapsed seconds and numbers of tasks."""
     waits = schedule.waits
     which = (waits.get(name) for name in ("for", "until", "label", "text"))
     return (schedule.state, schedule.left, *which)

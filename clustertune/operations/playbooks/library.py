@@ -1,0 +1,417 @@
+"""Read playbooks from files, and find the shipped ones and the user's own.
+
+A file holds plain data in YAML 1.2: text, numbers, true and false, lists, and mappings.
+Anchors, tags, directives, duplicate keys, and large or deep files are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dask
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer, ComposerError
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode
+
+from clustertune import checks
+from clustertune.core import settings
+from clustertune.core.model import Severity
+from clustertune.core.wording import printable
+from clustertune.errors import PlaybookError
+from clustertune.operations.playbooks import schema
+from clustertune.operations.playbooks.playbook import Limits, Playbook, Step
+
+MAX_BYTES = 64 * 1024
+MAX_DEPTH = 8  # levels of lists and mappings
+MAX_LINE = 300  # characters of a message about YAML
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = frozenset(f"{_TAG}{x}" for x in ("str", "int", "float", "bool", "null"))
+
+
+# --- find files -----------------------------------------------------------------------
+
+
+def available() -> Mapping[str, Path]:
+    """Map names of playbooks to files. The user's own override shipped ones.
+
+    Raises
+    ------
+    ValueError
+        ``clustertune.playbooks`` is not a readable folder.
+    """
+    settings.refuse_unknown(checks.all_settings())
+    own = dask.config.get("clustertune.playbooks", None)
+    folders = [_shipped()] if own is None else [_shipped(), _own_folder(own)]
+    found: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            files = list(folder.iterdir())
+        except OSError as error:
+            raise ValueError(f"playbooks cannot be listed: {error}") from error
+        found |= {p.stem: p for p in files if p.suffix in (".yaml", ".yml")}
+    return dict(sorted(found.items()))
+
+
+def _own_folder(name: object) -> Path:
+    try:
+        if isinstance(name, str) and (folder := Path(name).expanduser()).is_dir():
+            return folder
+    except (OSError, RuntimeError):  # the name is too long, or has an unknown user
+        pass
+    raise ValueError(
+        f"clustertune.playbooks={name!r} in Dask's configuration must be a folder"
+    )
+
+
+def _shipped() -> Path:
+    """The wheel has the folder inside the package, a checkout next to it."""
+    package = Path(__file__).parents[2]
+    inside = package / "playbooks"
+    return inside if inside.is_dir() else package.parent / "playbooks"
+
+
+def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook:
+    """Find a playbook by name or path, and read it.
+
+    Parameters
+    ----------
+    which
+        A name of :func:`available`, or the path of a file. A path ends with ``.yaml``
+        or ``.yml``, or contains a folder.
+    values
+        As for :func:`load`.
+
+    Raises
+    ------
+    PlaybookError
+        The file is not a valid playbook.
+    ValueError
+        There is no such playbook; the message lists the known ones.
+    """
+    path = _file(which)
+    return load(_content(path), printable(path.name), values)
+
+
+def text_of(which: str | Path) -> str:
+    """Return the text of a playbook, with control characters escaped.
+
+    Raises
+    ------
+    ValueError
+        There is no such playbook.
+    """
+    lines = _content(_file(which)).decode(errors="replace").splitlines()
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def _file(which: str | Path) -> Path:
+    text = str(which)
+    if isinstance(which, Path) or "/" in text or text.endswith((".yaml", ".yml")):
+        return Path(which)
+    known = available()
+    if text not in known:
+        raise ValueError(
+            f"{schema.unknown('playbook', text, known)}; or give the path of a file"
+        )
+    return known[text]
+
+
+def _content(path: Path) -> bytes:
+    """Read a file, at most one byte more than the limit."""
+    try:
+        with path.expanduser().open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(
+            f"the playbook {printable(str(path))} cannot be read: {reason}"
+        ) from error
+
+
+# --- read a playbook ------------------------------------------------------------------
+
+
+def load(
+    text: str | bytes, source: str, values: Mapping[str, str] | None = None
+) -> Playbook:
+    """Read a playbook.
+
+    Parameters
+    ----------
+    text
+        The text of the file; bytes are UTF-8.
+    source
+        The name of the file in errors.
+    values
+        Values that replace those of the file, by key. A key is a path such as
+        ``steps[2].with.timeout``, or the unique end of one, such as ``n_workers``.
+
+    Raises
+    ------
+    PlaybookError
+        The text is not a valid playbook. The message has a line for each mistake, with
+        the line of the file, the path of the value, and the allowed values.
+    """
+    document = parse(text, source)
+    for key, value in (values or {}).items():
+        _replace(document, str(key), str(value))
+    found = [document.problem(*problem) for problem in schema.problems(document.data)]
+    if found:
+        found.sort(key=lambda problem: problem[0])
+        raise PlaybookError("\n".join(text for _, text in found))
+    return _playbook(document)
+
+
+def _playbook(document: Document) -> Playbook:
+    """Convert the data of a valid playbook."""
+    data = document.data
+    limits = Limits(**_values(data.get("limits", {})))
+    steps = []
+    for i, given in enumerate(data["steps"]):
+        step = _step(given, document.place(("steps", i)).text)
+        if step.options.get("n_workers", math.inf) < limits.minimum_workers:
+            text = (
+                f"n_workers={step.options['n_workers']} is less than "
+                f"limits.minimum_workers={limits.minimum_workers}"
+            )
+            raise PlaybookError(document.problem(("steps", i, "with"), text)[1])
+        steps.append(step)
+    return Playbook(
+        name=data["name"].strip(),
+        description=data.get("description", "").strip(),
+        steps=tuple(steps),
+        limits=limits,
+        on_failure=data.get("on_failure", "stop"),
+    )
+
+
+def _step(given: Mapping[str, Any], line: str) -> Step:
+    plain = _values({k: given[k] for k in ("check", "holds") if k in given})
+    return Step(
+        line=line,
+        when=given.get("when", ""),
+        at_least=Severity[given.get("at_least", "warning")],
+        do=given.get("do", ""),
+        options=_values(given.get("with", {})),
+        **plain,
+    )
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: schema.read(key, value) for key, value in given.items()}
+
+
+# --- YAML -----------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """The place of a value; ``line`` is 0 for a value from the command line."""
+
+    line: int
+    text: str  # "file.yaml:14"
+
+
+@dataclass(frozen=True)
+class Document:
+    """Plain data, and the places of its values by path."""
+
+    data: Any
+    places: dict[schema.Path, Place]
+
+    def place(self, path: schema.Path) -> Place:
+        """The place of a value, or of the mapping or list that lacks it."""
+        while path not in self.places:
+            path = path[:-1]
+        return self.places[path]
+
+    def problem(self, path: schema.Path, text: str) -> tuple[int, str]:
+        """The line of a bad value, and a message that names its place and path."""
+        line, where = self.place(path)
+        name = f"{printable(_path_text(path), longest=80)}: " if path else ""
+        return line, f"{where}: {name}{printable(text, longest=1200)}"
+
+
+def _path_text(path: schema.Path) -> str:
+    parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    return "".join(parts).lstrip(".")
+
+
+def parse(text: str | bytes, source: str) -> Document:
+    """Read plain data from YAML.
+
+    Raises
+    ------
+    PlaybookError
+        The text is not such YAML.
+    """
+    if len(text) > MAX_BYTES:
+        raise PlaybookError(
+            f"{source}: has {len(text):,} bytes; at most {MAX_BYTES:,} are read"
+        )
+    reader = _Reader(source)
+    try:
+        decoded = text.decode() if isinstance(text, bytes) else text
+        data = reader.read(decoded)
+    except UnicodeDecodeError as error:
+        raise PlaybookError(f"{source}: is not UTF-8 text: {error}") from error
+    except YAMLError as error:
+        raise PlaybookError(_yaml_problem(source, error)) from error
+    # escapes and version numbers that YAML allows and Python does not
+    except (ValueError, OverflowError) as error:
+        shown = printable(str(error), longest=MAX_LINE)
+        raise PlaybookError(f"{source}: cannot be read: {shown}") from error
+    if not reader.places:
+        raise PlaybookError(f"{source}: is empty")
+    if reader.problems:
+        raise PlaybookError("\n".join(reader.problems))
+    return Document(data, reader.places)
+
+
+def _yaml_problem(source: str, error: YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    where = source if mark is None else f"{source}:{mark.line + 1}"
+    parts = (getattr(error, "context", None), getattr(error, "problem", None))
+    text = ", ".join(str(p) for p in parts if p) or str(error).partition("\n")[0]
+    return f"{where}: {printable(text, longest=MAX_LINE)}"
+
+
+class _Composer(Composer):
+    """Refuses directives, anchors, and more than :data:`MAX_DEPTH` levels."""
+
+    levels = 0
+
+    def compose_document(self) -> Any:
+        event = self.parser.peek_event()
+        if event.version or event.tags:
+            self._refuse("directives are not allowed", event)
+        return super().compose_document()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.parser.peek_event()
+        if getattr(event, "anchor", None) is not None:
+            self._refuse("anchors and aliases are not allowed", event)
+        self.levels += 1
+        if self.levels > MAX_DEPTH:
+            self._refuse(f"deeper than {MAX_DEPTH} levels", event)
+        node = super().compose_node(parent, index)
+        self.levels -= 1
+        return node
+
+    def _refuse(self, text: str, event: Any) -> None:
+        raise ComposerError(None, None, text, event.start_mark)
+
+
+class _Reader:
+    """Converts YAML nodes to plain data, and notes their lines and problems."""
+
+    def __init__(self, source: str):
+        self.source = source
+        self.problems: list[str] = []
+        self.places: dict[schema.Path, Place] = {}
+        self.yaml = YAML(typ="safe", pure=True)
+        self.yaml.Composer = _Composer
+
+    def read(self, text: str) -> Any:
+        root = self.yaml.compose(text)
+        return None if root is None else self._plain(root, (), 1)
+
+    def _plain(self, node: Any, path: schema.Path, line: int) -> Any:
+        self.places[path] = Place(line, f"{self.source}:{line}")
+        if isinstance(node, ScalarNode) and node.tag in _SCALARS:
+            return self._scalar(node, path)
+        if node.tag == f"{_TAG}seq":
+            items = enumerate(node.value)
+            return [self._plain(x, (*path, i), _line(x)) for i, x in items]
+        if node.tag == f"{_TAG}map" and isinstance(node, MappingNode):
+            return dict(self._pairs(node, path))
+        kind = _shown(node.tag.rpartition(":")[2])
+        self._note(
+            path,
+            f"is a {kind}; write text (in quotes), a number, true or false, a list or "
+            "a mapping",
+        )
+        return None
+
+    def _pairs(self, node: Any, path: schema.Path) -> Iterator[tuple[str, Any]]:
+        seen = set()
+        for key, child in node.value:
+            line = _line(key)
+            if not isinstance(key, ScalarNode):
+                self._note(path, "a key must be text", line)
+                continue
+            name = key.value
+            if name in seen:
+                self._note(path, f"the key {_shown(name)} is there twice", line)
+            seen.add(name)
+            yield name, self._plain(child, (*path, name), line)
+
+    def _scalar(self, node: Any, path: schema.Path) -> Any:
+        try:
+            value = self.yaml.constructor.construct_object(node)
+        # such as 0b_, !!int without digits, or more digits than Python reads
+        except (ValueError, LookupError):
+            value = math.nan
+        if isinstance(value, float) and not math.isfinite(value):
+            kind = "true or false" if node.tag.endswith("bool") else "a number"
+            self._note(path, f"{_shown(node.value)} cannot be used as {kind}")
+        return value
+
+    def _note(self, path: schema.Path, text: str, line: int = 0) -> None:
+        line = line or self.places[path].line
+        name = f"{printable(_path_text(path), longest=80)}: " if path else ""
+        self.problems.append(f"{self.source}:{line}: {name}{text}")
+
+
+def _line(node: Any) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _shown(text: str) -> str:
+    return repr(printable(text, longest=60))
+
+
+# --- values from the command line -----------------------------------------------------
+
+
+def _replace(document: Document, key: str, text: str) -> None:
+    """Replace one value of the document."""
+    where = f"--set {printable(f'{key}={text}', longest=100)}"
+    paths = list(_replaceable(document.data))
+    hits = [p for p in paths if _path_text(p) == key] or [
+        p for p in paths if _path_text(p).endswith(f".{key}")
+    ]
+    if len(hits) != 1:
+        names = sorted(map(_path_text, hits or paths))
+        problem = "matches several values" if hits else "is not in this playbook"
+        ends = (n.split(".")[-1] for n in names)
+        near = "" if hits else schema.close_match(key, [*names, *ends])
+        shown = printable(repr(key), longest=60)
+        raise PlaybookError(
+            f"{where}: {shown} {problem}; choose from: {', '.join(names)}{near}"
+        )
+    (path,) = hits
+    *parents, last = path
+    target = document.data
+    for part in parents:
+        target = target.setdefault(part, {}) if part == "limits" else target[part]
+    target[last] = parse(text or "''", where).data
+    document.places[path] = Place(0, where)
+
+
+def _replaceable(data: Any) -> Iterator[schema.Path]:
+    """Paths of conditions, arguments and limits; limits may be absent in the file."""
+    if not isinstance(data, dict):
+        return
+    yield ("on_failure",)
+    if isinstance(data.get("limits", {}), dict):
+        yield from (("limits", field.name) for field in dataclasses.fields(Limits))
+    for path in schema.fields(data):
+        if path[2:] in (("at_least",), ("holds",)) or path[2:3] == ("with",):
+            yield path

@@ -1,0 +1,604 @@
+"""Carry out playbooks, step by step.
+
+A step runs checks, or calls a public operation if its condition is met. So a step can
+do no more than a user, and all guards apply. The result names the outcome of each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+)
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from distributed import Client
+
+from clustertune import actions, checks
+from clustertune.actions.cluster.live import LookOptions, ids_of
+from clustertune.collections import inputs
+from clustertune.collections.inputs import COMPANIONS
+from clustertune.core import arguments, model
+from clustertune.core.counts import Done
+from clustertune.core.model import (
+    Finding,
+    Goal,
+    Notify,
+    Snapshot,
+    View,
+)
+from clustertune.core.progress import Progress
+from clustertune.core.report import Report, acted
+from clustertune.core.wording import names_text, printable, seconds_text
+from clustertune.errors import (
+    REFUSALS,
+    ClustertuneError,
+    ConnectionLostError,
+    RefusedError,
+    TimedOutError,
+)
+from clustertune.integrations import libraries
+from clustertune.monitor import monitor
+from clustertune.operations import publishing, release, workers
+from clustertune.operations.call import check_client
+from clustertune.operations.check import Question, diagnose
+from clustertune.operations.playbooks import library
+from clustertune.operations.playbooks.playbook import (
+    BAD,
+    GIVEN,
+    NAMED,
+    Id,
+    Playbook,
+    PlaybookResult,
+    Step,
+    StepResult,
+    failure_of,
+    planned_of,
+    status_of,
+)
+from clustertune.operations.playbooks.schema import ON_DATA, matching_checks
+from clustertune.operations.prepare import prepare
+from clustertune.operations.prepared import Prepared
+from clustertune.operations.procedure import Procedure, carry_out
+from clustertune.operations.watch import Monitor
+
+logger = logging.getLogger("clustertune")
+
+READ_TIMEOUT = 60.0  # seconds for reading the state of the cluster
+INTERVAL = 5.0  # seconds between two diagnoses, for conditions that need one
+TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
+
+_LOST = "the cluster is lost"
+_ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
+
+
+# --- public calls ---------------------------------------------------------------------
+
+
+def run(
+    client: Client,
+    playbook: str | Path,
+    X: Any = None,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    qid: Any = None,
+    base_margin: Any = None,
+    init_score: Any = None,
+    eval_set: Any = None,
+    estimator: object = None,
+    workload: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+) -> Any:
+    """Carry out a playbook: run checks, and act on their findings.
+
+    Parameters
+    ----------
+    client
+        A connected client, synchronous or asynchronous (then the call is awaited).
+    playbook
+        The name of a playbook (``"before-training"``), or the path of a file.
+    X, y, sample_weight, qid, base_margin, init_score, eval_set
+        The data of the fit, as for :func:`clustertune.prepare`. The actions
+        ``persist``, ``rechunk``, ``rebalance`` and ``release`` act on it.
+    estimator, workload
+        What will train, as for :func:`clustertune.prepare`.
+    settings
+        Values that replace those of the file, by key: ``{"n_workers": 2}``. If several
+        steps have the key, give its path: ``{"steps[2].with.timeout": "5m"}``.
+    dry_run
+        Change nothing. Each condition is checked once, and each step plans for the
+        cluster in its present state.
+    progress
+        As for :func:`clustertune.prepare`.
+
+    Returns
+    -------
+    PlaybookResult
+        Printable. It has the findings and the report of each step, and the final
+        collections as ``.X``, ``.y`` and so on (None after ``release``). Failures of
+        steps are part of the result, and are not raised.
+
+    Raises
+    ------
+    PlaybookError
+        The file is not a valid playbook; the message has a line for each mistake.
+    TypeError, ValueError
+        There is no such playbook, or it needs data and none is given.
+    ConnectionLostError
+        The client is not connected; nothing was begun.
+
+    Examples
+    --------
+    >>> result = clustertune.run(client, "before-training", X, y)  # doctest: +SKIP
+    >>> model.fit(result.X, result.y)                              # doctest: +SKIP
+    """
+    given = {
+        "X": X,
+        "y": y,
+        "sample_weight": sample_weight,
+        "qid": qid,
+        "base_margin": base_margin,
+        "init_score": init_score,
+        "eval_set": eval_set,
+    }
+    data = None
+    if X is not None:
+        data = GivenData(client=client, given=given)
+        check_client(client, data.gather())
+    elif any(x is not None for x in given.values()):
+        raise TypeError("X is None but other data is given; give X too")
+    values = {key: str(value) for key, value in (settings or {}).items()}
+    job = PlaybookRun(
+        client=client,
+        playbook=library.read(playbook, values),
+        data=data,
+        estimator=estimator,
+        workload=workload,
+        dry_run=dry_run,
+        progress=progress,
+    )
+    return client.sync(job.run)
+
+
+def run_on_datasets(
+    client: Client,
+    playbook: Playbook,
+    *names: str,
+    workload: str | None = None,
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+) -> Any:
+    """Carry out a playbook on published data sets: X, y, and others.
+
+    After ``prepare`` the names refer to the prepared data; ``release`` unpublishes
+    them. The caller reads the file once, for the dry run and for the run.
+    """
+    arguments.distinct("data sets", names)
+    data = PublishedData(client=client, names=names) if names else None
+    job = PlaybookRun(
+        client=client,
+        playbook=playbook,
+        data=data,
+        workload=workload,
+        dry_run=dry_run,
+        progress=progress,
+    )
+    return client.sync(job.run)
+
+
+def refuse_without_data(playbook: Playbook, data: object) -> None:
+    """Refuse a playbook that needs data if none is given.
+
+    Raises
+    ------
+    ValueError
+        No data is given.
+    """
+    needed = [s.do for s in playbook.steps if s.do in ON_DATA or s.options.get("keep")]
+    if needed and data is None:
+        raise ValueError(
+            f"{printable(playbook.name)} is to {', '.join(dict.fromkeys(needed))}, and "
+            "no data is given: give X and y, or --dataset NAME"
+        )
+
+
+# --- data -----------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class GivenData:
+    """Collections of the caller; each call of ``prepare`` replaces them.
+
+    As in :class:`PublishedData`, its asynchronous methods run in the client's event
+    loop. There, functions of clustertune return awaitables.
+    """
+
+    client: Client
+    given: dict[str, Any]  # arguments of ``prepare``
+    prepared: Prepared | None = None
+
+    def gather(self) -> inputs.Inputs:
+        """Return the present collections; wrong ones raise TypeError or ValueError."""
+        companions = {name: self.given[name] for name in COMPANIONS}
+        eval_set = self.given["eval_set"] or None
+        return inputs.gather(self.given["X"], self.given["y"], (), companions, eval_set)
+
+    async def inputs(self) -> inputs.Inputs:
+        return self.gather()
+
+    async def prepare(self, **options: Any) -> Report:
+        preparing: Any = prepare
+        given = self.given | {"eval_set": self.given["eval_set"] or None}
+        done: Prepared = await preparing(self.client, **given, **options)
+        if not options.get("dry_run"):
+            self.prepared = done
+            self.given = {name: getattr(done, name) for name in self.given}
+        return done.report
+
+    async def release(self, *, dry_run: bool, **options: Any) -> Report:
+        every = [x.collection for x in self.gather()]
+        releasing: Any = release.release_collections
+        report: Report = await releasing(
+            self.client, *every, dry_run=dry_run, **options
+        )
+        return report
+
+
+@dataclass(kw_only=True)
+class PublishedData:
+    """Published data sets: X, y, and others with the same rows."""
+
+    client: Client
+    names: tuple[str, ...]
+
+    async def inputs(self) -> inputs.Inputs:
+        X, *rest = await publishing.collections(self.client, self.names)
+        y, *others = rest or [None]
+        return inputs.gather(X, y, others, {}, None)
+
+    async def prepare(self, **options: Any) -> Report:
+        prepare: Any = publishing.prepare_datasets
+        report: Report = await prepare(self.client, *self.names, **options)
+        return report
+
+    async def release(self, *, dry_run: bool, **options: Any) -> Report:
+        """Unpublish the data sets; Dask frees keys that no client holds."""
+        del options  # nothing to wait for
+        start = monotonic()
+        await publishing.fetch(self.client, self.names)  # refuses unknown names
+        for name in () if dry_run else self.names:
+            unpublish: Any = self.client.unpublish_dataset
+            await unpublish(name)
+        names = names_text(self.names, most=8)
+        seconds = monotonic() - start
+        step = Done(
+            action="unpublish",
+            summary=f"unpublish {names}",
+            gain="Dask frees data that no client holds",
+            status="planned" if dry_run else "done",
+            predicted_bytes=0,
+            predicted_seconds=None,
+            at_risk=f"data that only {names} hold",
+            seconds=None if dry_run else seconds,
+        )
+        return Report(status=step.status, seconds=seconds, steps=(step,))
+
+
+# --- the run --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Condition:
+    """Subjects of a condition; if there are none, the reason to skip the step."""
+
+    named: frozenset[Id | None] = frozenset()
+    reason: str = ""
+    found: tuple[Finding, ...] = ()
+
+
+@dataclass(kw_only=True)
+class PlaybookRun:
+    """A playbook in progress. The constructor checks its arguments."""
+
+    client: Client
+    playbook: Playbook
+    data: GivenData | PublishedData | None = None
+    estimator: object = None
+    workload: str | None = None
+    dry_run: bool = False
+    progress: bool | Notify | None = None
+    _unplannable: bool = False  # a dry run planned a step that changes the data
+
+    def __post_init__(self) -> None:
+        check_client(self.client)
+        self._profile = libraries.choose(self.workload, self.estimator)
+        refuse_without_data(self.playbook, self.data)
+        checks.configured()  # refuses bad settings
+        arguments.flag("dry_run", self.dry_run)
+        self._shown = Progress(self.progress)
+
+    async def run(self) -> PlaybookResult:
+        """Carry out all steps, in the client's event loop; bad data raises an error."""
+        start = monotonic()
+        results: list[StepResult] = []
+        if self.data is not None:
+            await self.data.inputs()
+        stopped = ""
+        for i, step in enumerate(self.playbook.steps):
+            if stopped:
+                results.append(_result(step, "not begun", reason=stopped))
+                continue
+            logger.info("%s: %s", printable(self.playbook.name), step)
+            begun = monotonic()
+            result = replace(await self._step(step), seconds=monotonic() - begun)
+            results.append(result)
+            if result.status in BAD and self._stops(result):
+                stopped = f"steps[{i}] {_ENDS[result.status]}"
+            elif result.status in ("done", "left") and step.do:
+                await self._settle(i)
+        self._shown.finish([])
+        return PlaybookResult(
+            playbook=self.playbook.name,
+            seconds=monotonic() - start,
+            steps=tuple(results),
+            dry_run=self.dry_run,
+            **self._final(),
+        )
+
+    def _final(self) -> dict[str, Any]:
+        if not isinstance(self.data, GivenData):
+            return {}
+        return self.data.given | {"prepared": self.data.prepared}
+
+    def _stops(self, result: StepResult) -> bool:
+        """A lost cluster ends every run; other failures end no dry run."""
+        lost = result.reason.startswith(_LOST)
+        return lost or (self.playbook.on_failure == "stop" and not self.dry_run)
+
+    async def _settle(self, i: int) -> None:
+        seconds = self.playbook.limits.settle
+        if i + 1 < len(self.playbook.steps) and seconds:
+            self._shown.notify(f"letting the cluster settle, {seconds_text(seconds)}")
+            await asyncio.sleep(seconds)
+
+    # --- one step ---------------------------------------------------------------------
+
+    async def _step(self, step: Step) -> StepResult:
+        try:
+            return await (self._check(step) if step.check else self._do(step))
+        except ConnectionLostError as error:
+            return _result(step, "failed", reason=f"{_LOST}: {error}")
+        except ClustertuneError as error:
+            refused = isinstance(error, REFUSALS) and not acted(error.report)
+            status = "refused" if refused else "failed"
+            return _result(step, status, reason=str(error), report=error.report)
+
+    async def _check(self, step: Step) -> StepResult:
+        names = {n for word in step.check for n in matching_checks(word)}
+        found = tuple(f for f in await self._findings() if f.check in names)
+        return _result(step, "looked", checks=tuple(sorted(names)), found=found)
+
+    async def _do(self, step: Step) -> StepResult:
+        if (early := self._without_data(step)) is not None:
+            return early
+        condition = await self._condition(step)
+        if not condition.named:
+            reason = condition.reason
+            return _result(step, "skipped", reason=reason, found=condition.found)
+        try:
+            report = await self._act(step, condition.named)
+        except ClustertuneError:
+            raise
+        except (TypeError, ValueError) as error:  # an unknown worker or prefix
+            reason = str(error)
+            return _result(step, "failed", reason=reason, found=condition.found)
+        status = status_of(report)
+        self._unplannable |= status == "planned" and step.do in ON_DATA
+        reason = failure_of(report) if status in BAD else ""
+        if status == "planned" and condition.reason:
+            reason = f"{condition.reason}: {planned_of(report)}"
+        return _result(
+            step, status, reason=reason, found=condition.found, report=report
+        )
+
+    def _without_data(self, step: Step) -> StepResult | None:
+        """The result of a step whose data is missing, or is planned only."""
+        if step.do == "release" and self.data is None and not step.options:
+            return _result(step, "skipped", reason="there is no data to release")
+        if self.data is None and (step.do in ON_DATA or "keep" in step.options):
+            return _result(step, "refused", reason="an earlier step released the data")
+        if step.do in ON_DATA and self._unplannable:
+            reason = "this can be planned once the steps before it are done"
+            return _result(step, "planned", reason=reason)
+        return None
+
+    # --- conditions -------------------------------------------------------------------
+
+    async def _findings(self) -> tuple[Finding, ...]:
+        given = inputs.NOTHING
+        if self.data is not None:
+            try:
+                given = await self.data.inputs()
+            except ValueError as error:  # a data set was unpublished meanwhile
+                raise RefusedError(str(error)) from error
+        question = Question(
+            client=self.client,
+            given=given,
+            goal=Goal(workload=self._profile),
+            workers=None,
+            timeout=READ_TIMEOUT,
+        )
+        return (await diagnose(question)).found
+
+    async def _condition(self, step: Step) -> _Condition:
+        """Evaluate a condition; ``holds`` keeps subjects that it always names."""
+        if not step.when:
+            return _Condition(named=frozenset((None,)))
+        found = tuple(f for f in await self._findings() if f.check == step.when)
+        names = step.subjects(found)
+        if not names:
+            why = step.unknown(found)
+            level = f"{step.when} is below {step.at_least}"
+            return _Condition(reason=f"unknown: {why}" if why else level, found=found)
+        reason = ""
+        if step.holds and self.dry_run:
+            reason = f"if it holds for {seconds_text(step.holds)}"
+        elif step.holds:
+            names = await self._lasting(step, names)
+            if not names:
+                lasted = f"not for {seconds_text(step.holds)}"
+                reason = f"{step.when} was {step.at_least}, but {lasted}"
+        return _Condition(named=names, reason=reason, found=found)
+
+    async def _lasting(
+        self, step: Step, names: frozenset[Id | None]
+    ) -> frozenset[Id | None]:
+        """The subjects that the condition names for all of ``holds``."""
+        start = monotonic()
+        async with aclosing(self._observations(step)) as observations:
+            async for found in observations:
+                names &= step.subjects(found)
+                passed = monotonic() - start
+                if not names or passed >= step.holds:
+                    break
+                self._shown.notify(
+                    f"waiting whether {step.when} lasts", passed / step.holds
+                )
+        return names
+
+    async def _observations(
+        self, step: Step
+    ) -> AsyncGenerator[tuple[Finding, ...], None]:
+        """Findings over time: from snapshots, or from diagnoses if those are needed."""
+        watching = Monitor(
+            self.client, estimator=self.estimator, workload=self.workload
+        )
+        async with watching:
+            found = checks.run(watching.view, checks.configured())
+            visible = bool(step.subjects(found))
+            snapshots = aiter(watching)
+            while visible:
+                try:
+                    await asyncio.wait_for(anext(snapshots), READ_TIMEOUT)
+                except StopAsyncIteration:
+                    raise ConnectionLostError("the client was closed") from None
+                except asyncio.TimeoutError:
+                    raise TimedOutError(
+                        "the cluster could not be read within "
+                        f"{seconds_text(READ_TIMEOUT)}; see what blocks its scheduler"
+                    ) from None
+                yield checks.run(watching.view, checks.configured())
+        while True:
+            await asyncio.sleep(min(INTERVAL, step.holds))
+            yield await self._findings()
+
+    # --- actions ----------------------------------------------------------------------
+
+    async def _act(self, step: Step, names: frozenset[Id | None]) -> Report:
+        options: dict[str, Any] = dict(step.options)
+        if options.get("workers") == NAMED:
+            options["workers"] = await self._workers(step, names)
+        if step.do in ("restart", "resize"):
+            snapshot = await self._snapshot()
+            view = View(snapshots=(snapshot,), goal=Goal(workload=self._profile))
+            ids = ids_of(options.get("workers"), view)
+            limits = self.playbook.limits
+            options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
+        options |= {"dry_run": self.dry_run, "progress": self.progress}
+        if step.do in actions.others():
+            return await self._plugin(step.do, await self._findings(), **options)
+        if step.do in ON_DATA:
+            return await self._prepare(step.do, options)
+        if step.do == "release":
+            return await self._release(options)
+        function: Callable[..., Awaitable[Report]] = getattr(workers, step.do)
+        return await function(self.client, **options)
+
+    def _prepare(self, phase: str, options: dict[str, Any]) -> Awaitable[Report]:
+        assert self.data is not None
+        if phase == "persist":
+            options["persist"] = True
+        which = {"estimator": self.estimator, "workload": self.workload}
+        given = {k: v for k, v in which.items() if v is not None}
+        return self.data.prepare(only=(phase,), **given, **options)
+
+    async def _release(self, options: dict[str, Any]) -> Report:
+        prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)
+        if not prefixes and keep is None:
+            assert self.data is not None
+            report = await self.data.release(**options)
+            if not self.dry_run:
+                self.data = None
+            return report
+        if keep == GIVEN:
+            assert self.data is not None
+            given = await self.data.inputs()
+            options["keep"] = [x.collection for x in given]
+        releasing: Any = release.release
+        done: Report = await releasing(self.client, *prefixes, **options)
+        return done
+
+    async def _plugin(
+        self,
+        do: str,
+        found: tuple[Finding, ...],
+        *,
+        dry_run: bool,
+        progress: bool | Notify | None,
+        timeout: float = TIMEOUT,
+    ) -> Report:
+        """Carry out an action of another package, within the guards and the limits."""
+
+        def steps(view: View, _ids: Collection[Id]) -> Iterator[model.Step]:
+            proposed = tuple(actions.others()[do].propose(found, view))
+            self.playbook.limits.refuse_beyond(view.now, proposed)
+            yield from proposed
+
+        procedure = Procedure(
+            client=self.client,
+            name=do,
+            steps=steps,
+            timeout=timeout,
+            dry_run=dry_run,
+            progress=progress,
+            look=LookOptions(held_data=True),
+        )
+        try:
+            return await carry_out(procedure)
+        except ClustertuneError:
+            raise
+        except Exception as error:
+            text = printable(repr(error), longest=200)
+            raise ClustertuneError(f"the action {do} failed: {text}") from error
+
+    async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
+        """The named workers of the cluster. An empty list would mean all workers."""
+        known = {w.id for w in (await self._snapshot()).workers}
+        found = [id for id in names if id is not None and id in known]
+        if not found:
+            raise RefusedError(
+                f"{step.when} names no worker of the cluster; nothing was touched"
+            )
+        return sorted(found, key=str)
+
+    async def _snapshot(self) -> Snapshot:
+        await monitor.open_door(self.client, await monitor.identify(self.client))
+        snapshot, _ = await monitor.look(self.client, [])
+        return snapshot
+
+
+def _result(step: Step, status: str, **fields: Any) -> StepResult:
+    return StepResult(step=str(step), line=step.line, status=status, **fields)

@@ -1,0 +1,487 @@
+"""Reading playbooks: files, values, and the messages for mistakes (pure)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import dask
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import clustertune
+from clustertune import checks
+from clustertune.core.model import Severity
+from clustertune.errors import PlaybookError
+from clustertune.operations.playbooks import library, playbook
+from clustertune.operations.playbooks.library import MAX_BYTES, load, parse
+from clustertune.operations.playbooks.schema import READERS, own_actions
+
+EXAMPLE = """\
+version: 1
+name: between-runs
+description: Trim, and restart what still leaks; one worker at a time.
+steps:
+  - check: [memory, workers]
+  - when: unmanaged_memory
+    at_least: warning
+    holds: 1m
+    do: trim
+  - when: unmanaged_memory
+    at_least: critical
+    do: restart
+    with: {workers: named, timeout: 2 minutes}
+limits: {disrupted_workers: 1, minimum_workers: 2, settle: 30s}
+on_failure: stop
+"""
+
+
+def wrong(text: str | bytes, **values: str) -> list[str]:
+    """The message for a bad playbook, by line."""
+    named = {key.replace("__", "."): value for key, value in values.items()}
+    with pytest.raises(PlaybookError) as error:
+        load(text, "p.yaml", named)
+    return str(error.value).splitlines()
+
+
+def with_step(step: str) -> str:
+    """A playbook with one step, on line 4."""
+    return f"version: 1\nname: p\nsteps:\n  - {step}\n"
+
+
+# --- good playbooks -------------------------------------------------------------------
+
+
+def test_an_example() -> None:
+    """Every key of the language."""
+    read = load(EXAMPLE, "p.yaml")
+    look, trim, restart = read.steps
+    assert look.check == ("memory", "workers")
+    assert (trim.when, trim.at_least, trim.holds) == (
+        "unmanaged_memory",
+        Severity.warning,
+        60,
+    )
+    assert restart.options == {"workers": "named", "timeout": 120}
+    assert restart.line == "p.yaml:10"
+    assert str(restart) == (
+        "restart (workers: named, timeout: 2 min), when unmanaged_memory is at least "
+        "critical"
+    )
+    assert read.limits == playbook.Limits(
+        disrupted_workers=1, minimum_workers=2, settle=30
+    )
+    assert read.on_failure == "stop"
+    assert read.acts
+
+
+def test_defaults() -> None:
+    """Only a few keys are required."""
+    read = load(with_step("check: all"), "p.yaml")
+    assert read.limits == playbook.Limits()
+    assert not read.acts
+    assert str(read.steps[0]) == "check all"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("holds", "5 s", 5),
+        ("steps[1].holds", "0", 0),
+        ("timeout", "90", 90),
+        ("steps[2].with.workers", "[a, 3]", ("a", 3)),
+        ("settle", "1 minute", 60),
+        ("limits.disrupted_workers", "50%", 0.5),
+        ("on_failure", "continue", "continue"),
+    ],
+)
+def test_values_are_set(key: str, value: str, found: Any) -> None:
+    """By path, or by its end; with the same readers as in a file."""
+    read = load(EXAMPLE, "p.yaml", {key: value})
+    there = {
+        "holds": read.steps[1].holds,
+        "timeout": read.steps[2].options["timeout"],
+        "workers": read.steps[2].options["workers"],
+        "settle": read.limits.settle,
+        "disrupted_workers": read.limits.disrupted_workers,
+        "on_failure": read.on_failure,
+    }
+    assert there[key.rpartition(".")[2].rpartition("]")[2]] == found
+
+
+def test_limits_are_set_where_there_are_none() -> None:
+    """A value replaces the default."""
+    read = load(with_step("check: all"), "p.yaml", {"minimum_workers": "3"})
+    assert read.limits.minimum_workers == 3
+
+
+@pytest.mark.parametrize("name", library.available())
+def test_shipped_playbooks(name: str) -> None:
+    """Each is valid, has the name of its file, and a description."""
+    read = library.read(name)
+    assert read.name == name
+    assert len(read.description) > 20
+
+
+def test_variables_that_run_code() -> None:
+    """A value from the command line is refused like one in the file."""
+    text = with_step("{do: resize, with: {env: {OMP_NUM_THREADS: '2'}}}")
+    assert load(text, "p.yaml").steps[0].options["env"] == {"OMP_NUM_THREADS": "2"}
+    (line,) = wrong(text, env="{PYTHONSTARTUP: /tmp/x.py}")
+    assert "PYTHONSTARTUP is not a variable of thread pools" in line
+    assert "clustertune.resize(client, env=..., allow_any_env=True)" in line
+    assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
+
+
+# --- bad playbooks --------------------------------------------------------------------
+
+
+def test_all_mistakes_are_reported() -> None:
+    """Each with its line, the allowed values and a close match."""
+    text = EXAMPLE.replace("do: restart", "do: restrat").replace("1m", "soon")
+    first, second, third = wrong(text.replace("on_failure: stop", "on_fail: stop"))
+    assert first == (
+        "p.yaml:8: steps[1].holds: holds='soon' must be a duration, like \"30s\", or 0"
+    )
+    assert second == (
+        "p.yaml:12: steps[2].do: unknown action 'restrat'; choose from: persist, "
+        "rebalance, rechunk, release, resize, restart, scale, trim (did you mean "
+        "restart?)"
+    )
+    assert third.startswith("p.yaml:15: on_fail: unknown key 'on_fail'; choose from: ")
+    assert third.endswith("(did you mean on_failure?)")
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        ("check: memroy", "unknown check 'memroy' (did you mean memory?)"),
+        ("check: []", "names no check"),
+        ("check: 3", "unknown check 3"),
+        ("{check: all, do: trim}", "either check or do"),
+        ("{when: memory_growth}", "either check or do"),
+        ("{check: all, holds: 3s}", "steps[0].holds: belongs to a step with do"),
+        ("{do: trim, holds: 3s}", "steps[0].holds: belongs to when"),
+        ("{do: trim, when: memory}", "unknown check 'memory'"),
+        ("{do: trim, when: [memory_growth]}", "unknown check ['memory_growth']"),
+        ("{do: trim, when: memory_growth, at_least: bad}", "choose from: info, "),
+        ("{do: trim, with: {workers: named}}", "give when"),
+        ("{do: trim, with: {workers: a}}", "must be a list of names"),
+        ("{do: trim, with: {timeout: .inf}}", "'.inf' cannot be used as a number"),
+        (f"{{do: trim, with: {{timeout: {'9' * 320}s}}}}", "must be a duration"),
+        ("{do: trim, with: {timeout: -3}}", "must be a duration"),
+        ("{do: trim, with: {timeout: .5s}}", "must begin with a number, like 30s"),
+        ("{do: trim, with: {timeout: }}", "timeout has no value"),
+        ("{do: trim, with: 3}", "must be a mapping, with keys among timeout, workers"),
+        ("{do: restart, with: {drop_data: true}}", "unknown key 'drop_data'"),
+        ("{do: scale}", "scale needs n_workers"),
+        ("{do: scale, with: {n_workers: 0}}", "whole number of at least 1"),
+        ("{do: resize, with: {wait: 3s}}", "resize needs nthreads"),
+        ("{do: resize, with: {memory_limit: 1e999GiB}}", "size of at least 1 MiB"),
+        ("{do: resize, with: {env: {A: 1}}}", "mapping of names to texts"),
+        ("{do: resize, with: {env: {BROWSER: x}}}", "BROWSER is not a variable of"),
+        ("{do: resize, with: {env: {OMP_PLACES: /x}}}", "may contain only ASCII"),
+        (
+            "{do: resize, with: {nthreads: 2, allow_any_env: true}}",
+            "unknown key 'allow_any_env'",
+        ),
+        ("{do: release, with: {prefixes: x}}", "must be a list of prefixes"),
+        ("{do: release, with: {keep: X}}", "must be given"),
+        ("{do: release, with: {keep: given, prefixes: [x]}}", "exclude each other"),
+        ("{do: release, with: {include_other_clients: true}}", "needs prefixes"),
+        ("{do: [trim]}", "unknown action ['trim']"),
+        ("trim", "must be a mapping"),
+        ("{do: trim, do: trim}", "steps[0]: the key 'do' is there twice"),
+        ("{do: !!python/name:os.system x}", "write text (in quotes)"),
+        ("{do: 2020-01-01}", "is a 'timestamp'"),
+        ("{? [a] : b}", "a key must be text"),
+        ("{do: 0b_}", "'0b_' cannot be used as a number"),
+        ("{do: !!int ''}", "'' cannot be used as a number"),
+        ("{do: !!bool x}", "'x' cannot be used as true or false"),
+        ("{do: *a}", "anchors and aliases are not allowed"),
+        ("{do: &a trim}", "anchors and aliases are not allowed"),
+        ("[[[[[[[[[a]]]]]]]]]", "deeper than 8 levels"),
+        ("{do: '\\\x1b[31m'}", "special characters are not allowed"),
+    ],
+)
+def test_bad_steps(step: str, text: str) -> None:
+    """The message has the line of the mistake."""
+    (line,) = wrong(with_step(step))
+    assert text in line
+    assert line.startswith(("p.yaml:4: ", "p.yaml: "))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "p.yaml: is empty"),
+        ("- a\n", "p.yaml:1: must be a mapping"),
+        ("a: [", "p.yaml:1: while parsing a flow node"),
+        ("a: b\n---\nc: d\n", "p.yaml:2: expected a single document"),
+        (
+            "version: 2\nname: x\nsteps: [check: all]",
+            "p.yaml:1: version: must be 1; it is 2",
+        ),
+        ("version: 1\nname: 3\nsteps: [check: all]", "p.yaml:2: name: must be text"),
+        ("version: 1\nname: x\nsteps: []", "p.yaml:3: steps: must be a list of steps"),
+        ("version: 1\nname: x", "p.yaml:1: the key 'steps' is missing"),
+        (b"\xff\xfe\xfa", "p.yaml: is not UTF-8 text"),
+        ("x" * (MAX_BYTES + 1), "p.yaml: has 65,537 bytes; at most 65,536 are read"),
+        (with_step("check: all") + "  - check: all\n" * 50, "there are 51; at most 50"),
+        (with_step("check: all") + "limits: {settle: -1}", "limits.settle: settle=-1"),
+        ('a: "\\UFFFFFFFF"', "p.yaml: cannot be read: "),
+        (
+            with_step("{do: scale, with: {n_workers: 1}}")
+            + "limits: {minimum_workers: 2}",
+            "p.yaml:4: steps[0].with: n_workers=1 is less than limits.minimum_workers",
+        ),
+    ],
+)
+def test_bad_files(text: str | bytes, message: str) -> None:
+    """One line explains the mistake."""
+    (line,) = wrong(text)
+    assert message in line
+    assert line.count("p.yaml") == 1
+
+
+def test_many_mistakes_take_little_time() -> None:
+    """A value with many errors is explained once."""
+    begin = process_time()
+    step = "{do: release, with: {prefixes: [" + "1," * 30_000 + "]}}"
+    (line,) = wrong(with_step(step))
+    assert "steps[0].with.prefixes: prefixes=[1, 1," in line
+    assert process_time() - begin < 20
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("n_workers", "3", "'n_workers' is not in this playbook; choose from: limits."),
+        ("timeuot", "3", "(did you mean timeout?)"),
+        ("at_least", "info", "'at_least' matches several values; choose from: "),
+        ("holds", "soon", "--set holds=soon: steps[1].holds: holds='soon' must be"),
+        ("holds", "", "--set holds=: steps[1].holds: holds='' must be"),
+        ("holds", "[1", "--set holds=[1:1: while parsing"),
+        ("timeout", "{a: 1}", "--set timeout={a: 1}: steps[2].with.timeout: timeout={"),
+    ],
+)
+def test_bad_values(key: str, value: str, message: str) -> None:
+    """The message names the command line instead of a line of the file."""
+    (line,) = wrong(EXAMPLE, **{key: value})
+    assert message in line
+
+
+def test_messages_are_escaped() -> None:
+    """A playbook may come from another user."""
+    (line,) = wrong(with_step('{do: "\\e[31m", when: memory_growth}'))
+    assert "\x1b" not in line
+    (line,) = wrong(with_step('{"\\e[2J": 1, do: trim}'))
+    assert "\x1b" not in line
+
+
+# --- files ----------------------------------------------------------------------------
+
+
+def test_own_playbooks(tmp_path: Path) -> None:
+    """The configured folder overrides shipped playbooks with the same name."""
+    own = tmp_path / "observe.yaml"
+    own.write_text(with_step("check: memory"))
+    (tmp_path / "odd.yaml").write_text("a: [")
+    with dask.config.set({"clustertune.playbooks": str(tmp_path)}):
+        assert library.available()["observe"] == own
+        assert {"odd", "between-runs"} <= set(library.available())
+        assert library.read("observe").steps[0].check == ("memory",)
+        with pytest.raises(PlaybookError, match=r"odd\.yaml:1"):
+            library.read("odd")
+    assert library.available()["observe"] != own
+    assert library.read(own) == library.read(str(own))
+
+
+@pytest.mark.parametrize("folder", ["/no/such/folder", 3, __file__])
+def test_a_bad_folder(folder: Any) -> None:
+    """A wrong setting is an error."""
+    own = dask.config.set({"clustertune.playbooks": folder})
+    with own, pytest.raises(ValueError, match="must be a folder"):
+        library.available()
+
+
+@pytest.mark.parametrize(
+    ("which", "text"),
+    [
+        ("betwen-runs", r"unknown playbook.*\(did you mean between-runs\?\)"),
+        ("./no/such.yaml", "cannot be read: No such file"),
+        ("/tmp/", "cannot be read: Is a directory"),
+        ("~nobody-at-all/a.yaml", "cannot be read: "),
+        ("a\0.yaml", "cannot be read: embedded null"),
+    ],
+)
+def test_unknown_playbooks(which: str, text: str) -> None:
+    """The message has the known playbooks, or the reason."""
+    with pytest.raises(ValueError, match=text):
+        library.read(which)
+
+
+def test_the_wheel_has_them(tmp_path: Path) -> None:
+    """An installed package finds the shipped playbooks and their schema."""
+    root = Path(clustertune.__file__).parents[1]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
+    subprocess.run(
+        [*command, str(tmp_path)], cwd=root, check=True, capture_output=True, timeout=60
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "there")
+    code = (
+        "import clustertune; from clustertune.operations.playbooks import library; "
+        "print(clustertune.__file__); print(*library.available().values(), sep='\\n'); "
+        "library.schema.schema()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "there",
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(tmp_path / "there")},
+    )
+    package, *files = done.stdout.splitlines()
+    assert package.startswith(str(tmp_path))
+    inside = Path(package).parent / "playbooks"
+    assert {Path(f) for f in files} == set(inside.glob("*.yaml"))
+    assert {f.name for f in inside.iterdir()} == {
+        p.name for p in (root / "playbooks").iterdir()
+    }
+
+
+# --- random text ----------------------------------------------------------------------
+
+_words = st.sampled_from(
+    [
+        *("version", "name", "steps", "limits", "on_failure", "check", "when", "do"),
+        *("with", "at_least", "holds", "settle", "trim", "scale", "restart", "release"),
+        *("workers", "named", "timeout", "n_workers", "prefixes", "keep", "given"),
+        *("memory", "memory_growth", "warning", "all", "1m", "-1", "1e999", "50%"),
+    ]
+)
+_scalars = st.one_of(
+    _words,
+    st.text(max_size=8),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.dates(),
+    st.binary(max_size=4),
+)
+_anything = st.recursive(
+    _scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.one_of(_words, st.integers()), inner, max_size=5),
+    ),
+    max_leaves=12,
+)
+_step = st.fixed_dictionaries(
+    {},
+    optional={
+        "check": st.one_of(_words, st.lists(_words, max_size=3), _anything),
+        "when": st.one_of(st.sampled_from(list(checks.available())), _anything),
+        "at_least": st.one_of(
+            st.sampled_from(["info", "warning", "critical"]), _anything
+        ),
+        "holds": st.one_of(st.sampled_from(["1m", 3, "0"]), _anything),
+        "do": st.one_of(st.sampled_from(list(own_actions())), _anything),
+        "with": st.one_of(
+            st.dictionaries(st.sampled_from(list(READERS)), _anything, max_size=3),
+            _anything,
+        ),
+    },
+)
+_playbooks = st.fixed_dictionaries(
+    {"version": st.just(1), "name": _words, "steps": st.lists(_step, max_size=3)},
+    optional={
+        "limits": st.one_of(
+            st.dictionaries(st.sampled_from(["settle", "minimum_workers"]), _anything),
+            _anything,
+        ),
+        "on_failure": _anything,
+    },
+)
+
+
+def try_it(text: str | bytes, values: dict[str, str] | None = None) -> bool:
+    """Whether it is a playbook; any error but PlaybookError fails the test."""
+    try:
+        read = load(text, "p.yaml", values)
+    except PlaybookError as error:
+        lines = str(error).splitlines()
+        assert all(line.startswith(("p.yaml", "--set ")) for line in lines)
+        assert all(line.isprintable() for line in lines)
+        return False
+    assert all(str(step) for step in read.steps)
+    return True
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(_playbooks)
+def test_structures(data: Any) -> None:
+    """Values of wrong types are refused."""
+    try_it(yaml.safe_dump(data, sort_keys=False))
+
+
+@settings(max_examples=400, deadline=None, database=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, len(EXAMPLE)),
+            st.integers(0, 12),
+            st.one_of(
+                st.sampled_from(list("{}[]:,&*!|>-?'\"%@`#\t\n ~<")).map(str.encode),
+                st.binary(max_size=4),
+            ),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_mutations(changes: list[tuple[int, int, bytes]]) -> None:
+    """Changed, missing and additional bytes."""
+    text = EXAMPLE.encode()
+    for at, gone, more in changes:
+        text = text[:at] + more + text[at + gone :]
+    try_it(text)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(st.one_of(st.binary(max_size=60), st.text(max_size=60)))
+def test_noise(text: str | bytes) -> None:
+    """Random bytes and texts."""
+    try_it(text)
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    st.sampled_from(
+        ["holds", "timeout", "workers", "settle", "on_failure", "x", "steps[9].do", ""]
+    ),
+    st.text(max_size=12),
+)
+def test_values(key: str, value: str) -> None:
+    """Random values from the command line."""
+    try_it(EXAMPLE, {key: value})
+
+
+def test_places_of_values() -> None:
+    """Each value has the line of its key."""
+    document = parse("a: 1\nb:\n  - x\n  - {c: true}\n", "f")
+    assert document.data == {"a": 1, "b": ["x", {"c": True}]}
+    assert document.place(("b",)).text == "f:2"
+    assert document.place(("b", 1, "c")).text == "f:4"
+    assert document.place(("b", 0, "missing")).text == "f:3"

@@ -1,0 +1,213 @@
+"""Triggers of scheduled restarts: cron times and conditions."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import dask
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustertune.core.model import Severity
+from clustertune.operations.scheduling import triggers
+from clustertune.operations.scheduling.triggers import Condition, parse_condition
+from clustertune.remote.conditions import RANKS
+from clustertune.testing import worker
+
+BERLIN = ZoneInfo("Europe/Berlin")
+DAY = 86400.0
+
+
+def epoch(text: str, tz: ZoneInfo = BERLIN, fold: int = 0) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=tz, fold=fold).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("cron", "day", "expected"),
+    [
+        # 02:00 to 03:00 does not come: due when it is over
+        ("30 2 * * *", "2026-03-29", ["2026-03-29 03:00"]),
+        ("0,30 2 * * *", "2026-03-29", ["2026-03-29 03:00"]),
+        ("0 3 * * *", "2026-03-29", ["2026-03-29 03:00"]),
+        # 02:00 to 03:00 comes twice: due once
+        ("30 2 * * *", "2026-10-25", ["2026-10-25 02:30"]),
+        ("0 3 * * *", "2026-10-25", ["2026-10-25 03:00"]),
+    ],
+)
+def test_when_clocks_change(cron: str, day: str, expected: list[str]) -> None:
+    """Once a day means once, at an existing time."""
+    start = epoch(f"{day} 00:00")
+    found = triggers.cron_times(cron, BERLIN, start, start + 20 * 3600)
+    assert found == tuple(map(epoch, expected))
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25)])
+def test_every_hour_follows_elapsed_time(day: str, hours: int) -> None:
+    """A day of 23 hours has 23 times, one of 25 hours has 25, one hour apart."""
+    start = epoch(f"{day} 00:00")
+    end = epoch(f"{datetime.fromisoformat(day).date() + timedelta(days=1)} 00:00")
+    found = triggers.cron_times("0 * * * *", BERLIN, start, end)
+    assert len(found) == hours
+    assert {b - a for a, b in itertools.pairwise(found)} == {3600.0}
+
+
+ZONES = (
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",
+    "UTC",
+    "Asia/Kolkata",
+)
+
+
+@given(
+    start=st.integers(0, 2**31),
+    hour=st.integers(0, 23),
+    minute=st.integers(0, 59),
+    name=st.sampled_from(ZONES),
+)
+def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> None:
+    """At the given time, unless clocks skip it."""
+    tz = ZoneInfo(name)
+    end = start + 5 * DAY
+    found = triggers.cron_times(f"{minute} {hour} * * *", tz, start, end)
+    assert 4 <= len(found) <= 6
+    assert all(start < t <= end for t in found)
+    assert list(found) == sorted(set(found))
+    local = [datetime.fromtimestamp(t, tz) for t in found]
+    assert len({t.date() for t in local}) == len(local)
+    wanted = timedelta(hours=hour, minutes=minute)
+    for t in local:
+        late = timedelta(hours=t.hour, minutes=t.minute) - wanted
+        assert late == timedelta(0) or timedelta(0) < late <= timedelta(hours=1)
+
+
+def test_none_before_the_end() -> None:
+    """Empty, and not an error."""
+    start = epoch("2026-06-01 04:00")
+    assert triggers.cron_times("0 3 * * *", BERLIN, start, start + 3600) == ()
+
+
+@pytest.mark.parametrize(
+    ("cron", "text"),
+    [
+        ("0 3 * *", "five fields"),
+        ("0 0 3 * * *", "five fields"),  # seconds are not meant
+        ("", "five fields"),
+        (3, "five fields"),
+        ("61 * * * *", "bad minute"),
+        ("0 0 31 2 *", "bad day-of-month"),
+        ("0 3 * * DIV", "bad day-of-week"),
+        ("@daily", "five fields"),
+    ],
+)
+def test_bad_expressions(cron: object, text: str) -> None:
+    """The message has an example."""
+    with pytest.raises(ValueError, match=text) as caught:
+        triggers.cron_times(cron, BERLIN, 0, DAY)  # type: ignore[arg-type]
+    assert '"0 3 * * *"' in str(caught.value)
+
+
+def test_too_many() -> None:
+    """The number of times is limited."""
+    with pytest.raises(ValueError, match="has more than 10,000 times"):
+        triggers.cron_times("* * * * *", BERLIN, 0, 365 * DAY)
+
+
+@pytest.mark.parametrize("name", ["Mars/Sea", "../etc/passwd", "Europe", "", "a\0b", 3])
+def test_bad_time_zones(name: object) -> None:
+    """Any failure of zoneinfo is a ValueError."""
+    with pytest.raises(ValueError, match="is no time zone"):
+        triggers.zone(name)  # type: ignore[arg-type]
+
+
+def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """TZ, else the setting of the system, else UTC."""
+    monkeypatch.setenv("TZ", ":Europe/Berlin")
+    assert triggers.zone(None) == BERLIN
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0")
+    with pytest.raises(ValueError, match="the variable TZ='CET-1CEST"):
+        triggers.zone(None)
+    monkeypatch.delenv("TZ")
+    monkeypatch.setattr(triggers, "LOCALTIME", tmp_path / "none")
+    assert str(triggers.zone(None)) == "UTC"
+    monkeypatch.undo()
+    assert (
+        triggers.time_text(epoch("2026-07-01 12:00"), BERLIN)
+        == "2026-07-01 12:00:00 CEST"
+    )
+
+
+def test_without_a_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the package to install."""
+    monkeypatch.setattr(triggers, "available_timezones", set)
+    with pytest.raises(ValueError, match="install the package tzdata"):
+        triggers.zone("Mars/Sea")
+
+
+# --- conditions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "condition", "shown"),
+    [
+        ("leak", Condition(kind="leak"), "leak"),
+        ("memory", Condition(kind="memory"), "memory:warning"),
+        (
+            "memory:critical",
+            Condition(kind="memory", severity=Severity.critical),
+            "memory:critical",
+        ),
+        (
+            "thread_pools:info",
+            Condition(kind="check", check="thread_pools", severity=Severity.info),
+            "thread_pools:info",
+        ),
+    ],
+)
+def test_good_conditions(text: str, condition: Condition, shown: str) -> None:
+    """The default severity is warning."""
+    assert parse_condition(text) == condition
+    assert str(condition) == shown
+    assert condition.plain()["text"] == shown
+
+
+def test_no_condition() -> None:
+    """None means no condition."""
+    assert parse_condition(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("leaks", "did you mean leak"),
+        ("uneven_row:critical", "did you mean uneven_rows"),
+        ("memory:fatal", "'fatal' is no severity; allowed are info, warning, critical"),
+        ("memory:", "'' is no severity"),
+        ("memory:unknown", "'unknown' is no severity"),
+        ("memory:info", "memory is warning .spills. or critical .pauses."),
+        ("leak:critical", "leak has no severity"),
+        ("", "there is no check ''"),
+        (3, "there is no check '3'"),
+    ],
+)
+def test_bad_conditions(text: object, message: str) -> None:
+    """The message has the allowed values, and a close match."""
+    with pytest.raises(ValueError, match=message):
+        parse_condition(text)
+
+
+def test_growth_of_a_leak() -> None:
+    """The threshold is the setting of the check."""
+    with dask.config.set({"clustertune.checks.memory_growth.least": 0.25}):
+        assert Condition(kind="leak").plain()["least"] == 0.25
+    assert Condition(kind="leak").plain()["least"] == 0.01
+
+
+def test_values_for_the_scheduler() -> None:
+    """Known thresholds; and the scheduler has the same ranks of severities."""
+    assert triggers.thresholds([worker(0)]) == {0: {"spill": 0.7, "pause": 0.8}}
+    assert {s.name: int(s) for s in Severity if s is not Severity.unknown} == RANKS
