@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from distributed import Client, LocalCluster, wait
 
 from clustertune.cli import main
-from clustertune.operations.calls import Call
-from clustertune.operations.planfile import StoredPlan
+from clustertune.operations.planfile import Call, StoredPlan
 from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
@@ -80,7 +79,7 @@ def test_what_is_refused(cluster: LocalCluster, file: str) -> None:
     refused = run("plan", "restart", "-o", file, cluster.scheduler_address)
     assert refused.exit_code == 4
     assert "it has no nanny" in " ".join(refused.stdout.split())
-    assert "it is not kept" in refused.stderr
+    assert "the file was not written" in refused.stderr
     assert not Path(file).exists()
 
 
@@ -98,11 +97,11 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
     plan = StoredPlan.from_json(text)
     edited = text.replace('"reason": ""', '"reason": "mine"', 1)
     assert f"{file}: the plan was edited" in tried(edited, code=4)
-    assert "no JSON" in tried(text[:-3], code=2)
+    assert "not JSON" in tried(text[:-3], code=2)
     stale = replace(plan, made=1.0, expires=61.0)
-    assert "and held for 60 s; plan again" in tried(stale.to_json(), code=4)
+    assert "and expired after 60 s; plan again" in tried(stale.to_json(), code=4)
     other = replace(plan, seen=replace(plan.seen, scheduler="Scheduler-0"))
-    assert "was started again since" in tried(other.to_json(), code=4)
+    assert "was restarted after the plan was made" in tried(other.to_json(), code=4)
     gone = Call(verb="trim", options={"workers": ["7"]})
     assert "there is no 7" in tried(replace(plan, call=gone).to_json(), code=4)
 
@@ -121,7 +120,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
         (["plan", "release", "a"], "what is to be let go? give --prefix"),
         (["plan", "trim"], "which cluster? give ADDRESS"),
         (["apply", "/no/such/plan.json"], "does not exist"),
-        (["apply", __file__], "this is no JSON"),
+        (["apply", __file__], "this is not JSON"),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:

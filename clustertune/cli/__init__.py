@@ -16,7 +16,7 @@ from clustertune.cli.lazy import LazyGroup
 COMMANDS = {
     "apply": (
         "planning",
-        "Carry out a plan, if cluster and data are still as it saw them.",
+        "Carry out a plan if the cluster and the data have not changed since.",
     ),
     "check": (
         "looking",
@@ -44,7 +44,7 @@ COMMANDS = {
     ),
     "plan": (
         "planning",
-        "Plan a change without making it, for `apply`; without VERB it is `prepare`.",
+        "Plan a change without making it, for `apply`; without VERB plan `prepare`.",
     ),
     "playbooks": (
         "playing",

@@ -32,7 +32,7 @@ from clustertune.core.model import Holding
 from clustertune.core.report import Report
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.monitor import monitor
-from clustertune.operations.calls import Call
+from clustertune.operations.planfile import Call
 
 Command = Callable[..., None]
 

@@ -14,7 +14,7 @@ from clustertune.cli.running import format_option, once
 from clustertune.cli.target import Target, on_a_cluster
 from clustertune.core import arguments
 from clustertune.integrations import libraries
-from clustertune.operations.calls import Call
+from clustertune.operations.planfile import Call
 
 Check = Callable[[str, Any], Any]
 

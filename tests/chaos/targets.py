@@ -32,10 +32,9 @@ from clustertune.core.report import Report
 from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
 from clustertune.integrations import libraries
 from clustertune.operations import manifests, planfile
-from clustertune.operations.calls import VERBS, Call
 from clustertune.operations.history import histories, record
 from clustertune.operations.history import settings as history
-from clustertune.operations.planfile import StoredPlan
+from clustertune.operations.planfile import VERBS, Call, StoredPlan
 from clustertune.operations.playbooks import playbook, reading, shelf
 from clustertune.operations.scheduling import conditions, instants
 from clustertune.planner.fingerprint import Fingerprint

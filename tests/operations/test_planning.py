@@ -29,9 +29,8 @@ from clustertune.core.model import (
 from clustertune.core.report import Report, planned
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
 from clustertune.operations import approval, events
-from clustertune.operations.calls import Call
 from clustertune.operations.journal import Journal
-from clustertune.operations.planfile import StoredPlan
+from clustertune.operations.planfile import Call, StoredPlan
 from clustertune.operations.planning import Comparison, refuse_other
 from clustertune.operations.preparation import tune
 from clustertune.planner import fingerprint
@@ -173,11 +172,11 @@ def test_other_steps() -> None:
     first, second = plan.steps
     comparison = Comparison(stored(start, plan))
     no = Refusal(step=second, guard="fire", reason="it burns")
-    text = r"not to be done any more: restart worker 1; .*: it burns; plan again"
+    text = r"step not planned any more: restart worker 1; .*: it burns; plan again"
     with pytest.raises(ChangedError, match=text):
         comparison.plan(start, (), Plan(steps=(first,), refused=(no,)))
     more = Plan(steps=tuple(restart.steps(start, {0, 1, 2})))
-    with pytest.raises(ChangedError, match="to be done now: restart worker 2"):
+    with pytest.raises(ChangedError, match="new step: restart worker 2"):
         Comparison(stored(start, plan)).plan(start, (), more)
     turned = Plan(steps=(second, first))
     with pytest.raises(ChangedError, match="the steps have another order"):
@@ -189,7 +188,7 @@ def test_what_is_critical_now() -> None:
     start, plan = three(), Plan()
     bad = Finding(severity=Severity.critical, message="it burns", check="fire")
     mild = replace(bad, severity=Severity.warning)
-    with pytest.raises(ChangedError, match="found now: it burns"):
+    with pytest.raises(ChangedError, match="new finding: it burns"):
         Comparison(stored(start, plan, (mild,))).plan(start, (bad,), plan)
     Comparison(stored(start, plan, (bad,))).plan(start, (bad,), plan)
 
@@ -199,9 +198,11 @@ def test_other_clusters() -> None:
     plan = stored(three(), Plan())
     address = plan.seen.address
     refuse_other(plan, "Scheduler-1", "tcp://elsewhere:1")
-    with pytest.raises(RefusedError, match="of another cluster: it was made for"):
+    with pytest.raises(
+        RefusedError, match="belongs to another cluster: it was made for"
+    ):
         refuse_other(plan, "Scheduler-2", "tcp://elsewhere:1")
-    with pytest.raises(RefusedError, match="was started again since the plan was made"):
+    with pytest.raises(RefusedError, match="was restarted after the plan was made"):
         refuse_other(plan, "Scheduler-2", address)
 
 
@@ -298,8 +299,11 @@ async def test_too_late_and_elsewhere(c: Any, s: Any, a: Any, b: Any) -> None:
     plan = await clustertune.plan(c, "trim", expires="2 minutes")
     assert plan.expires - plan.made == 120
     for changes, text in (
-        ({"expires": plan.made}, "plan again, with a longer"),
-        ({"seen": replace(plan.seen, scheduler="Scheduler-0")}, "started again since"),
+        ({"expires": plan.made}, "if necessary with a longer"),
+        (
+            {"seen": replace(plan.seen, scheduler="Scheduler-0")},
+            "was restarted after the plan",
+        ),
     ):
         with pytest.raises(RefusedError, match=text):
             await clustertune.apply(c, replace(plan, **changes))
