@@ -61,7 +61,7 @@ COMMANDS = {
     "report": ("looking", "The report of what was done last on this cluster."),
     "reset": (
         "resetting",
-        "Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.",
+        "Destroy this Saturn Cloud cluster and create it again with other sizes.",
     ),
     "resize": (
         "changing",

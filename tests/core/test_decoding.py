@@ -15,11 +15,15 @@ from clustertune.core import decoding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
+    """A dataclass in a tuple."""
+
     size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
+    """A dataclass with one field of each kind."""
+
     id: str | int
     share: float = 0.0
     inner: tuple[Inner, ...] = ()

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import dask.array as da
 import dask.dataframe as dd
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -29,6 +30,7 @@ from hypothesis.extra import pandas as frames
 from pyarrow import parquet
 
 import clustertune
+from clustertune.core import decoding
 from clustertune.errors import RefusedError, SaveError
 from clustertune.operations import manifests, saving
 from clustertune.remote import pieces
@@ -198,7 +200,7 @@ async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
     pd.testing.assert_frame_equal(await c.compute(frame2), expected)
     pd.testing.assert_frame_equal(await c.compute(unknown2), expected)
     pd.testing.assert_series_equal(await c.compute(series2), PANDAS["a"])
-    files, root = manifests.place("path", path, options).files()
+    files, root = manifests.target("path", path, options).files()
     texts = [files.cat_file(name) for name in files.find(root)]
     assert texts
     assert not any(b"hunter2" in text for text in texts)
@@ -217,11 +219,11 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
         "events": {topic: list(s.get_events(topic)) for topic in s.get_events()},
         "dump": s._to_dict(),
         "logs": [s.get_logs(), a.get_logs(), b.get_logs()],
-        "target": manifests.place("path", path, options),
+        "target": manifests.target("path", path, options),
     }
     for name, what in shown.items():
         assert "hunter2" not in repr(what), name
-    files, root = manifests.place("path", path, options).files()
+    files, root = manifests.target("path", path, options).files()
     (piece, *_) = [name for name in files.find(root) if name.endswith("0.0/0.0")]
     files.pipe_file(piece, b"x")
     with pytest.raises(SaveError) as caught:
@@ -238,7 +240,7 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
 @gen_cluster(**TWO)
 async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
     """Only a save of ours is replaced, and only when that is asked."""
-    files, root = manifests.place("path", "memory://taken", None).files()
+    files, root = manifests.target("path", "memory://taken", None).files()
     x = c.persist(X)
     files.pipe_file(f"{root}/mine.txt", b"precious")
     for overwrite in (False, True):
@@ -247,7 +249,7 @@ async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
     assert files.cat_file(f"{root}/mine.txt") == b"precious"
     files.rm_file(f"{root}/mine.txt")
     await clustertune.save(c, "memory://taken", x)
-    with pytest.raises(RefusedError, match="a save of clustertune; give overwrite"):
+    with pytest.raises(RefusedError, match="holds a complete save; give overwrite"):
         await clustertune.save(c, "memory://taken", x)
     y = c.persist(X + 1)
     await clustertune.save(c, "memory://taken", y, overwrite=True)
@@ -270,9 +272,9 @@ async def test_a_save_that_fails(c: Any, s: Any, a: Any, b: Any) -> None:
     np.testing.assert_array_equal(await c.compute(x2), await c.compute(x))
     with pytest.raises(SaveError, match="saving X failed"):
         await clustertune.save(c, "memory://failed", bad)
-    with pytest.raises(SaveError, match="nothing was saved there, or the save was"):
+    with pytest.raises(SaveError, match="so it holds no complete save"):
         await clustertune.load(c, "memory://failed")
-    files, root = manifests.place("path", "memory://failed", None).files()
+    files, root = manifests.target("path", "memory://failed", None).files()
     assert files.find(root) == []  # a save that fails removes its files
     files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
     with pytest.raises(RefusedError, match="holds an unfinished save"):
@@ -293,7 +295,7 @@ async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
     path = "memory://changed"
     x, _, frame, *_ = _loaded(c)
     await clustertune.save(c, path, x, frame)
-    files, root = manifests.place("path", path, None).files()
+    files, root = manifests.target("path", path, None).files()
     names = files.find(root)
     for end in ("1.parquet", "0.1/0.0", "0.1/.zarray", "meta.parquet"):
         (name,) = [n for n in names if n.endswith(end)]
@@ -315,15 +317,15 @@ async def test_refused(c: Any, s: Any, a: Any, b: Any) -> None:
     objects = c.persist(X.astype(object))
     mixed = c.persist(dd.from_pandas(pd.DataFrame({"a": [1j, 2]}), npartitions=1))
     for data, match in (
-        (X, "X is not loaded"),
-        (objects, "X cannot be saved: its pieces are ndarray of object"),
+        (X, "X is not in memory"),
+        (objects, "X cannot be saved: its chunks are ndarray of object"),
         (mixed, "X cannot be saved: .*complex128"),
     ):
         with pytest.raises(RefusedError, match=match):
             await clustertune.save(c, "memory://refused", data)
-    with pytest.raises(TypeError, match="nothing is given"):
+    with pytest.raises(TypeError, match="give at least one collection"):
         clustertune.save(c, "memory://refused")
-    files, root = manifests.place("path", "memory://refused", None).files()
+    files, root = manifests.target("path", "memory://refused", None).files()
     assert not files.exists(root)
 
 
@@ -335,7 +337,7 @@ def test_storage_that_is_not_shared(
     _, client = local_cluster(2)
     x = client.persist(X)
     wait(x)
-    with pytest.raises(RefusedError, match="does not see what 2 workers"):
+    with pytest.raises(RefusedError, match="does not see the files that 2 workers"):
         clustertune.save(client, "memory://mine", x)
     file = tmp_path / "file"
     file.write_text("x")
@@ -548,13 +550,13 @@ def test_two_saves_at_the_same_time(local_cluster: Any, tmp_path: Path) -> None:
 async def test_a_save_that_came_first(c: Any, s: Any, a: Any, b: Any) -> None:
     """Without overwrite a save does not replace one that was completed meanwhile."""
     path = "memory://came-first"
-    place = manifests.place("path", path, None)
+    place = manifests.target("path", path, None)
     files, root = place.files()
     await clustertune.save(c, path, c.persist(X))
-    other = {"folder": "clustertune-0123abcd"}
+    other = decoding.convert(GOOD, manifests.Manifest)
     files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
-    with pytest.raises(RefusedError, match="holds a save of clustertune"):
-        saving._switch(place, other, overwrite=False)
+    with pytest.raises(RefusedError, match="holds a complete save"):
+        manifests.publish(place, other, overwrite=False)
     assert not files.exists(f"{root}/clustertune-0123abcd")
     assert len(await clustertune.load(c, path)) == 1
 
@@ -568,6 +570,7 @@ GOOD: dict[str, Any] = {
     "collections": [
         {
             "kind": "array",
+            "label": "X",
             "folder": "clustertune-0123abcd/0",
             "dtype": "<f8",
             "chunks": [[2]],
@@ -610,25 +613,27 @@ def _with_piece(**changes: Any) -> dict[str, Any]:
 )
 def test_a_manifest_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     """Nothing outside of its folder is read, whatever a file says."""
-    place = manifests.place("path", tmp_path, None)
+    place = manifests.target("path", tmp_path, None)
     (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD))
-    assert manifests.read(place) == GOOD
+    assert msgspec.to_builtins(manifests.read(place)) == GOOD
     (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD | change))
-    with pytest.raises(SaveError, match="is not a manifest of clustertune's"):
+    with pytest.raises(SaveError, match="is not a manifest of clustertune: "):
         manifests.read(place)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"schema_version": 1}', "{}"])
 def test_other_files(tmp_path: Path, text: str) -> None:
-    """They are no manifests, or of another release."""
+    """They are not manifests, or another release wrote them."""
     (tmp_path / manifests.MANIFEST).write_text(text)
-    with pytest.raises(SaveError, match=r"not a manifest|schema version 1; this"):
-        manifests.read(manifests.place("path", tmp_path, None))
+    with pytest.raises(
+        SaveError, match=r"not a manifest|version 1, but this release reads 2"
+    ):
+        manifests.read(manifests.target("path", tmp_path, None))
 
 
 def test_pieces_that_are_no_array() -> None:
     """What a collection says of its pieces is not believed."""
     shapes = [[2, 1], [2, 2], [3, 1], [3, 2]]
-    assert saving._chunks("X", (2, 2), shapes) == [[2, 3], [1, 2]]
-    with pytest.raises(SaveError, match=r"its piece \(1, 1\) has the shape \(3, 3\)"):
-        saving._chunks("X", (2, 2), [*shapes[:3], [3, 3]])
+    assert manifests.array_chunks("X", (2, 2), shapes) == [[2, 3], [1, 2]]
+    with pytest.raises(SaveError, match=r"its chunk \(1, 1\) has the shape \(3, 3\)"):
+        manifests.array_chunks("X", (2, 2), [*shapes[:3], [3, 3]])

@@ -9,14 +9,16 @@ those that are there.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dask.utils import parse_bytes
 
 from clustertune.core.model import Size, Unknown
-from clustertune.core.wording import printable
+from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.errors import ConnectionLostError, RecreateError
-from clustertune.integrations.managers import Offer, Wanted, is_instance, off_loop
+from clustertune.integrations.managers import is_instance, off_loop
 
 # "Large - 2 cores - 16 GB RAM"; what "GB" is there, Kubernetes calls Gi
 _DISPLAY = re.compile(r"([\d.]+) cores?\b.*?([\d.]+) GB")
@@ -75,6 +77,31 @@ def _names(cluster: Any) -> set[str]:
 # --- another size ---------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A size that Saturn offers; None: its description has no such number."""
+
+    name: str
+    cores: float | None = None
+    memory: int | None = None  # bytes
+
+    def __str__(self) -> str:
+        facts = [] if self.cores is None else [plural(self.cores, "core")]
+        facts += [] if self.memory is None else [bytes_text(self.memory)]
+        name = printable(self.name, longest=60)
+        return f"{name} ({', '.join(facts)})" if facts else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Sizes of a recreated cluster; None: Saturn's default."""
+
+    worker_size: str | None = None
+    scheduler_size: str | None = None
+    n_workers: int | None = None
+    nthreads: int | None = None
+
+
 def of_this_resource() -> Any:
     """The cluster of this Jupyter server, job or deployment; started if it is not.
 
@@ -91,7 +118,7 @@ def of_this_resource() -> Any:
         raise ConnectionLostError(f"no cluster of Saturn's: {_text(error)}") from error
 
 
-def sizes(cluster: Any) -> tuple[Offer, ...] | None:
+def sizes() -> tuple[Offer, ...]:
     """The sizes that this installation offers.
 
     Raises
@@ -114,6 +141,16 @@ def _offer(name: str, display: str) -> Offer:
         return Offer(name=name)
     cores, memory = found.groups()
     return Offer(name=name, cores=float(cores), memory=parse_bytes(f"{memory}GiB"))
+
+
+def unknown_size(wanted: Wanted, offers: Sequence[Offer]) -> str | None:
+    """The error text if Saturn does not offer a size; None if it does."""
+    for argument in ("worker_size", "scheduler_size"):
+        name = getattr(wanted, argument)
+        if name is not None and name not in {offer.name for offer in offers}:
+            known = ", ".join(map(str, offers)) or "none"
+            return f"{argument}={name!r} is not offered; sizes are: {known}"
+    return None
 
 
 def recreate(cluster: Any, wanted: Wanted) -> Any:
