@@ -74,6 +74,13 @@ def test_integers_that_lack_values(tmp_path: Path) -> None:
     assert dataset.parquet(path).nbytes == loaded(path) == 100 * (8 + 8)
     pq.write_table(table, path, write_statistics=False)
     assert dataset.parquet(path).nbytes == 100 * (8 + 8)
+    # the widest number counts, even if only one file has it
+    folder = tmp_path / "two"
+    folder.mkdir()
+    pq.write_table(table.select(["a"]), folder / "1.parquet")
+    narrow = pa.table({"a": pa.array(range(100), pa.int16())})
+    pq.write_table(narrow, folder / "0.parquet")
+    assert dataset.parquet(folder).itemsize == 8
     full = table.set_column(0, "a", pa.array([7] * 100, pa.int16()))
     pq.write_table(full, path)
     assert dataset.parquet(path).nbytes == loaded(path) == 100 * (2 + 8)
@@ -121,7 +128,7 @@ def test_a_folder_of_folders(tmp_path: Path) -> None:
     assert found.columns == 6
     assert found.rows == pytest.approx(ROWS, rel=0.05)  # a sample of 200 files
     assert found.nbytes == pytest.approx(found.rows * (1 + 4 + 8 + 1 + 8 + 2), abs=2)
-    assert "50 of 200 files were looked into" in found.notes[1]
+    assert "50 of 200 files were read" in found.notes[1]
 
 
 def test_many_files_are_estimated_by_their_bytes(
@@ -134,7 +141,7 @@ def test_many_files_are_estimated_by_their_bytes(
     assert whole.rows == sum(500 + 100 * i for i in range(20))
     assert len(whole.notes) == 1
     monkeypatch.setattr(dataset, "MOST_FOOTERS", 5)
-    (tmp_path / "07.parquet").write_bytes(b"a footer that nobody reads" * 1000)
+    (tmp_path / "07.parquet").write_bytes(b"a footer that is not read" * 1000)
     found = dataset.parquet(tmp_path)
     assert found.rows == pytest.approx(whole.rows, rel=0.1)
     assert found.nbytes == pytest.approx(whole.nbytes, rel=0.1)

@@ -173,7 +173,7 @@ def test_names_point_to_new_pieces(client: Client, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     done = steps(result)
     assert done["publish"]["status"] == "done"
-    assert "X and y point to the new pieces" in done["publish"]["summary"]
+    assert "point X and y to the prepared data" in done["publish"]["summary"]
     new = keys_of(client, "X", "y")
     assert [len(some) for some in new] == [8, 8]
     assert not (old[0] | old[1]) & (new[0] | new[1])
@@ -200,7 +200,7 @@ def test_old_ones_are_kept(client: Client) -> None:
     old = keys_of(client, "X", "y")
     result = prepared(client, "--keep-old", "{name}-old", "--yes")
     assert result.exit_code == 0, result.stderr
-    text = "have y point to the new pieces; the old ones are kept as X-old and y-old"
+    text = "point y to the prepared data; the old data stays as X-old and y-old"
     assert steps(result)["publish"]["summary"] == text
     assert keys_of(client, "X-old", "y-old") == old
     assert keys_of(client, "X") == old[:1]
@@ -297,14 +297,14 @@ def test_a_dry_run(client: Client, unchanged: None) -> None:
     assert result.exit_code == 0
     planned = steps(result)
     assert {step["status"] for step in planned.values()} == {"planned"}
-    assert "have X and y point to what is new" in planned["publish"]["summary"]
+    assert "point X and y to the prepared data" in planned["publish"]["summary"]
 
 
 def test_nobody_can_be_asked(client: Client, unchanged: None) -> None:
     """The plan is shown; without a terminal no answer is waited for."""
     result = prepared(client)
     assert result.exit_code == 2
-    assert "have X and y point to what is new" in result.stderr
+    assert "point X and y to the prepared data" in result.stderr
     assert "give --yes, or --dry-run" in result.stderr
 
 
@@ -368,7 +368,7 @@ def test_what_is_no_collection(client: Client) -> None:
     ):
         result = run("prepare", "--dataset", name, "--yes", address)
         assert result.exit_code == 4
-        text = f"the data set {name} holds a {what}, where one Dask Array"
+        text = f"the data set {name} is a {what}, but prepare needs one Dask Array"
         assert text in result.stderr
 
 
@@ -400,7 +400,7 @@ def test_names_of_data_that_is_gone(client: Client, cluster: LocalCluster) -> No
     client.run_on_scheduler(lose)
     result = run("prepare", "--dataset", "X", "--yes", client.scheduler.address)
     assert result.exit_code == 5
-    assert "X: 1 piece is gone" in result.stderr
+    assert "X: 1 partition is gone" in result.stderr
 
 
 def lose(dask_scheduler: Any) -> None:
@@ -442,7 +442,7 @@ def test_somebody_publishes_meanwhile(
     )
     result = prepared(client, "--yes")
     assert result.exit_code == 4
-    assert f"somebody has published or unpublished {name} meanwhile" in result.stderr
+    assert f"another client published or unpublished {name} meanwhile" in result.stderr
     assert client.get_dataset(name).chunks == ((100,) * 12,)
     assert client.get_dataset(name).sum().compute(scheduler=client) == ROWS
     rest = next(iter({"X", "y"} - {name}))
