@@ -1,4 +1,4 @@
-"""``clustertune plan`` and ``apply``: what is planned here is carried out there."""
+"""``clustertune plan`` writes a plan; ``clustertune apply`` carries it out."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def file(tmp_path: Path) -> str:
 
 
 def noted(cluster: LocalCluster) -> list[Any]:
-    """What calls have done so far."""
+    """Completed calls in the event log."""
     with Client(cluster, set_as_default=False) as client:
         events = client.get_events("clustertune")
     return [(e["action"], e["reason"]) for _, e in events if "by" in e]
 
 
 def test_there_and_back(cluster: LocalCluster, file: str) -> None:
-    """Kept with all that was typed; carried out without an address."""
+    """The file has all options; apply needs no address."""
     address = cluster.scheduler_address
     planned = run("plan", "trim", "--worker", "0", "-o", file, "--reason", "R", address)
     assert planned.exit_code == 0
@@ -57,7 +57,7 @@ def test_there_and_back(cluster: LocalCluster, file: str) -> None:
 
 
 def test_published_data(cluster: LocalCluster, file: str) -> None:
-    """Without a verb it is ``prepare``; a second time things have changed."""
+    """Without a verb it plans ``prepare``; the second time the data has changed."""
     address = cluster.scheduler_address
     with Client(cluster) as client:
         first = next(iter(workers_of(client)))
@@ -75,7 +75,7 @@ def test_published_data(cluster: LocalCluster, file: str) -> None:
 
 
 def test_what_is_refused(cluster: LocalCluster, file: str) -> None:
-    """Workers without nannies cannot be restarted: there is no plan to keep."""
+    """Workers without nannies cannot be restarted, so no file is written."""
     refused = run("plan", "restart", "-o", file, cluster.scheduler_address)
     assert refused.exit_code == 4
     assert "it has no nanny" in " ".join(refused.stdout.split())
@@ -84,7 +84,7 @@ def test_what_is_refused(cluster: LocalCluster, file: str) -> None:
 
 
 def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> None:
-    """Each with its own message, and before anybody is asked."""
+    """Each has its own message, before the command asks."""
     run("plan", "trim", "-o", file, "-q", cluster.scheduler_address)
     text = Path(file).read_text()
 
@@ -115,7 +115,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
         (["plan", "trim", "--dry-run"], "No such option"),
         (["plan", "trim", "--expires", "soon"], "--expires='soon' must be a duration"),
         (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),
-        # not that of a restart between runs
+        # not the option of a restart between runs
         (["plan", "restart", "--expires", "2h"], "which cluster? give ADDRESS"),
         (["plan", "release", "a"], "what is to be let go? give --prefix"),
         (["plan", "trim"], "which cluster? give ADDRESS"),
@@ -124,7 +124,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
-    """What was typed wrongly exits with 2, before any cluster is asked."""
+    """Wrong usage exits with 2 before a cluster is used."""
     result = run(*arguments)
     assert result.exit_code == 2
     assert text in result.stderr
@@ -134,7 +134,7 @@ def test_usage(arguments: list[str], text: str) -> None:
 def test_nobody_is_waited_for(
     verb: str, cluster: LocalCluster, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody can answer: exit code 2, and nothing is changed."""
+    """Without a terminal the command exits with 2 and changes nothing."""
     address = cluster.scheduler_address
     before = noted(cluster)
     run("plan", "trim", "-o", file, "-q", address)

@@ -65,7 +65,7 @@ def resets(server: Saturn) -> list[dict[str, Any]]:
 
 
 def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
-    """The same values, pieces and names, on new workers of the size asked for."""
+    """Values, partitions and names stay, on new workers of the given size."""
     X, frame = loaded(client)
     client.publish_dataset(train=frame["a"].persist())
     old = set(workers_of(client))
@@ -99,7 +99,7 @@ def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
 
 
 def test_awaited(server: Saturn, tmp_path: Path) -> None:
-    """With an asynchronous client; more workers, with a scheduler of another size."""
+    """An asynchronous client, more workers, and a larger scheduler."""
 
     async def main() -> None:
         cluster = await asyncio.to_thread(SaturnCluster)
@@ -122,7 +122,7 @@ def test_awaited(server: Saturn, tmp_path: Path) -> None:
 
 
 def test_nothing_in_memory(client: Client, server: Saturn) -> None:
-    """Nothing has to be agreed to, and nothing is saved."""
+    """No permission is needed, and nothing is saved."""
     new, *rest = clustertune.reset(client, worker_size="large")
     with new:
         assert rest == []
@@ -135,7 +135,7 @@ def test_nothing_in_memory(client: Client, server: Saturn) -> None:
 def test_what_would_be_lost_is_asked_for(
     client: Client, server: Saturn, tmp_path: Path
 ) -> None:
-    """Other data of this client, that of others, and all names; nothing is done."""
+    """Other data of this client, data of others, and names; nothing is done."""
     X, frame = loaded(client)
     size = {"worker_size": "large", "save_to": tmp_path / "save"}
     with pytest.raises(RefusedError, match=r"this client: frompandas \(3 keys.*drop_d"):
@@ -166,7 +166,7 @@ def test_what_would_be_lost_is_asked_for(
 
 
 def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
-    """Wrong sizes, data that cannot be kept, a folder that is taken, a No."""
+    """Wrong sizes, data that files cannot restore, an occupied folder, no consent."""
     X, frame = loaded(client)
     both = {"drop_data": True, "save_to": tmp_path}
     with pytest.raises(ValueError, match=r"medium \(1 core, 1.0 GiB\), large \(2 c"):
@@ -191,7 +191,7 @@ def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
 def test_data_that_comes_meanwhile(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What others load while data is saved is not lost unseen."""
+    """Data that another client loads during the save is not lost."""
     monkeypatch.setattr(resetting, "HEARD", 0.1)
     X, _ = loaded(client)
     address = server.cluster.scheduler_address
@@ -213,7 +213,7 @@ def test_data_that_comes_meanwhile(
 
 
 def test_managers_that_cannot(local_cluster: Any) -> None:
-    """They are named, with what to do instead."""
+    """The error names the class and an alternative."""
     cluster, client = local_cluster(1)
     with pytest.raises(RefusedError, match=r"LocalCluster .*clustertune\.resize"):
         clustertune.reset(client, worker_size="large")
@@ -238,7 +238,7 @@ def test_managers_that_cannot(local_cluster: Any) -> None:
     ],
 )
 def test_wrong_arguments(options: Any, error: type[Exception], match: str) -> None:
-    """Before anything is asked."""
+    """Errors are raised before Saturn is asked."""
     with pytest.raises(error, match=match):
         clustertune.reset(Client.__new__(Client), **options)
 
@@ -247,7 +247,7 @@ def test_wrong_arguments(options: Any, error: type[Exception], match: str) -> No
 
 
 def test_the_manager_refuses(client: Client, server: Saturn, tmp_path: Path) -> None:
-    """The error says why, where the data lies, and how to load it; it is there too."""
+    """The error has the reason, the path of the data, and the call that loads it."""
     X, _ = loaded(client)
     server.refusing = "no \x1b[31mquota"
     with pytest.raises(RecreateError, match=r"no \\x1b\[31mquota; the data") as caught:
@@ -264,7 +264,7 @@ def test_the_manager_refuses(client: Client, server: Saturn, tmp_path: Path) -> 
 def test_destroyed_and_not_started(
     client: Client, server: Saturn, tmp_path: Path
 ) -> None:
-    """What was saved is loaded by hand once there is a cluster again."""
+    """The saved data can be loaded on a later cluster."""
     X, _ = loaded(client)
     server.breaking = True
     with pytest.raises(RecreateError, match=r"not recreated: .*no machines.*\.load\("):
@@ -281,7 +281,7 @@ def test_destroyed_and_not_started(
 def test_workers_that_do_not_come(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waiting for them ends, and the error says where the data is."""
+    """Waiting ends, and the error has the path of the data."""
     monkeypatch.setattr(resetting, "SPARE", 118)
     X, _ = loaded(client)
     server.lacking = 1
@@ -297,11 +297,11 @@ def test_workers_that_do_not_come(
 
 
 def test_command_line(server: Saturn, tmp_path: Path) -> None:
-    """Published data comes back under its name; what others have is asked for."""
+    """Data is published again under its name; other data needs permission."""
     with Client(SaturnCluster()) as client:
         _, frame = loaded(client)
         client.publish_dataset(train=frame, other=5)
-        del frame  # Dask would take it for what is published, with its futures
+        del frame  # its futures would also count as this client's
     options = ["reset", "--worker-size", "large"]
     saved = [*options, "--dataset", "train", "--save-to", str(tmp_path)]
 
@@ -334,18 +334,18 @@ def test_command_line(server: Saturn, tmp_path: Path) -> None:
 
 
 def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere there is none to be found."""
+    """Outside of Saturn there is no cluster."""
     monkeypatch.delenv("SATURN_BASE_URL", raising=False)
     found = CliRunner().invoke(main, ["reset", "--worker-size", "large", "--yes"])
     assert found.exit_code == 3
     assert "SATURN_BASE_URL" in found.stderr
 
 
-# --- what is decided (pure) -----------------------------------------------------------
+# --- pure functions ------------------------------------------------------------------
 
 
 def test_whose_it_is() -> None:
-    """Own data first, then by bytes; names that come back are no loss."""
+    """Losses of this client come first, then by bytes; restored names are no loss."""
     common: dict[str, Any] = {"scattered": 0, "mine": False}
     a, b, q = (("published", "a"), ("published", "b"), ("queue", "q"))
     found = [
@@ -368,7 +368,7 @@ def test_whose_it_is() -> None:
 @pytest.mark.parametrize("drop_data", [True, False])
 @pytest.mark.parametrize("include_others", [True, False])
 def test_what_is_agreed_to(drop_data: bool, include_others: bool) -> None:
-    """Each is asked for by itself."""
+    """Each kind of loss needs its own permission."""
     lost = [
         Loss(owner=name, mine=name == "me", prefixes=(("x", 1, 1),), coming=0)
         for name in ("me", "other")
@@ -381,7 +381,7 @@ def test_what_is_agreed_to(drop_data: bool, include_others: bool) -> None:
 
 
 def test_sizes() -> None:
-    """What a manager says is read as far as it can be."""
+    """Descriptions of sizes are parsed as far as possible."""
     text = "T4-XLarge - 4 cores - 16 GB RAM - 1 GPU"
     assert saturn._offer("g", text) == Offer(name="g", cores=4, memory=16 * 2**30)
     assert saturn._offer("g", "Big\x1b") == Offer(name="g")
@@ -392,7 +392,7 @@ def test_sizes() -> None:
 
 
 def test_a_saturn_cluster_is_known() -> None:
-    """By its name alone; others are not taken for one."""
+    """By its class; other clusters do not match."""
     assert saturn.matches(SaturnCluster.__new__(SaturnCluster))
     assert not saturn.matches(LocalCluster.__new__(LocalCluster))
     assert not saturn.matches(None)

@@ -92,7 +92,7 @@ def edited(path: str, value: Any) -> str:
 
 
 def test_there_and_back(tmp_path: Path) -> None:
-    """Written and read it is the same, but for what is told anew."""
+    """A plan is equal after writing and reading, except for its forecast."""
     plan = stored()
     plan.save(tmp_path / "plan.json")
     found = StoredPlan.load(tmp_path / "plan.json")
@@ -102,12 +102,12 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert found.report.before == plan.report.before
     assert found.report.forecast == {}
     assert StoredPlan.from_json(found.to_json()) == found
-    # whoever formats the file changes nothing of what it says
+    # formatting the file is not an edit
     assert StoredPlan.from_json(json.dumps(json.loads(TEXT), sort_keys=True)) == found
 
 
 def test_as_text() -> None:
-    """What it does, where, until when; then what a dry run says."""
+    """The text has the call, the cluster, the expiry, and the report of the dry run."""
     first, second, *_ = str(stored()).splitlines()
     assert first == "plan: restart(workers=[0, 'b'], wait=60.0)"
     assert "2 workers; expires at 1970-01-01 " in second
@@ -151,7 +151,7 @@ def test_as_text() -> None:
     ],
 )
 def test_what_is_no_plan(path: str, value: Any, text: str) -> None:
-    """One line that says where, what was given and what is allowed."""
+    """The error is one line with the path and the problem."""
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         StoredPlan.from_json(edited(path, value))
     assert "\n" not in str(caught.value)
@@ -168,7 +168,7 @@ def test_what_is_no_plan(path: str, value: Any, text: str) -> None:
     ],
 )
 def test_what_was_edited(path: str, value: Any) -> None:
-    """What a person has read is what is done."""
+    """A plan is only carried out as the user has read it."""
     with pytest.raises(RefusedError, match="was edited after it was made"):
         StoredPlan.from_json(edited(path, value))
 
@@ -206,7 +206,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def read(text: str) -> StoredPlan | str:
-    """The plan, or what is said where there is none."""
+    """The plan, or the text of the error."""
     try:
         return StoredPlan.from_json(text)
     except (ValueError, RefusedError) as error:
@@ -238,7 +238,7 @@ _walk(json.loads(TEXT), ())
 @given(st.sampled_from(PATHS), JSON)
 @example((), {"schema_version": 1})
 def test_any_value_anywhere(path: tuple[Any, ...], value: Any) -> None:
-    """Whatever stands where: the plan, or an error of one line."""
+    """Any value in any place gives the plan or an error of one line."""
     data = json.loads(TEXT)
     if path:
         *where, last = path
@@ -255,7 +255,7 @@ def test_any_value_anywhere(path: tuple[Any, ...], value: Any) -> None:
 
 @given(st.text())
 def test_any_text(text: str) -> None:
-    """No plan is made by chance."""
+    """No random text is a plan."""
     with pytest.raises(ValueError, match="this is not"):
         StoredPlan.from_json(text)
 
@@ -323,14 +323,14 @@ def test_arguments_are_as_a_file_gives_them_back() -> None:
 def test_what_cannot_be_planned(
     verb: str, names: Any, options: Any, error: Any, text: str
 ) -> None:
-    """Before any cluster is asked."""
+    """Errors are raised before a cluster is used."""
     with pytest.raises(error) as caught:
         checked(verb, names, options)
     assert text in str(caught.value)
 
 
 def test_what_is_refused() -> None:
-    """A plan of several steps on workers is refused whole; of ``prepare`` in part."""
+    """One refused step refuses a whole plan, except a plan of ``prepare``."""
     planned = stored().steps[0]
     refused = replace(planned, status="refused")
     both = Report(status="planned", seconds=0, steps=(planned, refused))

@@ -1,4 +1,4 @@
-"""Plan now, carry it out later: only if things are as the plan saw them."""
+"""A plan is carried out later only if nothing has changed."""
 
 from __future__ import annotations
 
@@ -59,24 +59,24 @@ def tuned(cluster: MemoryCluster, **how: Any) -> Journal:
     return journal
 
 
-# --- what is compared (pure, or in memory) ----------------------------------------
+# --- comparison (pure, or in memory) ----------------------------------------
 
 
 def crowded(**how: Any) -> MemoryCluster:
-    """All pieces on the first of three workers."""
+    """All partitions are on the first of three workers."""
     data = layout([10] * 6, [0] * 6)
     return MemoryCluster(view([worker(i) for i in range(3)], [data]), **how)
 
 
 def kept(cluster: MemoryCluster) -> Comparison:
-    """A comparison with what a dry run has planned."""
+    """A comparison with the plan of a dry run."""
     seen = tuned(cluster, dry_run=True)
     assert seen.plans[0].steps
     return Comparison(stored(seen.views[0], seen.plans[0], seen.findings[0]))
 
 
 def test_what_is_as_planned_is_done() -> None:
-    """And what follows from it, too."""
+    """The planned step is done, and the steps that follow from it."""
     comparison = kept(crowded())
     cluster = crowded()
     with approval.asking(comparison):
@@ -85,7 +85,7 @@ def test_what_is_as_planned_is_done() -> None:
 
 
 def test_what_has_changed_stops_it() -> None:
-    """Before anything is done; the text says what would be otherwise."""
+    """The call stops before the first step; the error names the change."""
     comparison = kept(crowded())
     cluster = crowded()
     cluster.workers.popitem()
@@ -95,11 +95,11 @@ def test_what_has_changed_stops_it() -> None:
     ):
         tuned(cluster)
     assert cluster.calls == []
-    tuned(crowded())  # nobody is asked here
+    tuned(crowded())  # without an approval the call goes on
 
 
 def test_a_worker_that_goes_meanwhile_stops_it() -> None:
-    """What was moved until then stays where it is, and no other plan is begun."""
+    """Moved partitions stay, and no other plan begins."""
 
     def leave(cluster: MemoryCluster) -> None:
         cluster.workers.pop(worker(2).address, None)
@@ -129,7 +129,7 @@ def one_by_one(start: View) -> tuple[Plan, Comparison]:
 
 
 def test_a_worker_that_we_restart_may_have_another_address() -> None:
-    """Others may not."""
+    """Other workers must keep their addresses."""
     plan, comparison = one_by_one(three())
     comparison.step(three(), plan.steps[0])
     again = three({"id": 0, "address": "tcp://b:9"})
@@ -140,7 +140,7 @@ def test_a_worker_that_we_restart_may_have_another_address() -> None:
 
 
 def test_a_step_that_is_not_safe_any_more() -> None:
-    """The guards are asked again, and their reason is said."""
+    """The guards are asked again, and the error has their reason."""
     plan, comparison = one_by_one(three())
     comparison.step(three(), plan.steps[0])
     with pytest.raises(ChangedError, match=r"restart worker 1; .*2 actors"):
@@ -150,7 +150,7 @@ def test_a_step_that_is_not_safe_any_more() -> None:
 
 
 def test_workers_that_we_take_away_may_be_gone() -> None:
-    """Or there, if that was not done; none may come."""
+    """They may also still exist, but no worker may join."""
     start = three()
     (step,) = restart.steps(start, {1})
     assert isinstance(step.args, Restart)
@@ -166,7 +166,7 @@ def test_workers_that_we_take_away_may_be_gone() -> None:
 
 
 def test_other_steps() -> None:
-    """What is to be done no more, and why; and what is to be done now."""
+    """The error names missing and new steps, and the reason of a refusal."""
     start = three()
     plan = Plan(steps=tuple(restart.steps(start, {0, 1})))
     first, second = plan.steps
@@ -184,7 +184,7 @@ def test_other_steps() -> None:
 
 
 def test_what_is_critical_now() -> None:
-    """That was not when it was planned."""
+    """A critical finding that the plan does not have stops the call."""
     start, plan = three(), Plan()
     bad = Finding(severity=Severity.critical, message="it burns", check="fire")
     mild = replace(bad, severity=Severity.warning)
@@ -194,7 +194,7 @@ def test_what_is_critical_now() -> None:
 
 
 def test_other_clusters() -> None:
-    """One at another address, and one that was started again at the same."""
+    """A scheduler at another address, and a restarted one at the same address."""
     plan = stored(three(), Plan())
     address = plan.seen.address
     refuse_other(plan, "Scheduler-1", "tcp://elsewhere:1")
@@ -210,7 +210,7 @@ def test_other_clusters() -> None:
 
 
 async def published(client: Any, worker: Any) -> np.ndarray[Any, Any]:
-    """X and y, all of it on one worker."""
+    """X and y, with all partitions on one worker."""
     rows = np.arange(200.0)
     X = da.from_array(rows.reshape(100, 2), chunks=(10, 2))
     y = da.from_array(rows[:100], chunks=10)
@@ -222,7 +222,7 @@ async def published(client: Any, worker: Any) -> np.ndarray[Any, Any]:
 
 @gen_cluster(client=True, config={"clustertune.reason": "more workers"})
 async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
-    """Planned, kept, carried out; and a second time it is not as it was."""
+    """A plan is saved and carried out; the second time the data has changed."""
     expected = await published(c, a)
     plan = await clustertune.plan(c, "prepare", "X", "y", workload="xgboost")
     assert plan.report.status == "planned"
@@ -241,13 +241,13 @@ async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) ->
         await clustertune.apply(c, plan)
     events = [e for _, e in await c.get_events("clustertune")]
     (event,) = [e for e in events if e["action"] == "prepare"]
-    assert event["reason"] == "more workers"  # of who has planned
+    assert event["reason"] == "more workers"  # the reason of the plan
     assert [step["action"] for step in event["steps"]] == ["rebalance"]
 
 
 @gen_cluster(client=True)
 async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) -> None:
-    """A call that goes on at the same time has its own, or none."""
+    """A concurrent call has its own reason, or none."""
     with dask.config.set({"clustertune.reason": "planned"}):
         plan = await clustertune.plan(c, "trim")
     reasons: dict[str, Any] = {}
@@ -280,7 +280,7 @@ async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) ->
 
 @gen_cluster(client=True)
 async def test_other_data_under_the_name(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Somebody has published meanwhile; or nothing is left there."""
+    """Another data set was published, or none is left."""
     await published(c, a)
     plan = await clustertune.plan(c, "prepare", "X", "y")
     await c.unpublish_dataset("X")
@@ -295,7 +295,7 @@ async def test_other_data_under_the_name(c: Any, s: Any, a: Any, b: Any) -> None
 
 @gen_cluster(client=True)
 async def test_too_late_and_elsewhere(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Before anything is looked at."""
+    """Refused before the cluster is read."""
     plan = await clustertune.plan(c, "trim", expires="2 minutes")
     assert plan.expires - plan.made == 120
     for changes, text in (
