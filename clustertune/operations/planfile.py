@@ -77,13 +77,7 @@ class Call:
         return printable(f"{self.verb}({', '.join(given)})")
 
     def refuse_unknown(self) -> None:
-        """Check verb, names and option names; the called function checks the values.
-
-        Raises
-        ------
-        ValueError
-            The verb or an option is unknown, or a required argument is missing.
-        """
+        """Check verb, names and option names; the called function checks the values."""
         if self.verb not in VERBS:
             raise ValueError(
                 f"verb: {printable(repr(self.verb), longest=60)} cannot be planned; "
@@ -138,15 +132,7 @@ def options_of(verb: str) -> Mapping[str, Any]:
 
 
 def checked(verb: str, names: tuple[str, ...], options: Mapping[str, Any]) -> Call:
-    """Make a call whose arguments are equal after a file was written and read.
-
-    Raises
-    ------
-    TypeError
-        A file cannot contain an argument.
-    ValueError
-        As for :meth:`Call.refuse_unknown`.
-    """
+    """Make a call whose arguments are equal after a file was written and read."""
     for name in names:
         if not isinstance(name, str):
             raise TypeError(
@@ -224,13 +210,7 @@ class StoredPlan:
         )
 
     def refuse_expired(self, now: float) -> None:
-        """Raise if the plan has expired at this time (epoch seconds).
-
-        Raises
-        ------
-        RefusedError
-            It has expired.
-        """
+        """Raise if the plan has expired at this time (epoch seconds)."""
         if now > self.expires:
             raise RefusedError(
                 f"the plan was made {seconds_text(max(0.0, now - self.made))} ago and "

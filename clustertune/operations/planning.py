@@ -213,13 +213,7 @@ async def _apply(
 
 
 def refuse_other(stored: StoredPlan, scheduler: str, address: str) -> None:
-    """Raise if the plan was made for another scheduler, by id (pure).
-
-    Raises
-    ------
-    RefusedError
-        It was made for another scheduler, or for this one before its restart.
-    """
+    """Raise if the plan was made for another scheduler, by id (pure)."""
     if stored.seen.scheduler == scheduler:
         return
     was = printable(stored.seen.address)
@@ -273,13 +267,7 @@ class Comparison:
             raise _changed(changed, "nothing was done")
 
     def step(self, view: View, step: Step) -> None:
-        """Ask the guards again before a step.
-
-        Raises
-        ------
-        ChangedError
-            A guard forbids the step, or other workers exist than the steps explain.
-        """
+        """Ask the guards again before a step."""
         self._refuse_workers(view)
         refused = guards.refusal(step, view)
         if refused is not None:
