@@ -581,6 +581,14 @@ GOOD: dict[str, Any] = {
     ],
 }
 ARRAY = GOOD["collections"][0]
+FRAME: dict[str, Any] = {
+    "kind": "series",
+    "label": "y",
+    "folder": "clustertune-0123abcd/0",
+    "divisions": True,
+    "pieces": [{"crc32": 1, "shape": [2], "bytes": 5}],
+    "crc32": {"meta": 1, "divisions": 2},
+}
 
 
 def _with_piece(**changes: Any) -> dict[str, Any]:
@@ -602,6 +610,12 @@ def _with_piece(**changes: Any) -> dict[str, Any]:
         {"collections": [ARRAY | {"dtype": "|O"}]},
         {"collections": [ARRAY | {"dtype": "i4,O"}]},
         {"collections": [ARRAY | {"chunks": []}]},
+        {"collections": [FRAME | {"crc32": {"meta": 1}}]},
+        {"collections": [FRAME | {"crc32": {"divisions": 1}}]},
+        {"collections": [FRAME | {"pieces": []}]},
+        {"collections": [FRAME | {"divisions": 1}]},
+        {"collections": [FRAME | {"folder": "clustertune-0123abcd/1"}]},
+        {"order": [0, "1"]},
         _with_piece(dtype="|O"),
         _with_piece(dtype=["i4", "O"]),
         _with_piece(rows=0),
@@ -614,8 +628,9 @@ def _with_piece(**changes: Any) -> dict[str, Any]:
 def test_a_manifest_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     """No manifest can make load read files outside of its folder."""
     place = manifests.target("path", tmp_path, None)
-    (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD))
-    assert msgspec.to_builtins(manifests.read(place)) == GOOD
+    for good in (GOOD | {"collections": [FRAME]}, GOOD):
+        (tmp_path / manifests.MANIFEST).write_text(json.dumps(good))
+        assert msgspec.to_builtins(manifests.read(place)) == good
     (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD | change))
     with pytest.raises(SaveError, match="is not a manifest of clustertune: "):
         manifests.read(place)
