@@ -1,7 +1,7 @@
-"""A server that answers as Saturn Cloud does, for the real ``SaturnCluster``.
+"""An HTTP server with the answers of Saturn Cloud, for the real ``SaturnCluster``.
 
-Its clusters are real as well: ``reset`` closes the processes of one, with all that they
-hold, and starts others of the size that was asked for.
+Its clusters are real, too: ``reset`` closes the processes of one, which loses their
+data, and starts others of the given size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {
 }
 TOKEN = "a token"
 
-# it never counts as closed, and at the very end it would ask a server that is gone
+# it never counts as closed, and at exit it would send requests to a closed server
 SaturnCluster.__del__ = lambda self: None
 
 
@@ -37,10 +37,12 @@ class Saturn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.cluster: LocalCluster | None = None
         self.config: dict[str, Any] = {}
-        self.asked: list[tuple[str, dict[str, Any]]] = []  # of what changes something
-        self.refusing = ""  # what `reset` answers instead
+        self.asked: list[
+            tuple[str, dict[str, Any]]
+        ] = []  # requests that change something
+        self.refusing = ""  # error text of `reset`
         self.breaking = False  # `reset` destroys the cluster, and starts none
-        self.lacking = 0  # workers that do not come
+        self.lacking = 0  # workers that do not start
 
     @property
     def url(self) -> str:
@@ -69,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Saturn
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -115,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saturn]:
-    """The server; variables lead ``SaturnCluster`` to it."""
+    """The server; environment variables point ``SaturnCluster`` to it."""
     saturn = Saturn()
     thread = threading.Thread(target=saturn.serve_forever, daemon=True)
     thread.start()

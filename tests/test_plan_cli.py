@@ -1,4 +1,4 @@
-"""``clustertune plan`` and ``apply``: what is planned here is carried out there."""
+"""``clustertune plan`` writes a plan; ``clustertune apply`` carries it out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from distributed import Client, LocalCluster, wait
 
 from clustertune.cli import main
-from clustertune.operations.calls import Call
-from clustertune.operations.planfile import StoredPlan
+from clustertune.operations.planfile import Call, StoredPlan
 from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
@@ -35,14 +34,14 @@ def file(tmp_path: Path) -> str:
 
 
 def noted(cluster: LocalCluster) -> list[Any]:
-    """What calls have done so far."""
+    """Completed calls in the event log."""
     with Client(cluster, set_as_default=False) as client:
         events = client.get_events("clustertune")
     return [(e["action"], e["reason"]) for _, e in events if "by" in e]
 
 
 def test_there_and_back(cluster: LocalCluster, file: str) -> None:
-    """Kept with all that was typed; carried out without an address."""
+    """The file has all options; apply needs no address."""
     address = cluster.scheduler_address
     planned = run("plan", "trim", "--worker", "0", "-o", file, "--reason", "R", address)
     assert planned.exit_code == 0
@@ -58,7 +57,7 @@ def test_there_and_back(cluster: LocalCluster, file: str) -> None:
 
 
 def test_published_data(cluster: LocalCluster, file: str) -> None:
-    """Without a verb it is ``prepare``; a second time things have changed."""
+    """Without a verb it plans ``prepare``; the second time the data has changed."""
     address = cluster.scheduler_address
     with Client(cluster) as client:
         first = next(iter(workers_of(client)))
@@ -76,16 +75,16 @@ def test_published_data(cluster: LocalCluster, file: str) -> None:
 
 
 def test_what_is_refused(cluster: LocalCluster, file: str) -> None:
-    """Workers without nannies cannot be restarted: there is no plan to keep."""
+    """Workers without nannies cannot be restarted, so no file is written."""
     refused = run("plan", "restart", "-o", file, cluster.scheduler_address)
     assert refused.exit_code == 4
     assert "it has no nanny" in " ".join(refused.stdout.split())
-    assert "it is not kept" in refused.stderr
+    assert "the file was not written" in refused.stderr
     assert not Path(file).exists()
 
 
 def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> None:
-    """Each with its own message, and before anybody is asked."""
+    """Each has its own message, before the command asks."""
     run("plan", "trim", "-o", file, "-q", cluster.scheduler_address)
     text = Path(file).read_text()
 
@@ -98,11 +97,11 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
     plan = StoredPlan.from_json(text)
     edited = text.replace('"reason": ""', '"reason": "mine"', 1)
     assert f"{file}: the plan was edited" in tried(edited, code=4)
-    assert "no JSON" in tried(text[:-3], code=2)
+    assert "not JSON" in tried(text[:-3], code=2)
     stale = replace(plan, made=1.0, expires=61.0)
-    assert "and held for 60 s; plan again" in tried(stale.to_json(), code=4)
+    assert "and expired after 60 s; plan again" in tried(stale.to_json(), code=4)
     other = replace(plan, seen=replace(plan.seen, scheduler="Scheduler-0"))
-    assert "was started again since" in tried(other.to_json(), code=4)
+    assert "was restarted after the plan was made" in tried(other.to_json(), code=4)
     gone = Call(verb="trim", options={"workers": ["7"]})
     assert "there is no 7" in tried(replace(plan, call=gone).to_json(), code=4)
 
@@ -116,16 +115,16 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
         (["plan", "trim", "--dry-run"], "No such option"),
         (["plan", "trim", "--expires", "soon"], "--expires='soon' must be a duration"),
         (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),
-        # not that of a restart between runs
+        # not the option of a restart between runs
         (["plan", "restart", "--expires", "2h"], "which cluster? give ADDRESS"),
         (["plan", "release", "a"], "which data? give --prefix"),
         (["plan", "trim"], "which cluster? give ADDRESS"),
         (["apply", "/no/such/plan.json"], "does not exist"),
-        (["apply", __file__], "this is no JSON"),
+        (["apply", __file__], "this is not JSON"),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
-    """What was typed wrongly exits with 2, before any cluster is asked."""
+    """Wrong usage exits with 2 before a cluster is used."""
     result = run(*arguments)
     assert result.exit_code == 2
     assert text in result.stderr
@@ -135,7 +134,7 @@ def test_usage(arguments: list[str], text: str) -> None:
 def test_nobody_is_waited_for(
     verb: str, cluster: LocalCluster, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody can answer: exit code 2, and nothing is changed."""
+    """Without a terminal the command exits with 2 and changes nothing."""
     address = cluster.scheduler_address
     before = noted(cluster)
     run("plan", "trim", "-o", file, "-q", address)

@@ -1,4 +1,4 @@
-"""``clustertune prepare``: data by its published names, which point to what is new."""
+"""``clustertune prepare``: published names point to the prepared data afterwards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS = 1200
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Two workers in processes of their own."""
+    """Two workers in separate processes."""
     options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": "1 GiB"}
     options["dashboard_address"] = "127.0.0.1:0"
     with LocalCluster(n_workers=2, **options) as cluster:
@@ -44,24 +44,24 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    """Somebody else's client, who publishes; afterwards no name is left."""
+    """The client of another user, who publishes; all names are removed afterwards."""
     with Client(cluster) as client:
         until(lambda: not in_memory(client))
         yield client
         for name in client.list_datasets():
             client.unpublish_dataset(name)
-        # distributed 2025.5 keeps what was published with override=True before
+        # distributed 2025.5 keeps data that override=True replaced
         client.run_on_scheduler(lose)
 
 
 def values() -> tuple[Any, Any]:
-    """Rows that are told by their labels."""
+    """Rows that can be recognised by their labels."""
     X = np.random.default_rng(1).random((ROWS, 3))
     return X, X[:, 0] * 2
 
 
 def publish(client: Client, **pieces: int) -> None:
-    """X and y on one worker, in so many rows a piece; nobody else holds them."""
+    """X and y on one worker, in chunks of so many rows; no client holds them."""
     first = next(iter(workers_of(client)))
     X, y = values()
     data = {
@@ -83,14 +83,14 @@ def keys_of(client: Client, *datasets: str) -> list[set[Any]]:
 
 
 def is_whole(client: Client, X: str = "X", y: str = "y") -> None:
-    """Rows and labels are those that were published."""
+    """Rows and labels equal the published ones."""
     found = client.compute([client.get_dataset(X), client.get_dataset(y)], sync=True)
     for was, now in zip(values(), found):
         np.testing.assert_array_equal(was, now)
 
 
 def steps(result: Any) -> dict[str, Any]:
-    """Of a report as JSON, by action."""
+    """The steps of a report as JSON, by action."""
     report = json.loads(result.stdout)
     assert report["schema_version"] == 1
     return {step["action"]: step for step in report["steps"]}
@@ -103,11 +103,11 @@ def prepared(client: Client, *options: str) -> Any:
     return run("prepare", *named, *options, address)
 
 
-# --- what is decided --------------------------------------------------------------
+# --- pure functions --------------------------------------------------------------
 
 
 def test_roles() -> None:
-    """Names and collections go the same way there and back."""
+    """Names and collections map to each other in both directions."""
     companions = {"qid": None, "sample_weight": "w"}
     roles = Roles.of("a", "b", ["c"], companions, [("v", "b")])
     assert roles.all == ["a", "b", "c", "w", "v", "b"]
@@ -128,17 +128,17 @@ def test_roles() -> None:
     ],
 )
 def test_what_is_no_role(arguments: Any, error: Any, text: str) -> None:
-    """Before anything is asked."""
+    """Errors are raised before a cluster is used."""
     with pytest.raises(error, match=text):
         Roles.of(*arguments)
 
 
 def test_names_of_what_is_kept() -> None:
-    """One name for one data set; for several a name with theirs in it."""
+    """One name for one data set; a placeholder for several."""
     assert kept_names(["a", "b"], None) == {}
     assert kept_names(["a"], "old") == {"a": "old"}
     assert kept_names(["a", "b"], "{name}-old") == {"a": "a-old", "b": "b-old"}
-    # nothing else is filled in
+    # no other placeholder is filled in
     assert kept_names(["{0.x}"], "{name}{}") == {"{0.x}": "{0.x}{}"}
     with pytest.raises(ValueError, match="one name for 2 data sets; give one with"):
         kept_names(["a", "b"], "old")
@@ -147,7 +147,7 @@ def test_names_of_what_is_kept() -> None:
 
 
 def test_which_are_replaced() -> None:
-    """Those of other keys, and those that were not loaded."""
+    """Data with other keys, and data that was lazy."""
     before = {"a": [1, 2], "b": [1, 2], "c": None}
     after = {"a": [1, 2], "b": [2, 1], "c": [3]}
     assert replaced(before, after) == ("b", "c")
@@ -166,14 +166,14 @@ with Client(sys.argv[1]) as client:
 
 
 def test_names_point_to_new_pieces(client: Client, tmp_path: Path) -> None:
-    """To everybody, with clustertune or without; old pieces are gone."""
+    """For all clients, with clustertune or without; the old data is freed."""
     publish(client, X=200, y=300)
     old = keys_of(client, "X", "y")
     result = prepared(client, "--rechunk", "8", "--yes")
     assert result.exit_code == 0, result.stderr
     done = steps(result)
     assert done["publish"]["status"] == "done"
-    assert "X and y point to the new pieces" in done["publish"]["summary"]
+    assert "point X and y to the prepared data" in done["publish"]["summary"]
     new = keys_of(client, "X", "y")
     assert [len(some) for some in new] == [8, 8]
     assert not (old[0] | old[1]) & (new[0] | new[1])
@@ -189,18 +189,18 @@ def test_names_point_to_new_pieces(client: Client, tmp_path: Path) -> None:
     for was, now in zip(values(), (X, y)):
         np.testing.assert_array_equal(was, now)
     assert chunks == [[150] * 8] * 2
-    # the report that others ask for tells it, too
+    # the last report has the step, too
     last = run("report", "-f", "json", client.scheduler.address)
     assert steps(last) == done
 
 
 def test_old_ones_are_kept(client: Client) -> None:
-    """All that were given, as they belong together."""
+    """All given data sets are kept, because they belong together."""
     publish(client, X=100, y=300)
     old = keys_of(client, "X", "y")
     result = prepared(client, "--keep-old", "{name}-old", "--yes")
     assert result.exit_code == 0, result.stderr
-    text = "have y point to the new pieces; the old ones are kept as X-old and y-old"
+    text = "point y to the prepared data; the old data stays as X-old and y-old"
     assert steps(result)["publish"]["summary"] == text
     assert keys_of(client, "X-old", "y-old") == old
     assert keys_of(client, "X") == old[:1]
@@ -216,7 +216,7 @@ def test_old_ones_are_kept(client: Client) -> None:
 
 
 def test_pieces_that_are_only_moved(client: Client) -> None:
-    """Keep their keys, so that names stay as they are, and nothing is kept beside."""
+    """Keys stay the same, so no name changes and nothing is kept."""
     publish(client, X=100, y=100)
     entries = client.run_on_scheduler(entry_ids)
     old = keys_of(client, "X", "y")
@@ -237,7 +237,7 @@ def entry_ids(dask_scheduler: Any) -> dict[str, int]:
 
 
 def test_lazy_data(client: Client) -> None:
-    """Is published as loaded, with companions and eval sets."""
+    """It is published as persisted data, with companions and eval sets."""
     frame = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0)})
     data = dd.from_pandas(frame, npartitions=6)
     weights = dd.from_pandas(frame["b"] + 1, npartitions=4)
@@ -261,7 +261,7 @@ def test_lazy_data(client: Client) -> None:
 
 
 def test_from_python(client: Client) -> None:
-    """The function that the command calls, for both kinds of clients."""
+    """The function of the command, with both kinds of clients."""
     publish(client, X=200, y=300)
     report = prepare_datasets(client, "X", "y", rechunk=8, progress=False)
     assert report.steps[-1].action == "publish"
@@ -282,7 +282,7 @@ def test_from_python(client: Client) -> None:
 
 @pytest.fixture
 def unchanged(client: Client) -> Iterator[None]:
-    """X and y, which are afterwards as they were."""
+    """X and y, which must be the same afterwards."""
     publish(client, X=200, y=300)
     before = client.run_on_scheduler(entry_ids), in_memory(client)
     where = client.has_what()
@@ -292,19 +292,19 @@ def unchanged(client: Client) -> Iterator[None]:
 
 
 def test_a_dry_run(client: Client, unchanged: None) -> None:
-    """Shows what would be done."""
+    """It shows the steps."""
     result = prepared(client, "--dry-run")
     assert result.exit_code == 0
     planned = steps(result)
     assert {step["status"] for step in planned.values()} == {"planned"}
-    assert "have X and y point to what is new" in planned["publish"]["summary"]
+    assert "point X and y to the prepared data" in planned["publish"]["summary"]
 
 
 def test_nobody_can_be_asked(client: Client, unchanged: None) -> None:
-    """The plan is shown; without a terminal no answer is waited for."""
+    """The plan is shown; without a terminal the command does not wait."""
     result = prepared(client)
     assert result.exit_code == 2
-    assert "have X and y point to what is new" in result.stderr
+    assert "point X and y to the prepared data" in result.stderr
     assert "give --yes or --dry-run" in result.stderr
 
 
@@ -323,7 +323,7 @@ def test_nobody_can_be_asked(client: Client, unchanged: None) -> None:
 def test_refused(
     client: Client, unchanged: None, arguments: Any, code: int, text: str
 ) -> None:
-    """With what is allowed, and nothing is changed."""
+    """The error lists the allowed values, and nothing is changed."""
     result = run("prepare", *arguments, "--yes", client.scheduler.address)
     assert result.exit_code == code
     assert text in " ".join(result.stderr.split())
@@ -347,7 +347,7 @@ def test_refused(
     ],
 )
 def test_wrong_options(arguments: Any, text: str) -> None:
-    """Before anything is asked."""
+    """Errors are raised before a cluster is used."""
     named = ("--dataset", "X") if arguments else ()
     result = run("prepare", *named, *arguments)
     assert result.exit_code == 2
@@ -355,7 +355,7 @@ def test_wrong_options(arguments: Any, text: str) -> None:
 
 
 def test_what_is_no_collection(client: Client) -> None:
-    """The text says what it is, and how to publish."""
+    """The error has the type, and the call that publishes correctly."""
     X = client.persist(da.ones((10, 1)))
     client.publish_dataset(X, X, name="both")
     client.publish_dataset(future=client.submit(int), index=dd.from_pandas(
@@ -368,16 +368,16 @@ def test_what_is_no_collection(client: Client) -> None:
     ):
         result = run("prepare", "--dataset", name, "--yes", address)
         assert result.exit_code == 4
-        text = f"the data set {name} holds a {what}, where one Dask Array"
+        text = f"the data set {name} is a {what}, but prepare needs one Dask Array"
         assert text in result.stderr
 
 
 class Strange:
-    """Pickled as of a module that is not there."""
+    """Pickled with a module that does not exist here."""
 
 
 def test_what_cannot_be_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names the module; one line."""
+    """The error names the module, in one line."""
     module = ModuleType("a_module_of_theirs")
     module.Strange = Strange  # type: ignore[attr-defined]
     monkeypatch.setattr(Strange, "__module__", module.__name__)
@@ -393,18 +393,18 @@ def test_what_cannot_be_read(client: Client, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_names_of_data_that_is_gone(client: Client, cluster: LocalCluster) -> None:
-    """Are told at once, and not waited for."""
+    """The command does not wait for the lost data."""
     future = client.scatter(np.ones((10, 1)))
     X = da.from_delayed(future, shape=(10, 1), dtype=float)
     client.publish_dataset(X=client.persist(X))
     client.run_on_scheduler(lose)
     result = run("prepare", "--dataset", "X", "--yes", client.scheduler.address)
     assert result.exit_code == 5
-    assert "X: 1 piece is gone" in result.stderr
+    assert "X: 1 partition is gone" in result.stderr
 
 
 def lose(dask_scheduler: Any) -> None:
-    """Have nobody want anything, as a restart of all workers does."""
+    """Release all keys of all clients, as a restart of all workers does."""
     for client, cs in dask_scheduler.clients.items():
         gone = [ts.key for ts in cs.wants_what]
         dask_scheduler.client_releases_keys(keys=gone, client=client)
@@ -415,7 +415,7 @@ def lose(dask_scheduler: Any) -> None:
 
 @pytest.fixture
 def before_names_change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have something happen when all is made, and names are about to change."""
+    """Call a function after preparing, before the names change."""
 
     def install(happen: Callable[[], None]) -> None:
         ask = monitor.ask
@@ -434,15 +434,15 @@ def before_names_change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_somebody_publishes_meanwhile(
     client: Client, before_names_change: Callable[..., None], name: str
 ) -> None:
-    """Theirs stays, also where our own call has left that name alone."""
-    publish(client, X=100, y=300)  # y alone is cut
+    """The other client's data stays, also under a name that we do not change."""
+    publish(client, X=100, y=300)  # only y is rechunked
     theirs = client.persist(da.ones((ROWS,), chunks=100))
     before_names_change(
         lambda: client.publish_dataset(theirs, name=name, override=True)
     )
     result = prepared(client, "--yes")
     assert result.exit_code == 4
-    assert f"somebody has published or unpublished {name} meanwhile" in result.stderr
+    assert f"another client published or unpublished {name} meanwhile" in result.stderr
     assert client.get_dataset(name).chunks == ((100,) * 12,)
     assert client.get_dataset(name).sum().compute(scheduler=client) == ROWS
     rest = next(iter({"X", "y"} - {name}))
@@ -515,7 +515,7 @@ main(arguments)
 def test_it_ends_in_the_middle(
     client: Client, method: str, when: str, how: str
 ) -> None:
-    """Names are all as before or all as after, data is whole, and nothing is left."""
+    """All names are old or all are new, data is complete, and nothing else is left."""
     publish(client, X=200, y=300)
     old = keys_of(client, "X", "y")
     codes = {-signal.SIGKILL} if how == "SIGKILL" else {130}
@@ -544,7 +544,7 @@ def test_it_ends_in_the_middle(
 
 
 def test_what_takes_nobodys_place(client: Client) -> None:
-    """Is published beside: rows left over, and the numbers that shuffled rows had."""
+    """Left out rows and row numbers are published under new names."""
     rows = np.arange(1201 * 2.0).reshape(-1, 2)
     data = client.persist(
         [da.from_array(rows, chunks=(200, 2)), da.from_array(rows[:, 0], chunks=300)]

@@ -1,4 +1,4 @@
-"""A cluster is destroyed and made anew: what is saved comes back, the rest is said."""
+"""A cluster is destroyed and recreated: saved data is loaded, losses are listed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from distributed import Client, LocalCluster, Variable, wait
 
 import clustertune
 from clustertune.cli import main
-from clustertune.core.model import Holding
 from clustertune.errors import RecreateError, RefusedError
-from clustertune.integrations.managers import Offer, Wanted, saturn, unknown_size
+from clustertune.integrations.managers import saturn
+from clustertune.integrations.managers.saturn import Offer, Wanted, unknown_size
 from clustertune.operations import resetting
-from clustertune.operations.losses import Loss, losses, objection
 from tests.processes import workers_of
 from tests.saturn import Saturn, running
 
@@ -64,7 +63,7 @@ def resets(server: Saturn) -> list[dict[str, Any]]:
 
 
 def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
-    """The same values, pieces and names, on new workers of the size asked for."""
+    """Values, partitions and names stay, on new workers of the given size."""
     X, frame = loaded(client)
     client.publish_dataset(train=frame["a"].persist())
     old = set(workers_of(client))
@@ -98,7 +97,7 @@ def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
 
 
 def test_awaited(server: Saturn, tmp_path: Path) -> None:
-    """With an asynchronous client; more workers, with a scheduler of another size."""
+    """An asynchronous client, more workers, and a larger scheduler."""
 
     async def main() -> None:
         cluster = await asyncio.to_thread(SaturnCluster)
@@ -121,7 +120,7 @@ def test_awaited(server: Saturn, tmp_path: Path) -> None:
 
 
 def test_nothing_in_memory(client: Client, server: Saturn) -> None:
-    """Nothing has to be agreed to, and nothing is saved."""
+    """No permission is needed, and nothing is saved."""
     new, *rest = clustertune.reset(client, worker_size="large")
     with new:
         assert rest == []
@@ -134,7 +133,7 @@ def test_nothing_in_memory(client: Client, server: Saturn) -> None:
 def test_what_would_be_lost_is_asked_for(
     client: Client, server: Saturn, tmp_path: Path
 ) -> None:
-    """Other data of this client, that of others, and all names; nothing is done."""
+    """Other data of this client, data of others, and names; nothing is done."""
     X, frame = loaded(client)
     size = {"worker_size": "large", "save_to": tmp_path / "save"}
     with pytest.raises(RefusedError, match=r"this client: frompandas \(3 keys.*drop_d"):
@@ -165,7 +164,7 @@ def test_what_would_be_lost_is_asked_for(
 
 
 def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
-    """Wrong sizes, data that cannot be kept, a folder that is taken, a No."""
+    """Wrong sizes, data that files cannot restore, an occupied folder, no consent."""
     X, frame = loaded(client)
     both = {"drop_data": True, "save_to": tmp_path}
     with pytest.raises(ValueError, match=r"medium \(1 core, 1.0 GiB\), large \(2 c"):
@@ -174,7 +173,7 @@ def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
         clustertune.reset(client, X, scheduler_size="huge", **both)
     with pytest.raises(ValueError, match="no data set train"):
         clustertune.reset(client, X, worker_size="large", datasets=["train"], **both)
-    with pytest.raises(RefusedError, match="not loaded"):
+    with pytest.raises(RefusedError, match="not in memory"):
         clustertune.reset(client, X + 1, worker_size="large", **both)
     with pytest.raises(RefusedError, match="not confirmed"):
         clustertune.reset(
@@ -190,7 +189,7 @@ def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
 def test_data_that_comes_meanwhile(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What others load while data is saved is not lost unseen."""
+    """Data that another client loads during the save is not lost."""
     monkeypatch.setattr(resetting, "HEARD", 0.1)
     X, _ = loaded(client)
     address = server.cluster.scheduler_address
@@ -200,7 +199,9 @@ def test_data_that_comes_meanwhile(
             other.theirs = other.scatter([1, 2, 3], hash=False)
             return True
 
-        with pytest.raises(RefusedError, match=r"meanwhile .*others would lose"):
+        with pytest.raises(
+            RefusedError, match=r"while this call saved.*others would lose"
+        ):
             clustertune.reset(
                 client, X, worker_size="large", drop_data=True, save_to=tmp_path,
                 confirm=confirm,
@@ -210,7 +211,7 @@ def test_data_that_comes_meanwhile(
 
 
 def test_managers_that_cannot(local_cluster: Any) -> None:
-    """They are named, with what to do instead."""
+    """The error names the class and an alternative."""
     cluster, client = local_cluster(1)
     with pytest.raises(RefusedError, match=r"LocalCluster .*clustertune\.resize"):
         clustertune.reset(client, worker_size="large")
@@ -224,18 +225,18 @@ def test_managers_that_cannot(local_cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({}, TypeError, "nothing is to be changed"),
+        ({}, TypeError, "there is nothing to change"),
         ({"worker_size": 3}, TypeError, "worker_size=3"),
         ({"n_workers": 0}, ValueError, "n_workers=0"),
         ({"worker_size": "a", "datasets": "x"}, TypeError, "list of names"),
         ({"worker_size": "a", "datasets": ["x"]}, TypeError, "save_to is missing"),
         ({"worker_size": "a", "save_to": 5}, TypeError, "path of a folder"),
-        ({"worker_size": "a", "save_to": "/"}, ValueError, "folder of its own"),
+        ({"worker_size": "a", "save_to": "/"}, ValueError, "must be a separate folder"),
         ({"worker_size": "a", "save_to": "no://x"}, ValueError, "cannot be used"),
     ],
 )
 def test_wrong_arguments(options: Any, error: type[Exception], match: str) -> None:
-    """Before anything is asked."""
+    """Errors are raised before Saturn is asked."""
     with pytest.raises(error, match=match):
         clustertune.reset(Client.__new__(Client), **options)
 
@@ -244,7 +245,7 @@ def test_wrong_arguments(options: Any, error: type[Exception], match: str) -> No
 
 
 def test_the_manager_refuses(client: Client, server: Saturn, tmp_path: Path) -> None:
-    """The error says why, where the data lies, and how to load it; it is there too."""
+    """The error has the reason, the path of the data, and the call that loads it."""
     X, _ = loaded(client)
     server.refusing = "no \x1b[31mquota"
     with pytest.raises(RecreateError, match=r"no \\x1b\[31mquota; the data") as caught:
@@ -261,10 +262,10 @@ def test_the_manager_refuses(client: Client, server: Saturn, tmp_path: Path) -> 
 def test_destroyed_and_not_started(
     client: Client, server: Saturn, tmp_path: Path
 ) -> None:
-    """What was saved is loaded by hand once there is a cluster again."""
+    """The saved data can be loaded on a later cluster."""
     X, _ = loaded(client)
     server.breaking = True
-    with pytest.raises(RecreateError, match=r"not made anew: .*no machines.*\.load\("):
+    with pytest.raises(RecreateError, match=r"not recreated: .*no machines.*\.load\("):
         clustertune.reset(
             client, X, worker_size="large", drop_data=True, save_to=tmp_path
         )
@@ -278,7 +279,7 @@ def test_destroyed_and_not_started(
 def test_workers_that_do_not_come(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waiting for them ends, and the error says where the data is."""
+    """Waiting ends, and the error has the path of the data."""
     monkeypatch.setattr(resetting, "SPARE", 118)
     X, _ = loaded(client)
     server.lacking = 1
@@ -294,11 +295,11 @@ def test_workers_that_do_not_come(
 
 
 def test_command_line(server: Saturn, tmp_path: Path) -> None:
-    """Published data comes back under its name; what others have is asked for."""
+    """Data is published again under its name; other data needs permission."""
     with Client(SaturnCluster()) as client:
         _, frame = loaded(client)
         client.publish_dataset(train=frame, other=5)
-        del frame  # Dask would take it for what is published, with its futures
+        del frame  # its futures would also count as this client's
     options = ["reset", "--worker-size", "large"]
     saved = [*options, "--dataset", "train", "--save-to", str(tmp_path)]
 
@@ -331,54 +332,18 @@ def test_command_line(server: Saturn, tmp_path: Path) -> None:
 
 
 def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere there is none to be found."""
+    """Outside of Saturn there is no cluster."""
     monkeypatch.delenv("SATURN_BASE_URL", raising=False)
     found = CliRunner().invoke(main, ["reset", "--worker-size", "large", "--yes"])
     assert found.exit_code == 3
     assert "SATURN_BASE_URL" in found.stderr
 
 
-# --- what is decided (pure) -----------------------------------------------------------
-
-
-def test_whose_it_is() -> None:
-    """Own data first, then by bytes; names that come back are no loss."""
-    common: dict[str, Any] = {"scattered": 0, "mine": False}
-    a, b, q = (("published", "a"), ("published", "b"), ("queue", "q"))
-    found = [
-        Holding(prefix="x", keys=1, nbytes=10, **common | {"mine": True}, shared=(a,)),
-        Holding(prefix="y", keys=2, nbytes=30, **common, others=("other",), coming=4),
-        Holding(prefix="z", keys=1, nbytes=1, **common, others=("other",)),
-        Holding(prefix="x", keys=1, nbytes=99, **common, shared=(q,)),
-        Holding(prefix="", keys=0, nbytes=0, **common, shared=(b,)),
-    ]
-    mine, queue, other, b = losses(found, ["a"])
-    assert mine.mine
-    assert str(mine) == "10 B of this client: x (1 key, 10 B)"
-    assert str(queue) == "99 B of the queue 'q': x (1 key, 99 B)"
-    tasks = "y (2 keys, 30 B), z (1 key, 1 B), 4 tasks under way"
-    assert str(other) == f"31 B of client other: {tasks}"
-    assert str(b) == "0 B of the published data set 'b'"
-    assert len(losses(found, [])) == 5
-
-
-@pytest.mark.parametrize("drop_data", [True, False])
-@pytest.mark.parametrize("include_others", [True, False])
-def test_what_is_agreed_to(drop_data: bool, include_others: bool) -> None:
-    """Each is asked for by itself."""
-    lost = [
-        Loss(owner=name, mine=name == "me", prefixes=(("x", 1, 1),), coming=0)
-        for name in ("me", "other")
-    ]
-    agreed = {"drop_data": drop_data, "include_others": include_others}
-    text = objection(lost, **agreed) or ""
-    assert ("drop_data=True" in text) != drop_data
-    assert ("include_other_clients=True" in text) != include_others
-    assert objection([], drop_data=False, include_others=False) is None
+# --- pure functions ------------------------------------------------------------------
 
 
 def test_sizes() -> None:
-    """What a manager says is read as far as it can be."""
+    """Descriptions of sizes are parsed as far as possible."""
     text = "T4-XLarge - 4 cores - 16 GB RAM - 1 GPU"
     assert saturn._offer("g", text) == Offer(name="g", cores=4, memory=16 * 2**30)
     assert saturn._offer("g", "Big\x1b") == Offer(name="g")
@@ -386,12 +351,10 @@ def test_sizes() -> None:
     text = unknown_size(Wanted(worker_size="c"), offers)
     assert text == "worker_size='c' is not offered; sizes are: a, b (0.5 cores)"
     assert unknown_size(Wanted(worker_size="a", scheduler_size="b"), offers) is None
-    assert unknown_size(Wanted(worker_size="c"), None) is None
 
 
 def test_a_saturn_cluster_is_known() -> None:
-    """By its name alone; others are not taken for one."""
+    """By its class; other clusters do not match."""
     assert saturn.matches(SaturnCluster.__new__(SaturnCluster))
     assert not saturn.matches(LocalCluster.__new__(LocalCluster))
     assert not saturn.matches(None)
-    assert resetting.managers.recreator(None) is None

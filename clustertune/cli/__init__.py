@@ -22,7 +22,7 @@ UNREACHED, REFUSED, FAILED, INTERRUPTED = 3, 4, 5, 130
 COMMANDS = {
     "apply": (
         "planning",
-        "Carry out a plan, if cluster and data are still as it saw them.",
+        "Carry out a plan if the cluster and the data have not changed since.",
     ),
     "check": (
         "inspection",
@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "plan": (
         "planning",
-        "Plan a change without making it, for `apply`; without VERB it is `prepare`.",
+        "Plan a change without making it, for `apply`; without VERB plan `prepare`.",
     ),
     "playbooks": (
         "playbooks",
@@ -60,7 +60,7 @@ COMMANDS = {
     "report": ("inspection", "Show the last report of this cluster."),
     "reset": (
         "resetting",
-        "Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.",
+        "Destroy this Saturn Cloud cluster and create it again with other sizes.",
     ),
     "resize": (
         "changes",

@@ -32,7 +32,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations.calls import Call
+from clustertune.operations.planfile import Call
 
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="Use only the worker "

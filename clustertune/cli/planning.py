@@ -1,4 +1,4 @@
-"""``plan``: a command of those that change a cluster is kept as a file; ``apply``."""
+"""``plan`` stores a command in a file; ``apply`` carries it out."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from clustertune.cli.running import (
 from clustertune.cli.scheduling import LATER
 from clustertune.core.report import Report, acted
 from clustertune.errors import ChangedError
-from clustertune.operations import calls, planning
+from clustertune.operations import planfile, planning
 from clustertune.operations.planfile import LONGEST, StoredPlan
 
 DEFAULT = "prepare"
-# a plan changes nothing, and what is to be between runs is planned when that is so
+# a plan changes nothing, and a restart between runs cannot be planned
 _LEFT_OUT = {"dry_run", "yes", *LATER}
 
 
@@ -44,29 +44,29 @@ def _expires(_context: click.Context, option: click.Parameter, text: str) -> flo
 
 _options = (
     click.Option(["-o", "--output"], type=click.Path(dir_okay=False), metavar="FILE",
-        help="Where the plan is kept, for `clustertune apply FILE`; by default it is "
+        help="File for the plan, for `clustertune apply FILE`; by default the plan is "
         "only shown."),
     click.Option(["--expires"], metavar="TIME", default="1 hour", show_default=True,
-        callback=_expires, help="For how long the plan may be carried out."),
+        callback=_expires, help="Time until the plan expires."),
 )  # fmt: skip
 
 
 class _Verbs(LazyGroup):
-    """The commands that change a cluster, which plan here and change nothing."""
+    """The commands that change a cluster. Here they only plan."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
         return None if command is None else _planned(command)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # what begins with an option is of `prepare`
+        # options without a verb belong to `prepare`
         if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
 
 def _planned(command: click.Command) -> click.Command:
-    """The same command, which keeps what it would call."""
+    """The same command, which stores its call."""
     own = command.callback
     assert own is not None
 
@@ -82,7 +82,7 @@ def _planned(command: click.Command) -> click.Command:
         name,
         params=[*taken, *_options],
         callback=call,
-        help="\n".join([f"Plan, and change nothing: {first}", *rest]),
+        help="\n".join([f"Plan without changing anything: {first}", *rest]),
         epilog=examples(f"clustertune plan {name}{_EXAMPLES[name]} -o plan.json"),
     )
 
@@ -99,7 +99,7 @@ _EXAMPLES = {
 
 @click.group(
     cls=_Verbs,
-    table={verb: COMMANDS[verb] for verb in calls.VERBS},
+    table={verb: COMMANDS[verb] for verb in planfile.VERBS},
     subcommand_metavar="[VERB] ...",
     epilog=examples(
         "clustertune plan --dataset X --dataset y -o plan.json tcp://10.0.0.5:8786",
@@ -108,10 +108,11 @@ _EXAMPLES = {
     ),
 )
 def plan() -> None:
-    """Plan a change without making it, for `apply`; without VERB it is `prepare`.
+    """Plan a change without making it, for `apply`; without VERB plan `prepare`.
 
-    Each VERB takes what the command of that name takes. The plan is shown, and kept
-    with -o: with what it was made from, and until when it may be carried out.
+    Each VERB has the options of the command with that name. The plan is shown. With -o
+    it is also saved in a file, with its expiry and with a fingerprint of the cluster
+    and the data.
     """
 
 
@@ -119,7 +120,7 @@ def _store(
     output: str | None,
     expires: float,
     target: Target,
-    call: calls.Call,
+    call: planfile.Call,
     form: str,
     consent: Consent,
 ) -> None:
@@ -139,8 +140,8 @@ def _store(
     made = run(target, work)
     click.echo(rendered(made, form))
     if made.refused:
-        text = "it would be refused" if output is None else "it is not kept"
-        click.echo(f"clustertune: this cannot be carried out: {text}", err=True)
+        text = "" if output is None else "; the file was not written"
+        click.echo(f"clustertune: apply would refuse this plan{text}", err=True)
         sys.exit(REFUSED)
     if output is not None:
         try:
@@ -163,12 +164,13 @@ def _store(
 @format_option
 @with_consent
 def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
-    """Carry out a plan, if cluster and data are still as it saw them.
+    """Carry out a plan if the cluster and the data have not changed since.
 
-    PLAN is a file of `clustertune plan`. Refused (exit code 4), with nothing done, if
-    it is too old, was edited, is of another cluster, or if things have changed; it
-    stops (exit code 5) if they change while it is carried out. Without ADDRESS it is
-    the cluster that Dask's configuration names, else that of the plan.
+    PLAN is a file of `clustertune plan`. A plan that has expired, was edited, belongs
+    to another cluster or does not match the cluster is refused (exit code 4), and
+    nothing is done. If the cluster changes during the call, it stops (exit code 5).
+    Without ADDRESS, the address is taken from Dask's configuration, or else from the
+    plan.
     """
     with told(), typed(OSError, ValueError):
         stored = StoredPlan.load(Path(plan))

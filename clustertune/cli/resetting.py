@@ -1,4 +1,4 @@
-"""``reset``: a cluster of Saturn Cloud's is destroyed and made anew."""
+"""``reset``: destroy a Saturn Cloud cluster and create it again."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from clustertune.operations import resetting
     )
 )
 @format_option
-@click.option("--worker-size", metavar="NAME", help="As the manager calls it.")
-@click.option("--scheduler-size", metavar="NAME", help="As the manager calls it.")
-@click.option("--n-workers", type=click.IntRange(1), help="As many as now by default.")
+@click.option("--worker-size", metavar="NAME", help="Name of one of Saturn's sizes.")
+@click.option("--scheduler-size", metavar="NAME", help="Name of one of Saturn's sizes.")
+@click.option("--n-workers", type=click.IntRange(1), help="By default as many as now.")
 @click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
-@click.option("--save-to", metavar="PATH", help="Where --dataset is saved before.")
+@click.option("--save-to", metavar="PATH", help="Folder for the data of --dataset.")
 @click.option(
     "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
-    help="A published data set that is saved, loaded and published again; may be given "
-    "several times."
+    help="A published data set to save, load and publish again; may be given several "
+    "times."
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace a save that is in PATH.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing save in PATH.")
 @click.option(
-    "--include-other-clients", is_flag=True, help="Lose what clients and other names "
-    "have in memory."
+    "--include-other-clients", is_flag=True, help="Lose data of other clients and of "
+    "other published names."
 )  # fmt: skip
 @click.option(
-    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="For "
-    "everything together."
+    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="Limit for "
+    "the whole command."
 )  # fmt: skip
 @with_consent
 def reset(form: str, timeout: str, consent: Consent, **options: Any) -> None:
-    """Destroy this cluster of Saturn Cloud's and make it anew, with other sizes.
+    """Destroy this Saturn Cloud cluster and create it again with other sizes.
 
-    Everything in its memory is lost but for data sets that are named with --dataset. It
-    is the cluster of the environment in which this is typed.
+    All data in its memory is lost, except data sets that --dataset names. The command
+    uses the cluster of the Saturn environment in which it runs.
     """
     options["timeout"] = seconds_of("--timeout", timeout)
     consent.refuse_where_nobody_answers()
@@ -91,8 +91,8 @@ def _client() -> Client:
     try:
         with no_connection_logs(everything=True):
             return Client(cluster, set_as_default=False, timeout=CONNECT)
-    # of any kind: it depends on what the server at that address answers
+    # the type depends on the answer of the server at that address
     except Exception as error:
         raise ConnectionLostError(
-            f"the scheduler of Saturn's cluster does not answer: {error!r}"
+            f"the scheduler of the Saturn cluster does not answer: {error!r}"
         ) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from clustertune.core import counts, strictly
+from clustertune.core import counts, decoding
 from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Outcome, Plan, Severity, Step
 from clustertune.core.wording import (
@@ -186,19 +186,19 @@ class Report:
             It is not a report, or of another schema version.
         """
         try:
-            data = json.loads(text)
-        except RecursionError as error:
-            raise ValueError("this is not a report: it is nested too deeply") from error
+            data = decoding.parse_json(text)
+        except ValueError as error:
+            raise ValueError(f"this is not a report: {error}") from error
         version = data.get("schema_version") if isinstance(data, dict) else None
         if type(version) is not int or version != SCHEMA_VERSION:
             raise ValueError(
                 f"schema version {printable(repr(version), longest=60)} of reports is "
                 f"not known here, only {SCHEMA_VERSION} is"
             )
-        peaks = data.pop("forecast", [])
+        peaks = {"forecast": data.pop("forecast", [])}
         try:
-            read = strictly.read(tuple[_Peak, ...], peaks, "forecast", lasting=True)
-            report: Report = strictly.read(cls, data, lasting=True)
+            read = decoding.convert(peaks, _Forecast).forecast
+            report = decoding.convert(data, cls)
         except ValueError as error:
             raise ValueError(f"this is not a report: {error}") from error
         return replace(report, forecast={p.worker: p.nbytes for p in read})
@@ -206,10 +206,17 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """Of the forecast, as JSON has it: its objects have text for keys, ids may not."""
+    """One worker's forecast in JSON, where an object cannot have numbers as keys."""
 
     worker: str | int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """The field ``forecast`` in JSON; errors name it."""
+
+    forecast: tuple[_Peak, ...]
 
 
 # --- making one -----------------------------------------------------------------------

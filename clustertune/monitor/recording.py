@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.core import model
+from clustertune.core import decoding, model
 from clustertune.core.model import View
 
 SCHEMA_VERSION = 1
@@ -61,7 +61,7 @@ def loads(text: str) -> View:
     ValueError
         It is no view, or of another schema version.
     """
-    data = json.loads(text)
+    data = decoding.parse_json(text)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r} is not {SCHEMA_VERSION}")

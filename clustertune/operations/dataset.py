@@ -1,17 +1,16 @@
-"""How large data will be in memory, before anybody has loaded it.
+"""Estimate the size of data in memory before it is loaded.
 
-Either by its rows, columns and number type, or by the footers of its Parquet files.
-Footers say how many rows there are and of which types, and how many bytes columns take
-as they are encoded: numbers have a fixed width in memory, texts do not. What has no
-fixed width is counted with the least that it can take, and said.
+The size follows from rows, columns and number type, or from the footers of Parquet
+files. A footer has the number of rows, the types of columns, and their encoded bytes.
+Numbers have a fixed width in memory, text has not. For columns without a fixed width,
+the estimate is a lower bound, and the notes state this.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import Any
@@ -23,73 +22,73 @@ from clustertune.core import arguments
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.remote.pieces import refuse_old_pyarrow
 
-EXTENSIONS = (".parquet", ".parq", ".pq")  # those that Dask reads in a folder
-MOST_FOOTERS = 50  # that are read; of more files, a sample
-POINTER = 8  # bytes: an offset, or a reference to an object
+EXTENSIONS = (".parquet", ".parq", ".pq")  # files that Dask reads in a folder
+MOST_FOOTERS = 50  # of more files, a sample is read
+POINTER = 8  # bytes of an offset, or of a reference to an object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Data that is not loaded yet, with all that goes into the fit: X, y, weights."""
+    """The size of all data for a fit: X, y, weights."""
 
     rows: int
     columns: int
     nbytes: int  # in memory
-    itemsize: int | None  # bytes of the widest number in a row; None: no number
-    joined_bytes: int  # of all numbers in one array, as wide as the widest
-    notes: tuple[str, ...]  # what it is made of, and how that is known
-    at_least: bool = False  # the bytes are the least that it can take
+    itemsize: int | None  # bytes of the widest number in a row; None: no numbers
+    joined_bytes: int  # of all numbers in one array of the widest type
+    notes: tuple[str, ...]  # the data, and how its size was estimated
+    at_least: bool = False  # whether the bytes are a lower bound
 
 
 def dense(rows: object, columns: object, dtype: object) -> Dataset:
-    """Data of so many rows and columns of one number type.
+    """The size of an array of one number type.
 
     Raises
     ------
     ValueError
-        What was given is no such number, or no type of numbers.
+        An argument is missing, or is not a number or a number type.
     """
-    found = [arguments.count(n, v) for n, v in (("rows", rows), ("columns", columns))]
-    if None in found:
+    n_rows = arguments.count("rows", rows)
+    n_columns = arguments.count("columns", columns)
+    if n_rows is None or n_columns is None:
         raise ValueError(
             f"rows={rows!r} and columns={columns!r} go together: give both, or parquet="
         )
-    n_rows, n_columns = (n for n in found if n is not None)
     name = arguments.number_type("dtype", dtype) or "float64"
     width = np.dtype(name).itemsize
     nbytes = n_rows * n_columns * width
     if nbytes >= 2**63:
         raise ValueError(
             f"rows={rows!r} and columns={columns!r} are {nbytes:.1e} bytes, more than "
-            "any cluster has; give the number of rows and that of columns"
+            "any cluster has; give the number of rows and the number of columns"
         )
-    told = "" if dtype is not None else ", as no dtype is given"
-    note = f"{plural(n_rows, 'row')} of {plural(n_columns, 'column')} of {name}{told}"
+    default = "" if dtype is not None else ", the default type"
+    note = f"{plural(n_rows, 'row')} of {plural(n_columns, 'column')} of {name}"
     return Dataset(
         rows=n_rows,
         columns=n_columns,
         nbytes=nbytes,
         itemsize=width,
         joined_bytes=nbytes,
-        notes=(note,),
+        notes=(note + default,),
     )
 
 
 def parquet(path: object, dtype: object = None) -> Dataset:
-    """The data of Parquet files, as their footers describe it.
+    """The size of the data in Parquet files, by their footers.
 
     Parameters
     ----------
     path
-        A file, a folder (of folders like ``year=2024``, too) or a pattern; also the URL
-        of one that fsspec can read.
+        A file, a folder (also with folders like ``year=2024``), a pattern, or a URL for
+        fsspec.
     dtype
-        Type that all numbers get when they are loaded; None: that which they have.
+        Type of all numbers after loading; None: the types in the files.
 
     Raises
     ------
     ValueError
-        There is nothing there, or what is there cannot be read.
+        There are no Parquet files, or they cannot be read.
     """
     name = arguments.number_type("dtype", dtype)
     where = f"parquet={path!r}"
@@ -102,225 +101,209 @@ def parquet(path: object, dtype: object = None) -> Dataset:
         raise ValueError(f"{where} must be the path or URL of a file or folder")
     try:
         fs, root = fsspec.core.url_to_fs(os.fspath(path))
-        sizes = _listed(fs, root)
-    # of a file system that is not installed, or that does not answer
+        sizes = _file_sizes(fs, root)
+    # ImportError: the file system needs another package
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from error
     if not sizes:
         raise ValueError(
             f"{where} has no Parquet file: give a file, a folder with files that end "
-            f"in {', '.join(EXTENSIONS)}, or a pattern that names some"
+            f"in {', '.join(EXTENSIONS)}, or a pattern"
         )
     read = _sample(sorted(sizes))
-    tallies = [_looked_into(fs, file, name, where) for file in read]
+    footers = [_read_footer(fs, file, name, where) for file in read]
     scale = sum(sizes.values()) / max(1, sum(sizes[f] for f in read))
-    found = _summed(tallies, _folder_columns(root, sizes), scale)
+    found = _sum(footers, _folder_columns(root, sizes), scale)
     if not found.rows:
         raise ValueError(f"{where} has no rows, in {plural(len(sizes), 'file')}")
-    return _noted(found, sizes, len(read), name)
-
-
-def _noted(
-    found: _Tally, sizes: Mapping[str, int], n_read: int, name: str | None
-) -> Dataset:
-    files = plural(len(sizes), "file")
-    disk = bytes_text(sum(sizes.values()))
-    notes = [
-        f"{plural(found.rows, 'row')} of {plural(found.columns, 'column')} in {files}"
-        f" of {disk}" + (f", their numbers as {name}" if name else "")
-    ]
-    if n_read < len(sizes):
-        notes.append(
-            f"estimated: {n_read} of {files} were looked into, the others are taken to "
-            "be like them, by their bytes on disk"
-        )
-    if found.varied:
-        has = "has" if len(found.varied) == 1 else "have"
-        notes.append(
-            f"at least: {names_text(found.varied)} {has} no fixed width, and texts "
-            "that repeat are larger in memory than in files: load a part and measure; "
-            "most libraries train on numbers only, so drop or encode such columns"
-        )
+    width = max(found.widths, default=None)
     return Dataset(
         rows=found.rows,
         columns=found.columns,
         nbytes=found.nbytes,
-        itemsize=found.itemsize,
-        joined_bytes=found.rows * found.numbers * (found.itemsize or 0),
-        notes=tuple(notes),
+        itemsize=width,
+        joined_bytes=found.rows * len(found.widths) * (width or 0),
+        notes=tuple(_notes(found, sizes, len(read), name)),
         at_least=bool(found.varied),
     )
+
+
+def _notes(
+    found: _Footer, sizes: Mapping[str, int], n_read: int, dtype: str | None
+) -> Iterator[str]:
+    files, disk = plural(len(sizes), "file"), bytes_text(sum(sizes.values()))
+    numbers = f", with numbers as {dtype}" if dtype else ""
+    yield (
+        f"{plural(found.rows, 'row')} of {plural(found.columns, 'column')} in {files} "
+        f"of {disk}{numbers}"
+    )
+    if n_read < len(sizes):
+        yield (
+            f"estimated: {n_read} of {files} were read, and scaled to all files by "
+            "bytes on disk"
+        )
+    if found.varied:
+        has = "has" if len(found.varied) == 1 else "have"
+        yield (
+            f"at least: {names_text(found.varied)} {has} no fixed width, and repeated "
+            "text is larger in memory than in files; load a part of the data and "
+            "measure it; most libraries train on numbers only, so drop or encode such "
+            "columns"
+        )
 
 
 # --- files ----------------------------------------------------------------------------
 
 
-def _listed(fs: Any, root: str) -> dict[str, int]:
-    """Bytes on disk of every file that Dask would read there, by path."""
+def _file_sizes(fs: Any, root: str) -> dict[str, int]:
+    """Bytes on disk of all files that Dask would read, by path."""
     if fs.isfile(root):
         return {root: int(fs.info(root)["size"])}
     if fs.isdir(root):
-        return _inside(fs, root)
+        return _sizes_below(fs, root)
     found: dict[str, int] = {}
     for name, info in fs.glob(root, detail=True).items():
-        found |= _inside(fs, name) if info["type"] == "directory" else {}
-        found |= {name: int(info["size"])} if info["type"] == "file" else {}
+        if info["type"] == "directory":
+            found |= _sizes_below(fs, name)
+        elif info["type"] == "file":
+            found[name] = int(info["size"])
     return found
 
 
-def _inside(fs: Any, folder: str) -> dict[str, int]:
-    """Files of a folder and those below it; hidden and private ones are no data."""
+def _sizes_below(fs: Any, folder: str) -> dict[str, int]:
+    """Files of a folder and of its folders, without hidden and private ones."""
     return {
         name: int(info["size"])
         for name, info in fs.find(folder, detail=True).items()
         if name.endswith(EXTENSIONS)
-        and not any(part.startswith(("_", ".")) for part in _below(folder, name))
+        and not any(part.startswith(("_", ".")) for part in _relative(folder, name))
     }
 
 
-def _below(folder: str, name: str) -> tuple[str, ...]:
-    """The parts of a path below a folder."""
+def _relative(folder: str, name: str) -> tuple[str, ...]:
     return PurePosixPath(name[len(folder) :].lstrip("/")).parts
 
 
 def _sample(files: Sequence[str]) -> list[str]:
-    """Some of the files, evenly from the first to the last."""
+    """At most MOST_FOOTERS files, evenly from the first to the last."""
     n = min(len(files), MOST_FOOTERS)
     return [files[i] for i in np.linspace(0, len(files) - 1, n).round().astype(int)]
 
 
-def _folder_columns(root: str, files: Iterable[str]) -> dict[str, int]:
-    """Columns that folders like ``year=2024`` stand for: bytes of a value of each.
+def _folder_columns(root: str, files: Iterable[str]) -> list[int]:
+    """Bytes of a value of each column that folders like ``year=2024`` stand for.
 
-    Dask makes categories of them, with one code for each row.
+    Dask makes categorical columns of them, with one code for each row.
     """
     values: dict[str, set[str]] = {}
     for file in files:
-        for part in _below(root, file)[:-1]:
+        for part in _relative(root, file)[:-1]:
             key, sign, value = part.partition("=")
             if sign:
                 values.setdefault(key, set()).add(value)
-    return {k: np.min_scalar_type(-len(v) - 1).itemsize for k, v in values.items()}
+    return [np.min_scalar_type(-len(v) - 1).itemsize for v in values.values()]
 
 
 # --- footers --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tally:
-    """What one footer says, or several together."""
+@dataclass(slots=True, kw_only=True)
+class _Footer:
+    """The content of one footer, or the sum of several."""
 
     rows: int
     columns: int
-    nbytes: int  # in memory
-    itemsize: int | None  # bytes of the widest number
-    numbers: int  # how many columns have numbers
-    varied: tuple[str, ...]  # columns without a fixed width
+    nbytes: int = 0  # in memory
+    widths: list[int] = field(default_factory=list)  # bytes, by column of numbers
+    varied: list[str] = field(default_factory=list)  # columns without a fixed width
 
 
-def _looked_into(fs: Any, file: str, dtype: str | None, where: str) -> _Tally:
+def _read_footer(fs: Any, file: str, dtype: str | None, where: str) -> _Footer:
     from pyarrow import parquet as pq
 
     refuse_old_pyarrow()
     width = np.dtype(dtype).itemsize if dtype else None
     try:
         with fs.open(file) as opened:
-            return _tally(pq.read_metadata(opened), width)
-    except (OSError, ValueError) as error:  # pyarrow's are such, too
+            return _footer(pq.read_metadata(opened), width)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise ValueError(f"{where}: {file!r} cannot be read: {error}") from error
 
 
-def _tally(metadata: Any, width: int | None) -> _Tally:
-    rows, nbytes, leaf = metadata.num_rows, 0, 0
-    widths: list[int] = []
-    varied: list[str] = []
+def _footer(metadata: Any, dtype_width: int | None) -> _Footer:
     fields = list(metadata.schema.to_arrow_schema())
-    for field in fields:
-        leaves = range(leaf, leaf := leaf + _leaves(field.type))
-        of_field = partial(_chunks, metadata, leaves)
-        own = _width(field.type)
-        if own is None:
-            varied.append(field.name)
-            encoded = sum(c.total_uncompressed_size for c in of_field())
-            nbytes += max(encoded, POINTER * rows)
-        elif not _is_number(field.type):
-            nbytes += rows * own
-        else:
-            # pandas has no narrow integers that lack values: they become float64
-            whole = own < POINTER and not _is_float(field.type)
-            own = width or (POINTER if whole and _lacks_values(of_field()) else own)
-            widths.append(own)
-            nbytes += rows * own
-    return _Tally(
+    rows, leaf = metadata.num_rows, 0
+    found = _Footer(rows=rows, columns=len(fields))
+    for column in fields:
+        leaves = range(leaf, leaf := leaf + _leaves(column.type))
+        width, is_number = _width(column.type)
+        if width is None:
+            found.varied.append(column.name)
+            chunks = _chunks(metadata, leaves)
+            encoded = sum(c.total_uncompressed_size for c in chunks)
+            found.nbytes += max(encoded, POINTER * rows)
+            continue
+        if is_number:
+            if dtype_width is not None:
+                width = dtype_width
+            # pandas converts narrow integers with missing values to float64
+            elif width < POINTER and _may_become_float(column.type, metadata, leaves):
+                width = POINTER
+            found.widths.append(width)
+        found.nbytes += rows * width
+    return found
+
+
+def _sum(footers: Sequence[_Footer], folders: Sequence[int], scale: float) -> _Footer:
+    """All files, if the footers are of one file in ``scale``."""
+    rows = round(sum(f.rows for f in footers) * scale)
+    nbytes = round(sum(f.nbytes for f in footers) * scale) + rows * sum(folders)
+    widest = max((width for f in footers for width in f.widths), default=0)
+    return _Footer(
         rows=rows,
-        columns=len(fields),
+        columns=max(f.columns for f in footers) + len(folders),
         nbytes=nbytes,
-        itemsize=max(widths, default=None),
-        numbers=len(widths),
-        varied=tuple(varied),
-    )
-
-
-def _summed(
-    tallies: Sequence[_Tally], folders: Mapping[str, int], scale: float
-) -> _Tally:
-    """All files together, where these are a part of them: one in ``scale``."""
-    rows = round(sum(t.rows for t in tallies) * scale)
-    return _Tally(
-        rows=rows,
-        columns=max(t.columns for t in tallies) + len(folders),
-        nbytes=round(sum(t.nbytes for t in tallies) * scale)
-        + rows * sum(folders.values()),
-        itemsize=max((t.itemsize for t in tallies if t.itemsize), default=None),
-        numbers=max(t.numbers for t in tallies),
-        varied=tuple(dict.fromkeys(name for t in tallies for name in t.varied)),
+        widths=[widest] * max(len(f.widths) for f in footers),
+        varied=list(dict.fromkeys(name for f in footers for name in f.varied)),
     )
 
 
 def _chunks(metadata: Any, leaves: Iterable[int]) -> Iterator[Any]:
-    """What the footer says of some columns, by row group."""
+    """The metadata of some columns in all row groups."""
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         yield from (group.column(leaf) for leaf in leaves)
 
 
 def _leaves(kind: Any) -> int:
-    """Columns of a Parquet file that make one of this Arrow type."""
+    """How many columns of a Parquet file a value of an Arrow type has."""
     if not kind.num_fields:
         return 1
     return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _lacks_values(chunks: Iterable[Any]) -> bool:
-    """Whether values lack, or may: not every writer says."""
-    return any(
+def _may_become_float(kind: Any, metadata: Any, leaves: Iterable[int]) -> bool:
+    """Whether integers have missing values, or the writer did not count them."""
+    from pyarrow import types
+
+    return not types.is_floating(kind) and any(
         c.statistics is None
         or not c.statistics.has_null_count
         or c.statistics.null_count > 0
-        for c in chunks
+        for c in _chunks(metadata, leaves)
     )
 
 
-def _is_float(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_floating(kind))
-
-
-def _is_number(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(_is_float(kind) or types.is_integer(kind) or types.is_boolean(kind))
-
-
-def _width(kind: Any) -> int | None:
-    """Bytes of a value in pandas; None: not fixed, as of texts and Python objects."""
+def _width(kind: Any) -> tuple[int | None, bool]:
+    """Bytes of a value in pandas (None: not fixed), and whether it is a number."""
     from pyarrow import types
 
     if types.is_boolean(kind):
-        return 1
-    if _is_number(kind) or types.is_timestamp(kind) or types.is_duration(kind):
-        return int(kind.bit_width // 8)
-    if types.is_dictionary(kind):  # a code; categories are few
-        return int(kind.index_type.bit_width // 8)
-    return None
+        return 1, True
+    if types.is_integer(kind) or types.is_floating(kind):
+        return int(kind.bit_width // 8), True
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        return int(kind.bit_width // 8), False
+    if types.is_dictionary(kind):  # codes; there are few categories
+        return int(kind.index_type.bit_width // 8), False
+    return None, False

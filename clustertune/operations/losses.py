@@ -1,4 +1,4 @@
-"""What would be lost with a cluster, and whether that was agreed to (pure)."""
+"""Data that is lost with a cluster, by owner, and whether the user allows it (pure)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clustertune.core.model import Holding
 from clustertune.core.wording import bytes_text, plural, printable
 
-MOST = 3  # prefixes that are named of each loss, and losses of a refusal
+MOST = 3  # prefixes in the text of a loss, and losses in a refusal
 NAMED = {
     "published": "the published data set",
     "variable": "the variable",
@@ -18,12 +18,12 @@ NAMED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What somebody has on the cluster that would be gone."""
+    """Data of one owner that would be lost."""
 
-    owner: str  # in words
+    owner: str  # as text
     mine: bool
     prefixes: tuple[tuple[str, int, int], ...]  # name, keys, bytes; most bytes first
-    coming: int  # tasks that are still to be done for it
+    coming: int  # tasks whose results are not in memory yet
 
     @property
     def nbytes(self) -> int:
@@ -36,21 +36,21 @@ class Loss:
         ]
         more = len(self.prefixes) - MOST
         shown += [f"{plural(more, 'more prefix', 'more prefixes')}"] if more > 0 else []
-        shown += [f"{plural(self.coming, 'task')} under way"] if self.coming else []
-        whose = printable(self.owner, longest=80)
+        shown += [f"{plural(self.coming, 'task')} not done"] if self.coming else []
+        owner = printable(self.owner, longest=80)
         what = f": {', '.join(shown)}" if shown else ""
-        return f"{bytes_text(self.nbytes)} of {whose}{what}"
+        return f"{bytes_text(self.nbytes)} of {owner}{what}"
 
 
 def losses(holdings: Iterable[Holding], restored: Sequence[str]) -> tuple[Loss, ...]:
-    """Who would lose what, this client first, then by bytes.
+    """The losses of each owner; this client first, then by bytes (pure).
 
     Parameters
     ----------
     holdings
-        What is in memory, but for what is saved.
+        All data in memory that is not saved.
     restored
-        Names of data sets that are saved, and published again.
+        Names of data sets that are saved and published again.
     """
     saved = {("published", name) for name in restored}
     rows: dict[tuple[bool, str], list[Holding]] = {}
@@ -82,19 +82,19 @@ def _loss(owner: str, mine: bool, some: Sequence[Holding]) -> Loss:
 def objection(
     lost: Sequence[Loss], *, drop_data: bool, include_others: bool
 ) -> str | None:
-    """Why so much may not be lost; None: all of it was agreed to."""
+    """Why the losses are not allowed; None if the user allows them (pure)."""
     mine = [str(loss) for loss in lost if loss.mine]
     others = [str(loss) for loss in lost if not loss.mine]
     reasons = []
     if mine and not drop_data:
         reasons.append(
-            f"{mine[0]} would be lost: give these collections too, with save_to=PATH, "
+            f"{mine[0]} would be lost: also give these collections with save_to=PATH, "
             "or release them, or give drop_data=True"
         )
     if others and not include_others:
         more = f"; and {len(others) - MOST} more" if len(others) > MOST else ""
         reasons.append(
-            f"others would lose {'; '.join(others[:MOST])}{more}: with their consent "
+            f"others would lose {'; '.join(others[:MOST])}{more}: if the owners agree, "
             "give include_other_clients=True"
         )
     return "; ".join(reasons) or None

@@ -1,66 +1,125 @@
-"""The folder of a save and its manifest: what is there, and what may be written there.
+"""The folder of a save and its manifest, as the client reads and writes them.
 
-A manifest is JSON. Another user with write access to the folder may have changed it, so
-each of its fields is checked, and nothing outside of the folder is read or removed.
+A path contains one folder for each save and one manifest. The client writes the
+manifest last, so a path without a manifest has no complete save. Another user with
+write access may have changed the manifest. Every field is therefore checked, and
+nothing outside of the path is read or removed.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, NoReturn
+from math import prod
+from typing import Annotated, Any, NoReturn
 from urllib.parse import urlsplit
+from zlib import crc32
 
+import dask.array as da
+import dask.dataframe as dd
+import msgspec
 import numpy as np
+import pandas as pd
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from msgspec import Meta, Struct
 
-from clustertune.core.wording import printable
+from clustertune.collections.inputs import Given
+from clustertune.core import decoding
+from clustertune.core.wording import bytes_text, printable
 from clustertune.errors import RefusedError, SaveError
 from clustertune.remote import pieces
 
 SCHEMA_VERSION = 2
 MANIFEST = "clustertune.json"
 FOLDER = re.compile(r"clustertune-[0-9a-f]{8}")
-KINDS = ("array", "dataframe", "series")
-# what reading something that is none brings out: values of other types, numbers that
-# are none, lists in lists in lists
-_UNREADABLE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    SyntaxError,  # of a dtype in words
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
+# of numbers, dates and text of fixed length: these types hold no objects
+_DTYPE = re.compile(rf"[<>|][{pieces.KINDS}][0-9]+(\[\w+\])?")
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class ArrayPiece(Struct, frozen=True):
+    """One chunk of an array: files, and the facts that they must match."""
+
+    shape: list[Count]
+    dtype: str
+    rows: Annotated[int, Meta(ge=1)]  # in each file
+    bytes: Count
+    crc32: list[Count]  # by file
+
+
+class FramePiece(Struct, frozen=True):
+    """One partition of a DataFrame or Series: one file."""
+
+    shape: list[Count]
+    bytes: Count
+    crc32: Count
+
+
+class SavedArray(Struct, frozen=True, tag_field="kind", tag="array"):
+    """A Dask Array; its chunks are in C order."""
+
+    label: str
+    folder: str
+    dtype: str
+    chunks: Annotated[list[list[Count]], Meta(min_length=1)]
+    pieces: list[ArrayPiece]
+
+
+class SavedFrame(Struct, frozen=True, tag_field="kind", tag="dataframe"):
+    """A Dask DataFrame."""
+
+    label: str
+    folder: str
+    divisions: bool  # whether they are known
+    pieces: Annotated[list[FramePiece], Meta(min_length=1)]
+    crc32: dict[str, Count]  # of the files with the empty frame and the divisions
+
+
+class SavedSeries(SavedFrame, frozen=True, tag_field="kind", tag="series"):
+    """A Dask Series, saved as a frame of one column."""
+
+
+Saved = SavedArray | SavedFrame | SavedSeries
+
+
+class Manifest(Struct, frozen=True):
+    """The content of the manifest."""
+
+    schema_version: int
+    folder: str
+    order: list[Count]  # numbers of collections, in the order of the arguments
+    collections: list[Saved]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.bytes for saved in self.collections for piece in saved.pieces)
+
+
+# --- paths ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A folder, local or behind a URL, for the client and for all workers."""
+    """A local folder or a URL that the client and all workers can use."""
 
     path: str  # as the user gave it
-    url: str  # the same for everybody
+    url: str  # the same for all processes
     options: Mapping[str, Any] = field(repr=False)  # may hold secrets
 
     def files(self) -> tuple[Any, str]:
-        """Its file system, without what that remembers, and its root there."""
+        """The file system, with an empty listing cache, and the root in it."""
         files, root = url_to_fs(self.url, **self.options)
         files.invalidate_cache()
         return files, str(root).rstrip("/")
 
 
-def place(name: str, path: Any, storage_options: Any) -> Target:
-    """Check a path.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is no path, or the file system is not known here.
-    """
+def target(name: str, path: Any, storage_options: Any) -> Target:
+    """Check the arguments for a path."""
     if not isinstance(path, str) and not hasattr(path, "__fspath__"):
         raise TypeError(
             f"{name}={path!r} must be the path of a folder that the client and all "
@@ -68,12 +127,11 @@ def place(name: str, path: Any, storage_options: Any) -> Target:
         )
     text = path if isinstance(path, str) else path.__fspath__()
     if not isinstance(storage_options, Mapping | None):
-        raise TypeError(
-            "storage_options must be a mapping, as fsspec takes it, or None"
-        )
+        raise TypeError("storage_options must be a mapping for fsspec, or None")
     if not text.strip("/") or "::" in text:
         raise ValueError(
-            f"{name}={text!r} must be a folder of its own, without caches (::) between"
+            f"{name}={text!r} must be a separate folder; chained URLs (::) are not "
+            "supported"
         )
     if _has_password(text):
         raise ValueError(
@@ -85,7 +143,7 @@ def place(name: str, path: Any, storage_options: Any) -> Target:
         files, root = url_to_fs(text, **options)
     except (ImportError, ValueError, TypeError, OSError) as error:
         raise ValueError(f"{name}={text!r} cannot be used: {error}") from error
-    if "file" in _protocols(files):
+    if isinstance(files, LocalFileSystem):
         options["auto_mkdir"] = True
     return Target(text, files.unstrip_protocol(root), options)
 
@@ -93,148 +151,238 @@ def place(name: str, path: Any, storage_options: Any) -> Target:
 def _has_password(text: str) -> bool:
     try:
         return "://" in text and urlsplit(text).password is not None
-    except ValueError:  # such as brackets that are no address
+    except ValueError:  # such as brackets around something that is not an address
         return "@" in text
 
 
-def _protocols(files: Any) -> tuple[str, ...]:
-    known = files.protocol
-    return (known,) if isinstance(known, str) else tuple(known)
-
-
-def refuse_occupied(place: Target, *, overwrite: bool) -> None:
-    """See that the folder is empty, or holds a save that may be replaced.
-
-    Raises
-    ------
-    RefusedError
-        It does not.
-    """
-    files, root = place.files()
+def refuse_occupied(target: Target, *, overwrite: bool) -> None:
+    """Raise unless the folder is empty, or holds a save that may be replaced."""
+    files, root = target.files()
     if not files.exists(root):
         return
     if files.isfile(root):
-        raise RefusedError(f"{place.path} is a file; give another path")
-    found = set(names(files, root))
-    if not found:
-        return
+        raise RefusedError(f"{target.path} is a file; give the path of a folder")
+    listed = files.ls(root, detail=False)
+    found = {str(name).rstrip("/").rpartition("/")[2] for name in listed}
     others = sorted(n for n in found if n != MANIFEST and not FOLDER.fullmatch(n))
     if others:
         raise RefusedError(
-            f"{place.path} holds other files ({printable(others[0], longest=60)}); "
-            "give a folder that is empty"
+            f"{target.path} holds other files ({printable(others[0], longest=60)}); "
+            "give the path of an empty folder"
         )
-    if not overwrite:
+    if found and not overwrite:
         if MANIFEST in found:
-            raise_for_save(place)
+            _refuse_save(target)
         raise RefusedError(
-            f"{place.path} holds an unfinished save: either it is being written, or it "
-            "was broken off; give another path, or overwrite=True to save there and "
-            "leave the unfinished one alone"
+            f"{target.path} holds an unfinished save: another process is writing it, "
+            "or was interrupted; give another path, or overwrite=True to save there "
+            "without removing the unfinished save"
         )
 
 
-def raise_for_save(place: Target) -> NoReturn:
-    """Refuse to replace a save that is there.
-
-    Raises
-    ------
-    RefusedError
-        Always.
-    """
+def _refuse_save(target: Target) -> NoReturn:
     raise RefusedError(
-        f"{place.path} holds a save of clustertune; give overwrite=True to replace it, "
-        "or another path"
+        f"{target.path} holds a complete save; give overwrite=True to replace it, or "
+        "another path"
     )
 
 
-def names(files: Any, root: str) -> list[str]:
-    """What is in a folder."""
-    return [str(n).rstrip("/").rpartition("/")[2] for n in files.ls(root, detail=False)]
+# --- manifests ------------------------------------------------------------------------
 
 
-def read(place: Target) -> dict[str, Any]:
-    """What is saved there, by the manifest.
-
-    Raises
-    ------
-    SaveError
-        There is none, or it is not one that can be read here.
-    """
-    files, root = place.files()
+def read(target: Target) -> Manifest:
+    """Read the manifest of a path."""
+    files, root = target.files()
     try:
         text = files.cat_file(f"{root}/{MANIFEST}")
     except FileNotFoundError as error:
         raise SaveError(
-            f"{place.path} has no {MANIFEST}: nothing was saved there, or the save was "
-            "broken off"
+            f"{target.path} has no {MANIFEST}, so it holds no complete save; give the "
+            "path that was given to save"
         ) from error
     try:
-        manifest: dict[str, Any] = json.loads(text)
-        version = manifest["schema_version"]
-        if version == SCHEMA_VERSION:
-            _check(manifest)
-    except _UNREADABLE as error:
+        data = decoding.parse_json(text)
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if version in (None, SCHEMA_VERSION):
+            return _manifest(data)
+    except ValueError as error:
         raise SaveError(
-            f"{place.path}/{MANIFEST} is not a manifest of clustertune's: {error!r}"
+            f"{target.path}/{MANIFEST} is not a manifest of clustertune: {error}"
         ) from error
-    if version != SCHEMA_VERSION:
-        raise SaveError(
-            f"{place.path} was saved with schema version {version!r}; this release "
-            f"reads {SCHEMA_VERSION}: use the one that wrote it"
-        )
+    raise SaveError(
+        f"{target.path} was saved with schema version {printable(repr(version))}, but "
+        f"this release reads {SCHEMA_VERSION}; load it with the release that saved it"
+    )
+
+
+def _manifest(data: Any) -> Manifest:
+    """Raises ValueError if save would never write such a manifest."""
+    manifest = decoding.convert(data, Manifest)
+    if not FOLDER.fullmatch(manifest.folder):
+        raise ValueError("folder: this is not the name of a save's folder")
+    if any(i >= len(manifest.collections) for i in manifest.order):
+        raise ValueError("order: a collection is missing")
+    for number, saved in enumerate(manifest.collections):
+        where = f"collections[{number}]"
+        if saved.folder != f"{manifest.folder}/{number}":
+            raise ValueError(f"{where}.folder: it is outside of the save's folder")
+        if isinstance(saved, SavedArray):
+            _refuse_unlike_array(saved, where)
+        elif not {"meta", *["divisions"] * saved.divisions} <= saved.crc32.keys():
+            raise ValueError(f"{where}.crc32: a checksum is missing")
     return manifest
 
 
-def current(files: Any, root: str) -> str | None:
-    """The folder that the manifest names now; None: there is none to be read."""
+def _refuse_unlike_array(saved: SavedArray, where: str) -> None:
+    _refuse_objects(saved.dtype, where)
+    if prod(map(len, saved.chunks)) != len(saved.pieces):
+        raise ValueError(f"{where}.pieces: their number does not match the chunks")
+    for block, piece in zip(product(*saved.chunks), saved.pieces, strict=True):
+        _refuse_objects(piece.dtype, f"{where}.pieces")
+        if piece.shape != list(block):
+            raise ValueError(f"{where}.pieces: a shape does not match the chunks")
+
+
+def _refuse_objects(dtype: str, where: str) -> None:
     try:
-        folder = json.loads(files.cat_file(f"{root}/{MANIFEST}"))["folder"]
-        return folder if FOLDER.fullmatch(folder) else None
-    except (FileNotFoundError, *_UNREADABLE):
+        known = _DTYPE.fullmatch(dtype) and np.dtype(dtype)
+    except (TypeError, ValueError, OverflowError):
+        known = None
+    if known is None:
+        raise ValueError(f"{where}.dtype: save never writes the type {dtype!r}")
+
+
+def publish(target: Target, manifest: Manifest, *, overwrite: bool) -> None:
+    """Write the manifest, then remove the save that it replaces.
+
+    Another process may save to the same path at the same time. Each save has its own
+    folder, and the manifest is replaced in one step, so it always names a complete
+    save. Only the folder that the replaced manifest named is removed. Any other folder
+    may belong to a save that is still being written.
+    """
+    files, root = target.files()
+    new, old = manifest.folder, _current(files, root)
+    if old is not None and not overwrite:
+        files.rm(f"{root}/{new}", recursive=True)
+        _refuse_save(target)
+    files.pipe_file(f"{root}/{new}/{MANIFEST}", msgspec.json.encode(manifest))
+    files.mv(f"{root}/{new}/{MANIFEST}", f"{root}/{MANIFEST}")
+    if _current(files, root) != new:
+        raise SaveError(
+            f"{target.path}/{MANIFEST} names another save, which ended at the same "
+            f"time, so load cannot find the files of this one in {new}; save the data "
+            "to another path"
+        )
+    if old is not None:
+        with suppress(FileNotFoundError):  # another save removed it first
+            files.rm(f"{root}/{old}", recursive=True)
+
+
+class _Current(Struct, frozen=True):
+    folder: str
+
+
+def _current(files: Any, root: str) -> str | None:
+    """The folder in the manifest; None if there is none, or no name of a save."""
+    try:
+        text = files.cat_file(f"{root}/{MANIFEST}")
+        folder = decoding.read_json(text, _Current).folder
+    except (FileNotFoundError, ValueError):
         return None
+    return folder if FOLDER.fullmatch(folder) else None
 
 
-def _check(manifest: Mapping[str, Any]) -> None:
-    """Refuse a manifest that names a place or an encoding that save never writes."""
-    if not FOLDER.fullmatch(manifest["folder"]):
-        raise ValueError("its folder is none of clustertune's")
-    if not all(0 <= i < len(manifest["collections"]) for i in manifest["order"]):
-        raise ValueError("its order names what is not there")
-    for number, entry in enumerate(manifest["collections"]):
-        if entry["folder"] != f"{manifest['folder']}/{number}":
-            raise ValueError("the folder of a collection is elsewhere")
-        if entry["kind"] not in KINDS:
-            raise ValueError(f"a collection is of kind {entry['kind']!r}")
-        if entry["kind"] == "array":
-            _check_array(entry)
-            continue
-        for piece in entry["pieces"]:
-            _whole(piece["crc32"]), [_whole(n) for n in piece["shape"]]
-        for name in ("meta", *(["divisions"] if entry["divisions"] else [])):
-            _whole(entry["crc32"][name])
+# --- files of a collection ------------------------------------------------------------
 
 
-def _check_array(entry: Mapping[str, Any]) -> None:
-    _refuse_objects(entry["dtype"])
-    blocks = list(product(*entry["chunks"]))
-    if not entry["chunks"] or len(blocks) != len(entry["pieces"]):
-        raise ValueError("an array has other pieces than its chunks say")
-    for block, piece in zip(blocks, entry["pieces"], strict=True):
-        _refuse_objects(piece["dtype"])
-        shape = [_whole(n) for n in piece["shape"]]
-        if shape != list(block) or _whole(piece["rows"]) < 1:
-            raise ValueError("a piece has another shape than its array says")
-        [_whole(crc) for crc in piece["crc32"]]
+def kind_of(collection: Any) -> type[Saved]:
+    """The class that describes such a collection."""
+    if isinstance(collection, da.Array):
+        return SavedArray
+    return SavedFrame if isinstance(collection, dd.DataFrame) else SavedSeries
 
 
-def _refuse_objects(dtype: Any) -> None:
-    """Types of numbers, dates and texts of fixed length hold no objects."""
-    if not isinstance(dtype, str) or np.dtype(dtype).kind not in pieces.KINDS:
-        raise ValueError(f"values are of the type {dtype!r}, which is never saved")
+def small_frames(collection: Any) -> dict[str, Any]:
+    """The empty frame and the divisions, which the client saves itself."""
+    small = {"meta": collection._meta}  # noqa: SLF001 (it has no public name)
+    if collection.known_divisions:
+        small["divisions"] = pd.DataFrame({"divisions": list(collection.divisions)})
+    return small
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} must be a whole number")
-    return value
+def file_names(collection: Any) -> list[str]:
+    """The files or folders of all partitions, in the order of the keys."""
+    if isinstance(collection, da.Array):
+        return [".".join(map(str, b)) for b in np.ndindex(*collection.numblocks)]
+    return [f"{i}.parquet" for i in range(collection.npartitions)]
+
+
+def complete(target: Target, folder: str, x: Given, answers: Sequence[Any]) -> Saved:
+    """Check the files that workers wrote, write the small ones, and describe both."""
+    files, root = target.files()
+    collection = x.collection
+    _refuse_missing(files, f"{root}/{folder}", x, answers)
+    if isinstance(collection, da.Array):
+        parts = decoding.convert(answers, list[ArrayPiece])
+        chunks = array_chunks(x.label, collection.numblocks, [p.shape for p in parts])
+        return SavedArray(x.label, folder, collection.dtype.str, chunks, parts)
+    checksums = {}
+    for name, frame in small_frames(collection).items():
+        data = pieces.encode(frame)
+        files.pipe_file(f"{root}/{folder}/{name}.parquet", data)
+        checksums[name] = crc32(data)
+    divided = bool(collection.known_divisions)
+    written = decoding.convert(answers, list[FramePiece])
+    kind = SavedSeries if collection.ndim == 1 else SavedFrame
+    return kind(x.label, folder, divided, written, checksums)
+
+
+def array_chunks(
+    label: str, numblocks: tuple[int, ...], shapes: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Sizes along each axis by the saved chunks: a collection may not know its own."""
+    blocks = dict(zip(np.ndindex(*numblocks), shapes, strict=True))
+    zeros = (0,) * len(numblocks)
+    chunks = [
+        [blocks[(*zeros[:axis], i, *zeros[axis + 1 :])][axis] for i in range(n)]
+        for axis, n in enumerate(numblocks)
+    ]
+    for block, shape in blocks.items():
+        expected = [chunks[axis][i] for axis, i in enumerate(block)]
+        if list(shape) != expected:
+            raise SaveError(
+                f"{label} is not an array: its chunk {block} has the shape "
+                f"{tuple(shape)}, but the other chunks need {tuple(expected)}"
+            )
+    return chunks
+
+
+def _refuse_missing(files: Any, folder: str, x: Given, answers: Sequence[Any]) -> None:
+    """Raise SaveError unless the client sees the bytes that the workers reported."""
+    names = file_names(x.collection)
+    seen = dict.fromkeys(names, 0)
+    for path, file in files.find(folder, detail=True).items():
+        name = path[len(folder) :].strip("/").partition("/")[0]
+        if name in seen:
+            seen[name] += file["size"]
+    for name, answer in zip(names, answers, strict=True):
+        if seen[name] != answer["bytes"]:
+            raise SaveError(
+                f"{x.label}: a worker wrote {bytes_text(answer['bytes'])} to "
+                f"{folder}/{name}, but this process sees {bytes_text(seen[name])}; the "
+                "data in memory is unchanged; save it to another storage"
+            )
+
+
+def read_small_frame(
+    target: Target, saved: SavedFrame, name: str, *, series: bool
+) -> Any:
+    """Read a small file of a DataFrame."""
+    files, root = target.files()
+    data: bytes = files.cat_file(f"{root}/{saved.folder}/{name}.parquet")
+    if crc32(data) != saved.crc32[name]:
+        raise SaveError(
+            f"{saved.folder}/{name}.parquet is not as it was saved: its checksum is "
+            "another"
+        )
+    return pieces.decode(data, series=series)

@@ -1,53 +1,186 @@
-"""A plan as a file: what is to be called, what was seen, what would be done, how long.
+"""A plan as a file: the call, what the plan was made from, its steps, its expiry.
 
-JSON with ``schema_version``, of which every field is read strictly: one that is
-missing, unknown or of another type is named in an error of one line. A digest tells
-whether the file was changed since; it is no signature, as whoever may write the file
-may write that, too.
+A call in a file has plain arguments only: it names published data sets instead of
+holding collections. The file is JSON with ``schema_version``. A digest reveals edits.
+It is not a signature: a person who can write the file can also write the digest.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import cache
 from hashlib import sha256
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
-from clustertune.core import strictly
+from distributed import Client
+
+from clustertune.core import arguments, decoding
 from clustertune.core.counts import Done
 from clustertune.core.report import Report
-from clustertune.core.wording import plural, printable, seconds_text
+from clustertune.core.wording import names_text, plural, printable, seconds_text
 from clustertune.errors import RefusedError
-from clustertune.operations.calls import Call
+from clustertune.operations import publishing, release, workers
+from clustertune.operations.prepare import prepare
 from clustertune.planner.fingerprint import Fingerprint
 
 SCHEMA_VERSION = 1
-LONGEST = 366 * 86400.0  # seconds for which a plan may be carried out
-_AROUND = ("schema_version", "digest")  # fields beside those of the plan itself
+LONGEST = 366 * 86400.0  # seconds until a plan expires, at most
+_AROUND = ("schema_version", "digest")  # fields that the digest does not cover
+
+VERBS: Mapping[str, Any] = {
+    "prepare": publishing.prepare_datasets,
+    "release": release.release,
+    "resize": workers.resize,
+    "restart": workers.restart,
+    "scale": workers.scale,
+    "trim": workers.trim,
+}
+#: verbs that take names, and the kind of these names
+NAMED = {"prepare": "published data sets", "release": "prefixes of keys"}
+#: arguments that `apply` sets itself, or that a file cannot contain
+NEVER = {
+    "allow_any_env",  # a file must not set variables that run code
+    "client",
+    "dry_run",
+    "estimator",
+    "keep",
+    "progress",
+    "reason",
+    "X",
+    "y",
+}
+
+
+# --- calls ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of a function that changes a cluster, without the client."""
+
+    verb: str
+    names: tuple[str, ...] = ()  # data sets of prepare: X, y, others; or prefixes
+    options: Mapping[str, Any] = field(default_factory=dict)  # values as in JSON
+
+    def __str__(self) -> str:
+        defaults = options_of(self.verb)
+        given = [*map(repr, self.names)]
+        given += [
+            f"{k}={v!r}"
+            for k, v in self.options.items()
+            if v not in (None, [], defaults[k])
+        ]
+        return printable(f"{self.verb}({', '.join(given)})")
+
+    def refuse_unknown(self) -> None:
+        """Check verb, names and option names; the called function checks the values."""
+        if self.verb not in VERBS:
+            raise ValueError(
+                f"verb: {printable(repr(self.verb), longest=60)} cannot be planned; "
+                f"choose from {', '.join(VERBS)}"
+            )
+        known = options_of(self.verb)
+        if unknown := [k for k in self.options if k not in known]:
+            raise ValueError(
+                f"options: a plan of {self.verb} cannot have {names_text(unknown)}; "
+                f"its options are {', '.join(known)}"
+            )
+        if bool(self.names) != (self.verb in NAMED):
+            needed = NAMED.get(self.verb)
+            text = f"give the names of {needed}" if needed else "takes no names"
+            raise ValueError(f"names: a plan of {self.verb}: {text}")
+        for name, default in known.items():
+            if default is Parameter.empty and name not in self.options:
+                raise ValueError(f"options: a plan of {self.verb} needs {name}")
+        if self.verb == "prepare":
+            arguments.distinct("names", self.names)
+        arguments.variables("options.env", self.options.get("env"))
+
+    def refused(self, planned: Report) -> bool:
+        """Whether the call would refuse to do what a dry run has planned.
+
+        ``prepare`` skips refused steps and does the others. Other calls do no step if
+        one is refused.
+        """
+        states = {step.status for step in planned.steps}
+        in_part = self.verb == "prepare" and "planned" in states
+        return "refused" in states and not in_part
+
+    async def make(self, client: Client, **how: Any) -> Report:
+        """Call the function in the client's event loop."""
+        work: Any = VERBS[self.verb](client, *self.names, **self.options, **how)
+        report: Report = await work
+        return report
+
+
+@cache
+def options_of(verb: str) -> Mapping[str, Any]:
+    """Options that a plan of this verb can have, with their defaults."""
+    parameters = dict(signature(VERBS[verb]).parameters)
+    if verb == "prepare":  # prepare_datasets passes further options to prepare
+        parameters = dict(signature(prepare).parameters) | parameters
+    named = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return {
+        name: p.default
+        for name, p in parameters.items()
+        if name not in NEVER and p.kind in named
+    }
+
+
+def checked(verb: str, names: tuple[str, ...], options: Mapping[str, Any]) -> Call:
+    """Make a call whose arguments are equal after a file was written and read."""
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{printable(repr(name), longest=60)} cannot be saved in a plan file; "
+                "publish the data and give its name"
+            )
+    plain = {name: _as_json(name, value) for name, value in options.items()}
+    call = Call(verb=verb, names=names, options=plain)
+    call.refuse_unknown()
+    return call
+
+
+def _as_json(name: str, value: Any) -> Any:
+    """The value as JSON returns it: with lists for tuples."""
+    if isinstance(value, list | tuple):
+        return [_as_json(name, v) for v in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _as_json(name, v) for key, v in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(
+        f"{name}: {printable(repr(value), longest=60)} cannot be saved in a plan file; "
+        "give text, numbers, or lists of these"
+    )
+
+
+# --- plans ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPlan:
-    """A call that was planned and not carried out; printable.
+    """A planned call; printable.
 
     Attributes
     ----------
     made, expires : float
-        When it was made, and until when it may be carried out; epoch seconds by the
-        scheduler's clock.
+        When it was made and when it expires; epoch seconds of the scheduler's clock.
     by : str
-        Who made it: user, host and process.
+        User, host and process that made it.
     reason : str
-        Why, in the words of whoever made it; may be empty.
+        Why it was made; may be empty.
     call : Call
-        What is called to carry it out.
+        The call that carries it out.
     seen : Fingerprint
-        What it was made from.
+        The cluster and the data when it was made.
     report : Report
-        Of the dry run: what was found, and the steps.
+        The report of the dry run: findings and steps.
     """
 
     made: float
@@ -60,12 +193,12 @@ class StoredPlan:
 
     @property
     def steps(self) -> tuple[Done, ...]:
-        """What would be done, as far as it is known beforehand, and what is refused."""
+        """The planned and the refused steps, as far as they are known in advance."""
         return self.report.steps
 
     @property
     def refused(self) -> bool:
-        """Whether carrying it out would be refused as a whole, or do nothing of it."""
+        """Whether the call would refuse this plan."""
         return self.call.refused(self.report)
 
     def __str__(self) -> str:
@@ -73,29 +206,21 @@ class StoredPlan:
         return (
             f"plan: {self.call}\n"
             f"for {printable(self.seen.address)}, "
-            f"{plural(len(self.seen.workers), 'worker')}; may be carried out until "
+            f"{plural(len(self.seen.workers), 'worker')}; expires at "
             f"{until:%Y-%m-%d %H:%M:%S %Z}\n\n{self.report}"
         )
 
     def refuse_expired(self, now: float) -> None:
-        """Raise if it is too old at this moment (epoch seconds).
-
-        Raises
-        ------
-        RefusedError
-            It is.
-        """
+        """Raise if the plan has expired at this time (epoch seconds)."""
         if now > self.expires:
             raise RefusedError(
                 f"the plan was made {seconds_text(max(0.0, now - self.made))} ago and "
-                f"held for {seconds_text(self.expires - self.made)}; plan again, with "
-                "a longer --expires (expires=) if need be"
+                f"expired after {seconds_text(self.expires - self.made)}; plan again, "
+                "if necessary with a longer --expires (expires=)"
             )
 
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
-
-    # --- file -------------------------------------------------------------------------
 
     def to_json(self) -> str:
         """The plan as JSON."""
@@ -105,36 +230,36 @@ class StoredPlan:
 
     @classmethod
     def from_json(cls, text: str) -> StoredPlan:
-        """Read what :meth:`to_json` wrote.
+        """Read the text that :meth:`to_json` wrote.
 
         Raises
         ------
         ValueError
-            It is no plan; the text says which field is not what it must be.
+            The text is not a plan; the error names the bad field.
         RefusedError
-            It was edited.
+            The plan was edited.
         """
         try:
             return _read(text)
         except RecursionError as error:
-            raise ValueError("this is no plan: it is nested too deeply") from error
+            raise ValueError("this is not a plan: it is nested too deeply") from error
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, which is replaced if it is there."""
+        """Write the plan to a file; an existing file is replaced."""
         Path(path).write_text(f"{self.to_json()}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> StoredPlan:
-        """Read it from a file.
+        """Read a plan from a file.
 
         Raises
         ------
         OSError
             The file cannot be read.
         ValueError
-            It is no plan; the text names the file and the field.
+            The file is not a plan; the error names the file and the bad field.
         RefusedError
-            It was edited.
+            The plan was edited.
         """
         try:
             return cls.from_json(Path(path).read_bytes().decode("utf-8"))
@@ -145,10 +270,11 @@ class StoredPlan:
 
 
 def _plain(plan: StoredPlan) -> dict[str, Any]:
-    """Plain data, as JSON gives it back."""
-    # by worker, and so no object of JSON; it is told anew when the plan is carried out
+    # JSON has no objects with numbers as keys; `apply` makes a new forecast
     lasting = replace(plan, report=replace(plan.report, forecast={}))
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(lasting), default=_number))
+    plain: dict[str, Any] = decoding.parse_json(
+        json.dumps(asdict(lasting), default=_number)
+    )
     return plain
 
 
@@ -164,31 +290,28 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def _read(text: str) -> StoredPlan:
     try:
-        data = json.loads(text)
+        data = decoding.parse_json(text)
     except ValueError as error:
-        raise ValueError(f"this is no JSON: {error}") from error
+        raise ValueError(f"this is not JSON: {error}") from error
     if not isinstance(data, dict) or "schema_version" not in data:
         raise ValueError(
-            "this is no plan; one is made by `clustertune plan -o plan.json ...`"
+            "this is not a plan; `clustertune plan -o plan.json ...` makes one"
         )
     version = data["schema_version"]
     if type(version) is not int or version != SCHEMA_VERSION:
         shown = printable(json.dumps(version), longest=60)
         raise ValueError(
-            f"schema_version: {shown} is not known here, only {SCHEMA_VERSION} is; "
-            "plan again with this clustertune"
+            f"schema_version: {shown} is unknown; this clustertune reads "
+            f"{SCHEMA_VERSION}: plan again"
         )
     own = {k: v for k, v in data.items() if k not in _AROUND}
-    plan: StoredPlan = strictly.read(StoredPlan, own)
-    if not (0 < plan.made < strictly.LAST and 0 < plan.expires - plan.made <= LONGEST):
+    plan = decoding.convert(own, StoredPlan, forbid_unknown=True)
+    if not (0 < plan.made < decoding.LAST and 0 < plan.expires - plan.made <= LONGEST):
         raise ValueError(
             f"expires: {plan.expires:g} must be at most {LONGEST:g} s after made "
             f"({plan.made:g})"
         )
     plan.call.refuse_unknown()
     if data.get("digest") != _digest(own):
-        raise RefusedError(
-            "the plan was edited after it was made; what is to be done otherwise has "
-            "to be planned again"
-        )
+        raise RefusedError("the plan was edited after it was made; plan again")
     return plan

@@ -1,7 +1,7 @@
-"""Plan now and carry it out later, if things are still as they were: a file in between.
+"""``plan`` and ``apply``: plan a call, and make it later if nothing has changed.
 
-Carrying out is the same call that was planned; what it sees and means to do is compared
-with the plan before anything is done, and looked at again before each step.
+``apply`` makes the planned call. Before the first step it compares what the call sees
+and plans with the stored plan. Before each step it looks at the cluster again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.monitor import monitor
-from clustertune.operations import calls, events, execution
+from clustertune.operations import events, execution, planfile
 from clustertune.operations.call import check_client
 from clustertune.operations.planfile import LONGEST, StoredPlan
 from clustertune.planner import fingerprint, guards
 
 HOUR = "1 hour"
-MOST = 3  # differences that are said
-GROWS = ("adapt", "scale")  # actions after which there may be other workers
+MOST = 3  # differences in a message
+GROWS = ("adapt", "scale")  # actions that may add workers
 PUBLISH = "publish"  # a step that follows from the others
 
 
@@ -41,30 +41,30 @@ def plan(
     progress: bool | Notify | None = None,
     **options: Any,
 ) -> StoredPlan:
-    """Plan a call without making it; the plan can be kept as a file.
+    """Plan a call without making it; the plan can be saved as a file.
 
-    Nothing is changed. What comes is what the call's ``dry_run`` reports, with what it
-    was made from: the scheduler, its workers, and the keys, sizes and places of data.
-    :func:`clustertune.apply` carries it out.
+    Nothing is changed. The plan contains the report of the call's ``dry_run`` and a
+    fingerprint of the scheduler, its workers, and the keys, sizes and holders of the
+    data. :func:`clustertune.apply` carries it out.
 
     Parameters
     ----------
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
     verb
-        What to plan: ``"prepare"``, ``"restart"``, ``"resize"``, ``"scale"``,
+        The call to plan: ``"prepare"``, ``"restart"``, ``"resize"``, ``"scale"``,
         ``"trim"`` or ``"release"``.
     *names
-        For ``"prepare"`` the names of published data sets, the first of which is X, the
-        second y; for ``"release"`` prefixes of keys.
+        For ``"prepare"`` the names of published data sets: X, y, others. For
+        ``"release"`` prefixes of keys.
     expires
-        Seconds, or a duration, for which the plan may be carried out.
+        Seconds, or a duration, until the plan expires.
     progress
         As for :func:`clustertune.prepare`.
     **options
-        Of the function with that name, as plain data: ``workers=[3]``,
-        ``n_workers=4``, ``workload="xgboost"``; for ``"prepare"`` companions and eval
-        sets by their published names, and ``keep_old``.
+        Options of the function with that name, as plain data: ``workers=[3]``,
+        ``n_workers=4``, ``workload="xgboost"``. For ``"prepare"``, companions and eval
+        sets are given by their published names; ``keep_old`` is allowed, too.
 
     Returns
     -------
@@ -74,16 +74,16 @@ def plan(
     Raises
     ------
     TypeError, ValueError
-        There is no such verb or option, or a value cannot be kept in a file.
+        The verb or an option is unknown, or a file cannot contain a value.
     ClustertuneError
-        As of the call with ``dry_run=True``.
+        As for the call with ``dry_run=True``.
 
     Examples
     --------
     >>> p = clustertune.plan(client, "restart", workers=[3])     # doctest: +SKIP
     >>> p.save("plan.json")                                      # doctest: +SKIP
     """
-    call = calls.checked(verb, names, options)
+    call = planfile.checked(verb, names, options)
     seconds = arguments.duration("expires", expires)
     if seconds > LONGEST:
         raise ValueError(f"expires={expires!r} must be at most a year")
@@ -99,40 +99,40 @@ def apply(
     dry_run: bool = False,
     progress: bool | Notify | None = None,
 ) -> Report:
-    """Carry out a plan, if the cluster and the data are still as it saw them.
+    """Carry out a plan if the cluster and the data have not changed since.
 
-    The call that was planned is made. It looks and plans again first, and stops, with
-    nothing done, where that differs from the plan; before each step it looks again,
-    and stops where a worker has gone, come or been restarted by somebody else, or
-    where the step would not be safe any more. What ``prepare`` could not know before
-    data was loaded or cut is planned then, as in every call of it.
+    The planned call looks and plans again. If the result differs from the plan,
+    ``apply`` raises before the first step. Before each step it looks again. It stops if
+    a worker left, joined or was restarted by another client, or if the step is not
+    safe. ``prepare`` plans further steps after data was loaded or rechunked.
 
     Parameters
     ----------
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
     plan
-        What :func:`clustertune.plan` returned, or the file that it was saved to.
+        The plan that :func:`clustertune.plan` returned, or the path of its file.
     dry_run
-        Only say whether it could be carried out now.
+        Only check whether the plan can be carried out.
     progress
         As for :func:`clustertune.prepare`.
 
     Returns
     -------
     Report
-        As of the call that was planned.
+        The report of the planned call.
 
     Raises
     ------
     OSError, ValueError
-        The file cannot be read, or is no plan.
+        The file cannot be read, or is not a plan.
     RefusedError
-        The plan is too old, was edited, or is of another cluster; nothing was done.
+        The plan has expired, was edited, or belongs to another cluster. Nothing was
+        changed.
     ChangedError
-        Things have changed; the text says what, ``error.report`` what was done before.
+        The cluster or the data have changed. ``error.report`` has the completed steps.
     ClustertuneError
-        As of the call that was planned.
+        As for the planned call.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def apply(
 
 @dataclass
 class _Recorder:
-    """Keeps what the plan was made from; approves of everything."""
+    """Keeps the first view; approves every plan."""
 
     view: View | None = None
 
@@ -159,12 +159,12 @@ class _Recorder:
             self.view = view
 
     def step(self, _view: View, step: Step) -> None:
-        raise AssertionError(f"a dry run does nothing, and was to {step.summary}")
+        raise AssertionError(f"a dry run began a step: {step.summary}")
 
 
 async def _plan(
     client: Client,
-    call: calls.Call,
+    call: planfile.Call,
     seconds: float,
     progress: bool | Notify | None,
 ) -> StoredPlan:
@@ -198,48 +198,39 @@ async def _apply(
     refuse_other(stored, str(identity["id"]), str(identity["address"]))
     seen = stored.seen
     if seen.overhead is not None:
-        # measured anew it would be another number, and pieces might be cut otherwise
+        # another measurement could lead to other partitions
         workers = frozenset(w.address for w in seen.workers if w.status == "running")
         monitor.known(client).overhead = (seen.overhead, workers)
     because = events.why() or stored.reason or None
-    with (
-        execution.asking(Comparison(stored)),
-        events.because(because),
-    ):
+    with execution.asking(Comparison(stored)), events.because(because):
         try:
             return await stored.call.make(client, dry_run=dry_run, progress=progress)
-        # it could be asked for when it was planned: a worker, or a data set, is gone
+        # the arguments were valid when the plan was made: a worker or data set is gone
         except (TypeError, ValueError) as error:
             text = printable(str(error), longest=500)
             raise ChangedError(
-                f"what was planned cannot be asked for any more: {text}; plan again"
+                f"the plan does not apply: {text}; plan again"
             ) from error
 
 
 def refuse_other(stored: StoredPlan, scheduler: str, address: str) -> None:
-    """Raise if the plan was made for another scheduler, by id (pure).
-
-    Raises
-    ------
-    RefusedError
-        It was; or for this one before it was started again.
-    """
+    """Raise if the plan was made for another scheduler, by id (pure)."""
     if stored.seen.scheduler == scheduler:
         return
     was = printable(stored.seen.address)
     if stored.seen.address == address:
         raise RefusedError(
-            f"the scheduler at {was} was started again since the plan was made, or is "
-            "that of another cluster: it has nothing of what the plan saw; plan again"
+            f"the scheduler at {was} was restarted after the plan was made, or another "
+            "cluster uses its address; plan again"
         )
     raise RefusedError(
-        f"the plan is of another cluster: it was made for {was}, and this is "
-        f"{printable(address)}; give that address, or plan again"
+        f"the plan belongs to another cluster: it was made for {was}, and this is "
+        f"{printable(address)}; give the address {was}, or plan again"
     )
 
 
 class Comparison:
-    """Compares what is seen and meant to be done with a plan; pure but for its memory.
+    """Compares views and plans of a call with a stored plan; pure, but has a state.
 
     Parameters
     ----------
@@ -250,22 +241,22 @@ class Comparison:
     def __init__(self, stored: StoredPlan):
         self.stored = stored
         self._begun = False
-        # by id, the addresses of workers; None: of one that a step has restarted
+        # addresses of workers by id; None: a step has restarted the worker
         self._workers: dict[str | int, str | None] = {
             w.id: w.address for w in stored.seen.workers
         }
-        self._leaving: set[str | int] = set()  # ids that need not be there
-        self._grows = False  # others may come
+        self._leaving: set[str | int] = set()  # ids of workers that a step retires
+        self._grows = False  # whether a step may add workers
 
     def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:
-        """The first plan is the stored one; later ones follow from what was done.
+        """Compare the first plan; later ones follow from completed steps.
 
         Raises
         ------
         ChangedError
-            It is not, or workers are not those that are left by what was done.
+            The plan differs, or other workers exist than the steps explain.
         RefusedError
-            The stored plan has expired, by the scheduler's clock.
+            The stored plan has expired by the scheduler's clock.
         """
         if self._begun:
             self._refuse_workers(view)
@@ -277,13 +268,7 @@ class Comparison:
             raise _changed(changed, "nothing was done")
 
     def step(self, view: View, step: Step) -> None:
-        """What may be done was asked of the guards when it was planned; now again.
-
-        Raises
-        ------
-        ChangedError
-            A guard forbids it, or workers are not those that are to be there.
-        """
+        """Ask the guards again before a step."""
         self._refuse_workers(view)
         refused = guards.refusal(step, view)
         if refused is not None:
@@ -296,10 +281,10 @@ class Comparison:
         known = {f.check for f in self.stored.report.found if _critical(f)}
         for finding in found:
             if _critical(finding) and finding.check not in known:
-                yield f"found now: {finding.message}"
+                yield f"new finding: {finding.message}"
 
     def _expect(self, step: Step) -> None:
-        """What this step changes of workers is no change by somebody else."""
+        """Note which workers the step will change."""
         if step.action in GROWS:
             self._grows = True
         elif isinstance(step.args, Restart):
@@ -327,27 +312,25 @@ def _critical(finding: Finding) -> bool:
 
 
 def _other_steps(stored: StoredPlan, plan: Plan) -> Iterator[str]:
-    """In what the steps differ that are planned now."""
+    """How the steps of a plan differ from those of the stored one."""
     planned = [s for s in stored.steps if s.status == "planned"]
     was = [(s.action, s.summary) for s in planned if s.action != PUBLISH]
     now = [(s.action, s.summary) for s in report.planned(plan) if s.status == "planned"]
     if was == now:
         return
-    lacking = [text for action, text in was if (action, text) not in now]
+    refused = {r.step.summary: f": {r.reason}" for r in plan.refused}
+    lost = [text for action, text in was if (action, text) not in now]
     added = [text for action, text in now if (action, text) not in was]
-    refused = {r.step.summary: r.reason for r in plan.refused}
-    for text in lacking:
-        why = f": {refused[text]}" if text in refused else ""
-        yield f"not to be done any more: {text}{why}"
-    for text in added:
-        yield f"to be done now: {text}"
-    if not (lacking or added):
-        yield "the steps have another order now"
+    yield from (f"step not planned any more: {t}{refused.get(t, '')}" for t in lost)
+    yield from (f"new step: {text}" for text in added)
+    if not (lost or added):
+        yield "the steps have another order"
 
 
 def _changed(changed: Sequence[str], done: str) -> ChangedError:
     more = f"; and {plural(len(changed) - MOST, 'more change')}"
     text = printable("; ".join(changed[:MOST])) + (more if changed[MOST:] else "")
     return ChangedError(
-        f"things have changed since the plan was made, and {done}: {text}; plan again"
+        f"the cluster or the data changed after the plan was made, and {done}: {text}; "
+        "plan again"
     )

@@ -1,8 +1,8 @@
-"""``prepare`` for collections by the names under which they are published.
+"""``prepare`` for published data sets: afterwards their names point to the new data.
 
-The names point to the new pieces afterwards, all of them in the same moment, and only
-if nobody has published anything else under them meanwhile. What else Dask could do, one
-name after the other, would leave new rows beside old labels when it is interrupted.
+All names change in one step, and only if no other client has changed one of them since.
+Dask itself can only replace one name after the other. An interruption would then leave
+new rows with old labels.
 """
 
 from __future__ import annotations
@@ -43,11 +43,8 @@ from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 from clustertune.remote import keys
 
-ANSWER = 60.0  # seconds in which the scheduler changes names
-PLACE = "{name}"  # in the names of what is kept
-
-
-# --- the public call ------------------------------------------------------------------
+ANSWER = 60.0  # seconds for the scheduler to change the names
+PLACE = "{name}"  # placeholder in keep_old
 
 
 def prepare_datasets(
@@ -65,44 +62,44 @@ def prepare_datasets(
     progress: bool | Notify | None = None,
     **options: Any,
 ) -> Report:
-    """Do what ``prepare`` does, for published data sets; names point to what is new.
+    """Prepare published data sets; their names then point to the new data.
 
-    All names change in one moment, or none does, whatever becomes of this client. Data
-    that was published lazily is published as loaded. Where pieces were only moved,
-    which keeps their keys, names stay as they are. What takes nobody's place is
-    published beside it: ``X-row-order``, ``X-remainder`` (rows left over where every
-    worker needs as many), ``X_valid-copies`` (where each worker needs an eval set).
+    Either all names change, in one step, or none does, even if this client ends. Lazy
+    data is published as persisted data. If partitions were only moved, their keys and
+    the names stay the same. Additional results are published under new names:
+    ``X-row-order``, ``X-remainder`` (rows left out to make workers exactly even), and
+    ``X_valid-copies`` (an eval set with one copy for each worker).
 
-    Reading a published data set unpickles it, which runs code of whoever published it:
-    so do ``client.get_dataset`` and everybody who uses the data.
+    Reading a published data set unpickles it, which runs code of its publisher. The
+    same happens in ``client.get_dataset``.
 
     Parameters
     ----------
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
     X, y, *others, sample_weight, qid, base_margin, init_score, eval_set
-        Names of data sets, each of which is one Dask Array, DataFrame or Series.
+        Names of data sets; each is one Dask Array, DataFrame or Series.
     keep_old
-        A name under which the old collections are published, if any is replaced; of
-        several it has ``{name}`` in it. None: what nobody else holds is freed.
+        A name under which replaced collections are published. For several it contains
+        ``{name}``. None: the scheduler frees them unless a client holds them.
     dry_run, progress, **options
         As for :func:`clustertune.prepare`.
 
     Returns
     -------
     Report
-        Of ``prepare``, with a step ``publish`` if names have changed.
+        The report of ``prepare``, with a step ``publish`` if names changed.
 
     Raises
     ------
     ValueError
-        There is no such data set; the text says which there are.
+        A data set does not exist; the text lists the existing ones.
     RefusedError
-        A data set is not one collection, or cannot be read here; the name for old ones
-        is taken; or somebody has published under one of the names meanwhile. No name
-        was changed.
+        A data set is not one collection, or cannot be read here; the name in
+        ``keep_old`` exists; or another client changed a name meanwhile. No name was
+        changed.
     ClustertuneError
-        As :func:`clustertune.prepare`; no name was changed.
+        As for :func:`clustertune.prepare`. No name was changed.
 
     Examples
     --------
@@ -124,7 +121,7 @@ def prepare_datasets(
         options=options,
     )
     check_client(client)
-    # of an asynchronous client it is to be awaited
+    # an asynchronous client returns an awaitable
     report: Report = client.sync(_prepare, request)
     return report
 
@@ -134,7 +131,7 @@ def prepare_datasets(
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Which data set is what to ``prepare``."""
+    """Names of data sets by their arguments of ``prepare``."""
 
     training: tuple[str, ...]  # X, y and others
     companions: Mapping[str, str]
@@ -149,17 +146,9 @@ class Roles:
         companions: Mapping[str, str | None],
         eval_set: Sequence[tuple[str, str]] | None,
     ) -> Roles:
-        """Roles of what was given, checked.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Something is no name, or y is missing before others.
-        """
+        """Check names; raises TypeError or ValueError."""
         if y is None and others:
-            raise TypeError(
-                "y is None but names follow it; give y, or say what they are"
-            )
+            raise TypeError("y is None but names follow it; give y, or name them")
         pairs = () if eval_set is None else tuple(eval_set)
         if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
             raise ValueError(
@@ -183,7 +172,7 @@ class Roles:
 
     @property
     def all(self) -> list[str]:
-        """In the order in which ``prepare`` hands them back, eval sets last."""
+        """In the order in which ``prepare`` returns them; eval sets are last."""
         return [
             *self.training,
             *self.companions.values(),
@@ -192,7 +181,7 @@ class Roles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each once."""
+        """All names without duplicates."""
         return tuple(dict.fromkeys(self.all))
 
     def given(self, collections: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -203,17 +192,17 @@ class Roles:
         return [collections[name] for name in self.training], named
 
     def handed_back(self, prepared: Prepared) -> dict[str, Any]:
-        """By name what ``prepare`` has made in place of what was published."""
+        """The prepared collections by name."""
         pairs = chain.from_iterable(prepared.eval_set)
         return dict(zip(self.all, [*prepared, *pairs], strict=True))
 
-    def beside(self, profile: Profile, options: Mapping[str, Any]) -> Beside:
-        """Names of what ``prepare`` may make that takes nobody's place."""
+    def extras(self, profile: Profile, options: Mapping[str, Any]) -> ExtraDatasets:
+        """New names for additional results of ``prepare``."""
         X = self.training[0]
         ordered = options.get("shuffle") or options.get("sort")
         rows = (*self.training, *self.companions.values())
         pairs = chain.from_iterable(self.eval_set)
-        return Beside(
+        return ExtraDatasets(
             order=f"{X}-row-order" if ordered else "",
             remainder=tuple(f"{n}-remainder" for n in rows if profile.exact_rows),
             copies={n: f"{n}-copies" for n in pairs if profile.eval_copies},
@@ -221,11 +210,11 @@ class Roles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """Names of data sets that are published beside those that there were."""
+class ExtraDatasets:
+    """Names of data sets that ``prepare_datasets`` publishes in addition."""
 
-    order: str  # numbers that rows had; "": they stay in order
-    remainder: tuple[str, ...]  # rows that are set aside, of the training data
+    order: str  # previous row numbers; "": rows stay in order
+    remainder: tuple[str, ...]  # rows left out of the training data
     copies: Mapping[str, str]  # by eval set: all its rows, once for each worker
 
     @property
@@ -234,7 +223,7 @@ class Beside:
         return (*order, *self.remainder, *self.copies.values())
 
     def handed_back(self, prepared: Prepared) -> dict[str, Any]:
-        """By name what ``prepare`` has made."""
+        """The additional collections by name, except eval sets."""
         found = {}
         if self.order and prepared.row_order is not None:
             found[self.order] = prepared.row_order
@@ -244,13 +233,7 @@ class Beside:
 
 
 def kept_names(names: Sequence[str], keep_old: str | None) -> dict[str, str]:
-    """By name the one under which what is old is to be kept; empty if it is not.
-
-    Raises
-    ------
-    ValueError
-        Several would have the same.
-    """
+    """The name for each replaced collection; empty if they are not kept."""
     if keep_old is None:
         return {}
     if not (isinstance(keep_old, str) and keep_old):
@@ -266,18 +249,18 @@ def kept_names(names: Sequence[str], keep_old: str | None) -> dict[str, str]:
 def replaced(
     before: Mapping[str, Sequence[Key] | None], after: Mapping[str, Sequence[Key]]
 ) -> tuple[str, ...]:
-    """Names of which the pieces have other keys now; None: they were not loaded."""
+    """Names of data with other keys than before; None: it was not persisted."""
     return tuple(
         n for n in after if (was := before[n]) is None or list(was) != list(after[n])
     )
 
 
-# --- doing it -------------------------------------------------------------------------
+# --- the call -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """A call, its arguments checked as far as they can be alone."""
+    """The checked arguments of a call."""
 
     client: Client
     roles: Roles
@@ -290,19 +273,19 @@ class _Request:
 async def _prepare(request: _Request) -> Report:
     client, roles, options = request.client, request.roles, request.options
     profile = libraries.choose(options.get("workload"), options.get("estimator"))
-    beside = roles.beside(profile, options)
+    extras = roles.extras(profile, options)
     await monitor.open_door(client, await monitor.identify(client))
-    # before they are read: what is published from now on is noticed
+    # before reading: from here on the scheduler notes changes of these names
     gone = await monitor.ask(
-        client, "note_names", owner=client.id, names=[*roles.names, *beside.names]
+        client, "note_names", owner=client.id, names=[*roles.names, *extras.names]
     )
     old = dict(zip(roles.names, await fetch(client, roles.names), strict=True))
     _refuse_gone(gone)
     for name, data in old.items():
         _refuse_other(name, data)
-    await _refuse_taken(request, beside)
+    await _refuse_taken(request, extras)
     given, named = roles.given(old)
-    preparing: Any = prepare  # in its client's event loop it is to be awaited
+    preparing: Any = prepare  # returns an awaitable in the event loop
     prepared: Prepared = await preparing(
         client,
         *given,
@@ -313,14 +296,16 @@ async def _prepare(request: _Request) -> Report:
     )
     report = prepared.report
     if request.dry_run:
-        steps = (*report.steps, *_planned(request, report))
-        return replace(report, steps=steps)
+        if any(step.status == "planned" for step in report.steps):
+            step = _step(request, roles.names, "planned")
+            report = replace(report, steps=(*report.steps, step))
+        return report
     new = roles.handed_back(prepared)
     before = {name: _loaded_keys(data) for name, data in old.items()}
     after = {name: inputs.pieces(data)[0] for name, data in new.items()}
-    # who reads an eval set for anything else wants each row once
-    changed = {beside.copies.get(n, n): new[n] for n in replaced(before, after)}
-    changed |= beside.handed_back(prepared)
+    # other uses of an eval set need each row once, so its own name stays
+    changed = {extras.copies.get(n, n): new[n] for n in replaced(before, after)}
+    changed |= extras.handed_back(prepared)
     return await _publish(request, changed, report) if changed else report
 
 
@@ -330,14 +315,14 @@ def _loaded_keys(collection: Any) -> list[Key] | None:
 
 
 async def fetch(client: Client, names: Sequence[str]) -> list[Any]:
-    """What is published under these names.
+    """Read published data sets.
 
     Raises
     ------
     ValueError
-        There is no such data set.
+        A data set does not exist.
     RefusedError
-        It cannot be unpickled here.
+        A data set cannot be unpickled here.
     """
     there: Any = await client.list_datasets()
     unknown = [name for name in names if name not in there]
@@ -350,14 +335,14 @@ async def fetch(client: Client, names: Sequence[str]) -> list[Any]:
 
 
 async def collections(client: Client, names: Sequence[str]) -> list[Any]:
-    """The collections that are published under these names.
+    """Read published collections; raises RefusedError for data of other types.
 
     Raises
     ------
     ValueError
-        There is no such data set.
+        A data set does not exist.
     RefusedError
-        It is no collection, or cannot be unpickled here.
+        A data set is not a collection, or cannot be unpickled here.
     """
     found = await fetch(client, names)
     for name, data in zip(names, found, strict=True):
@@ -371,7 +356,7 @@ async def _read(client: Client, name: str) -> Any:
             return await client.get_dataset(name)
     except OSError:
         raise  # the scheduler does not answer
-    # of any kind: code of whoever published it runs
+    # any type: unpickling runs code of the publisher
     except Exception as error:
         module = getattr(error, "name", None)
         missing = isinstance(error, ModuleNotFoundError) and module
@@ -384,7 +369,7 @@ async def _read(client: Client, name: str) -> Any:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Distributed logs what cannot be unpickled, which is about to be said."""
+    """Hide Distributed's log of an unpickling error, which we raise."""
     logger = logging.getLogger("distributed.protocol")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -400,7 +385,7 @@ def _refuse_gone(gone: Mapping[str, int]) -> None:
         count = sum(gone.values())
         verb = "is" if count == 1 else "are"
         raise IncompleteError(
-            f"{names_text(lost)}: {plural(count, 'piece')} {verb} gone, as after "
+            f"{names_text(lost)}: {plural(count, 'partition')} {verb} gone, as after "
             "client.restart(); load the data again and publish it: "
             "client.publish_dataset(X, name=..., override=True)"
         )
@@ -414,21 +399,20 @@ def _refuse_other(name: str, data: Any) -> None:
     if isinstance(data, list | tuple | dict | set):
         holds += f" of {len(data)}"
     raise RefusedError(
-        f"the data set {printable(name)} holds a {printable(holds)}, where one Dask "
-        "Array, DataFrame or Series is needed; publish each under a name of its own: "
+        f"the data set {printable(name)} is a {printable(holds)}, but prepare needs "
+        "one Dask Array, DataFrame or Series; publish each under its own name: "
         "client.publish_dataset(X=X, y=y)"
     )
 
 
-async def _refuse_taken(request: _Request, beside: Beside) -> None:
+async def _refuse_taken(request: _Request, extras: ExtraDatasets) -> None:
     there: Any = await request.client.list_datasets()
-    taken = [name for name in request.kept.values() if name in there]
-    if taken:
+    if taken := [name for name in request.kept.values() if name in there]:
         raise RefusedError(_taken(taken))
-    if taken := [name for name in beside.names if name in there]:
+    if taken := [name for name in extras.names if name in there]:
         raise RefusedError(
-            f"{names_text(taken)} {are(taken)} published already, as from a call "
-            "before this one; client.unpublish_dataset what is not needed"
+            f"{names_text(taken)} {are(taken)} published already, for example by a "
+            "previous call; unpublish with client.unpublish_dataset"
         )
 
 
@@ -442,23 +426,16 @@ def _taken(names: Sequence[str]) -> str:
 # --- publishing -----------------------------------------------------------------------
 
 
-def _planned(request: _Request, report: Report) -> Iterator[Done]:
-    if any(step.status == "planned" for step in report.steps):
-        yield _step(request, request.roles.names, "planned", "what is new")
-
-
-def _step(
-    request: _Request, names: Sequence[str], status: str, target: str, **what: Any
-) -> Done:
+def _step(request: _Request, names: Sequence[str], status: str, **what: Any) -> Done:
     kept = list(request.kept.values())
     old = (
-        f"are kept as {names_text(kept)}" if kept else "are freed unless held elsewhere"
+        f"stays as {names_text(kept)}" if kept else "is freed unless a client holds it"
     )
     return Done(
         action="publish",
-        summary=f"have {names_text(names, most=8)} point to {target}; the old "
-        f"ones {old}",
-        gain="whoever asks for these names gets what was prepared",
+        summary=f"point {names_text(names, most=8)} to the prepared data; the old data "
+        f"{old}",
+        gain="readers of these names get the prepared data",
         status=status,
         predicted_bytes=0,
         predicted_seconds=None,
@@ -468,17 +445,7 @@ def _step(
 
 
 async def _publish(request: _Request, new: Mapping[str, Any], report: Report) -> Report:
-    """Have the names point to what is new, and say so in the report.
-
-    Raises
-    ------
-    RefusedError
-        Somebody has published under one of the names, or has taken one for what is old.
-    IncompleteError
-        New pieces were lost with workers.
-    TimedOutError
-        The scheduler does not answer.
-    """
+    """Point the names to the new data and add the step to the report."""
     client, start = request.client, monotonic()
     entries = [
         (name, keys.pack([f.key for f in futures_of(data)]), to_serialize(data))
@@ -494,15 +461,16 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
     except asyncio.TimeoutError as error:
         raise _with_report(
             TimedOutError(
-                f"the scheduler has not said within {ANSWER:g} s whether names were "
-                "changed: all of them point to the new pieces, or all to the old ones"
+                f"the scheduler did not answer within {ANSWER:g} s, so it is unknown "
+                "whether it changed the names: all point to the new data, or all to "
+                "the old data; check with client.get_dataset"
             ),
             report,
         ) from error
     except ClustertuneError as error:
         raise _with_report(error, report) from None
     took = monotonic() - start
-    done = _step(request, list(new), "done", "the new pieces", nbytes=0, seconds=took)
+    done = _step(request, list(new), "done", nbytes=0, seconds=took)
     report = replace(report, steps=(*report.steps, done), seconds=report.seconds + took)
     Progress(request.progress).finish([done.summary])
     lease = Lease(client, lambda: ANSWER)
@@ -512,17 +480,18 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
 
 
 def _hindered(answer: Mapping[str, Any]) -> ClustertuneError:
-    """The error of what the resident says is in the way."""
+    """The error for a refusal by the scheduler plugin."""
     if changed := answer["changed"]:
         return RefusedError(
-            f"somebody has published or unpublished {names_text(changed)} meanwhile; "
-            "no name was changed, and what was made for them is let go; start again"
+            f"another client published or unpublished {names_text(changed)} meanwhile, "
+            "so no name was changed, and the prepared data is released; run the call "
+            "again"
         )
     if answer["taken"]:
         return RefusedError(_taken(answer["taken"]))
     return IncompleteError(
-        f"{plural(answer['gone'], 'piece')} went with a worker before names could "
-        "point to them; no name was changed; start again"
+        f"{plural(answer['gone'], 'partition')} of the prepared data was lost with a "
+        "worker, so no name was changed; run the call again"
     )
 
 

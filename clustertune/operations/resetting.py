@@ -1,8 +1,7 @@
-"""``reset``: a cluster that its manager destroys and makes anew, with other sizes.
+"""``reset``: destroy a Saturn Cloud cluster and create it again with other sizes.
 
-Everything in its memory is lost with it, whoever wants it. So it is the last thing to
-do, no part of ``prepare``, and done only where all that would be lost is either saved
-first and loaded afterwards, or named by whoever says that it may go.
+All data in its memory is lost. The call therefore lists what would be lost, and whose
+it is. It continues only if everything is saved first, or if the user agrees to lose it.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ from clustertune.errors import (
     RefusedError,
     TimedOutError,
 )
-from clustertune.integrations import libraries, managers
-from clustertune.integrations.managers import Offer, Wanted
+from clustertune.integrations import libraries
+from clustertune.integrations.managers import saturn
+from clustertune.integrations.managers.saturn import Offer, Wanted
 from clustertune.monitor import monitor
 from clustertune.operations import events, manifests, publishing, saving
 from clustertune.operations.call import check_client
@@ -59,26 +59,26 @@ from clustertune.operations.losses import Loss, losses, objection
 Confirm = Callable[[Report], bool]
 T = TypeVar("T")
 
-POLL = 0.2  # seconds between two looks for workers
-HEARD = 5.0  # seconds in which the scheduler hears that something was released
-SPARE = 2.0  # seconds by which waiting for the new cluster ends before the call
+POLL = 0.2  # seconds between two checks for workers
+HEARD = 5.0  # seconds until the scheduler has processed a release of futures
+SPARE = 2.0  # seconds before the timeout at which waiting for the new cluster ends
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Recreated:
-    """A cluster that was made anew; unpacks into its client and the collections.
+    """A recreated cluster; unpacks into its client and the collections.
 
     Attributes
     ----------
     client
-        Connected to the new cluster; after a dry run the one that was given.
+        A client of the new cluster; after a dry run the given client.
     cluster
         The new cluster object.
     collections
-        Loaded again, in the order in which they were given, then the data sets; empty
-        where nothing was saved. After a dry run as they were given.
+        The loaded collections in the order in which they were given, then the data
+        sets. Empty if nothing was saved. After a dry run the given collections.
     report
-        Printable; what was at risk, and what was done.
+        Printable; the data at risk and the steps.
     """
 
     client: Client
@@ -87,7 +87,7 @@ class Recreated:
     report: Report
 
     def __repr__(self) -> str:
-        # a manager may be asked, and not answer, for the text of a client
+        # the text of a client may need an answer of the cluster manager
         return f"<Recreated: {printable(headlines(self.report)[0])}>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -113,39 +113,39 @@ def reset(
     progress: bool | Notify | None = None,
     timeout: str | float = "1 hour",
 ) -> Recreated:
-    """Have the manager destroy the cluster and make it anew, with other sizes.
+    """Destroy a Saturn Cloud cluster and create it again with other sizes.
 
-    Only for managers that can, like Saturn Cloud. **Everything in memory is lost** but
-    for what is saved: the report says what, and whose. To give running workers other
-    threads or memory without losing anything use :func:`clustertune.resize`.
+    **All data in memory is lost** unless it is saved: the report lists the data and its
+    owners. To change threads or memory of running workers without losing data, use
+    :func:`clustertune.resize`.
 
     Parameters
     ----------
     client
-        A connected client, synchronous or asynchronous (then the call is awaited), made
-        of the cluster object. It is closed when the new one is connected.
+        A client that was made from the cluster object, synchronous or asynchronous
+        (then the call is awaited). It is closed when the new client is connected.
     *collections
         Persisted collections that are saved first and loaded afterwards.
     worker_size, scheduler_size
-        Names of the manager's; None: as it has them by default.
+        Names of Saturn's sizes; None: Saturn's default.
     n_workers
-        How many workers; as many as there are by default.
+        Number of workers; by default the current number.
     nthreads
-        Threads of each; by default what the manager gives a worker of that size.
+        Threads of each worker; by default Saturn's number for that size.
     save_to
-        The folder for what is saved, as for :func:`clustertune.save`. It stays there.
+        Folder for the saved data, as for :func:`clustertune.save`. It is kept.
     storage_options, overwrite
         As for :func:`clustertune.save`.
     datasets
-        Names of published data sets that are saved too, and published again.
+        Names of published data sets that are also saved, and published again.
     drop_data
-        Whether what this client has in memory besides may be lost.
+        Whether other data of this client may be lost.
     include_other_clients
-        Whether the data of other clients, and published names, may be lost.
+        Whether data of other clients, and published names, may be lost.
     confirm
-        Called with the plan before anything is touched; False ends it.
+        Called with the plan before anything is changed; False ends the call.
     dry_run
-        Change nothing; the report says what would be done and lost.
+        Change nothing; the report has the steps and the data at risk.
     progress, timeout
         As for :func:`clustertune.prepare`.
 
@@ -157,15 +157,15 @@ def reset(
     Raises
     ------
     ValueError
-        There is no such size; the text says which there are.
+        Saturn does not offer this size; the text lists all sizes.
     RefusedError
-        The manager cannot do it, something cannot be saved, or more would be lost than
-        was agreed to; nothing was touched.
+        This is not a Saturn cluster, a collection cannot be saved, or more data would
+        be lost than the arguments allow. Nothing was changed.
     SaveError
-        Saving failed; nothing was destroyed.
+        Saving failed. Nothing was destroyed.
     RecreateError
-        The cluster was not made anew, or is not as it should be. The text says where
-        the data lies that was saved, and how to load it.
+        The new cluster did not start, or is not ready. The text has the path of the
+        saved data and the call that loads it.
 
     Examples
     --------
@@ -175,8 +175,8 @@ def reset(
     names = _names(datasets)
     if save_to is None and (collections or names) and not drop_data:
         raise TypeError(
-            "save_to is missing: the folder where the collections are saved, which "
-            "all workers see; or drop_data=True, then they are lost"
+            "save_to is missing: give a folder that all workers see, or drop_data=True "
+            "to lose the collections"
         )
     wanted = Wanted(
         worker_size=_name("worker_size", worker_size),
@@ -186,17 +186,17 @@ def reset(
     )
     if wanted == Wanted():
         raise TypeError(
-            "nothing is to be changed: give worker_size, scheduler_size, n_workers or "
-            "nthreads"
+            "there is nothing to change: give worker_size, scheduler_size, n_workers "
+            "or nthreads"
         )
     operation = _Reset(
         client=client,
         given=collections,
         datasets=names,
         wanted=wanted,
-        place=None
+        target=None
         if save_to is None
-        else manifests.place("save_to", save_to, storage_options),
+        else manifests.target("save_to", save_to, storage_options),
         overwrite=arguments.flag("overwrite", overwrite),
         drop_data=arguments.flag("drop_data", drop_data),
         include_others=arguments.flag("include_other_clients", include_other_clients),
@@ -208,7 +208,7 @@ def reset(
     )
     check_client(client)
     if operation.asynchronous:
-        return _awaited(operation)  # type: ignore[return-value] # to be awaited
+        return _awaited(operation)  # type: ignore[return-value] # an awaitable
     found: Recreated = client.sync(_carry_out, operation)
     if found.client is not client:
         client.close()  # not in its own event loop, which ends with it
@@ -235,18 +235,18 @@ def _names(datasets: Any) -> tuple[str, ...]:
     raise TypeError(f"datasets={datasets!r} must be a list of names of data sets")
 
 
-# --- doing it -------------------------------------------------------------------------
+# --- the call -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Reset:
-    """A call, its arguments checked."""
+    """The checked arguments of a call."""
 
     client: Client
     given: tuple[Any, ...]
     datasets: tuple[str, ...]
     wanted: Wanted
-    place: manifests.Target | None
+    target: manifests.Target | None
     overwrite: bool
     drop_data: bool
     include_others: bool
@@ -293,27 +293,26 @@ async def _carry_out(operation: _Reset) -> Recreated:
 def _explained(
     error: BaseException, operation: _Reset, journal: Journal
 ) -> BaseException:
-    """The error that says where the data is, if it is on no cluster any more."""
+    """The error with the path of the saved data, if the cluster may be destroyed."""
     done = [o.step.action for o in journal.outcomes if o.status == "done"]
     late = isinstance(error, asyncio.TimeoutError)
-    began = any(o.step.action == "reset" for o in journal.outcomes)
-    if not began:
+    if not any(o.step.action == "reset" for o in journal.outcomes):
         if late and not isinstance(error, ClustertuneError):
             return TimedOutError(
-                f"reset was not done within {seconds_text(operation.timeout)}; nothing "
+                f"reset did not end within {seconds_text(operation.timeout)}; nothing "
                 "was destroyed; give a longer timeout"
             )
         return error
     if not isinstance(error, Exception):
-        return error  # ^C, say
+        return error  # such as ^C
     why = f"no answer within {seconds_text(operation.timeout)}" if late else str(error)
-    what = "is there, but not ready" if "reset" in done else "was not made anew"
+    what = "was recreated, but is not ready" if "reset" in done else "was not recreated"
     where = "nothing was saved"
-    if operation.place is not None and "save" in done:
-        path = operation.place.path
+    if operation.target is not None and "save" in done:
+        path = operation.target.path
         where = (
-            f"the data lies in {path}: connect a client to a cluster, then "
-            f"clustertune.load(client, {path!r}) loads it"
+            f"the data is saved in {path}: connect a client to a cluster, then load it "
+            f"with clustertune.load(client, {path!r})"
         )
     return RecreateError(f"the cluster {what}: {printable(why, longest=800)}; {where}")
 
@@ -325,153 +324,134 @@ async def _work(
     remaining: Callable[[], float],
 ) -> tuple[LiveCluster, tuple[Any, ...]]:
     client = operation.client
-    recreator = _recreator(client.cluster)
-    offers = await asyncio.to_thread(recreator.sizes, client.cluster)
-    wrong = managers.unknown_size(operation.wanted, offers)
-    if wrong:
+    _refuse_other_manager(client.cluster)
+    offers = await asyncio.to_thread(saturn.sizes)
+    if wrong := saturn.unknown_size(operation.wanted, offers):
         raise ValueError(wrong)
-    collections = (
-        *operation.given,
-        *await publishing.fetch(client, operation.datasets),
-    )
-    given = inputs.of_rows(collections)
-    check_client(client, given)
-    goal = Goal(workload=libraries.choose(None))
-    cluster = LiveCluster(client, given, goal, remaining)
-    await cluster.open(None, needs=())
+    published = await publishing.fetch(client, operation.datasets)
+    collections = (*operation.given, *published)
+    cluster = await _opened(client, collections, remaining, needs=())
     if operation.dry_run:
         await _plan(operation, cluster, offers, journal, notify)
         return cluster, collections
     async with cluster.lease("reset", notify):
         plan, wanted = await _plan(operation, cluster, offers, journal, notify)
         if plan.refused:
-            raise RefusedError(
-                "refused, and nothing was touched: "
-                + "; ".join(no.reason for no in plan.refused)
-            )
+            reasons = "; ".join(no.reason for no in plan.refused)
+            raise RefusedError(f"refused, and nothing was changed: {reasons}")
         await _ask(operation, journal)
-        if operation.place is not None and collections:
+        if operation.target is not None and collections:
             await _save(operation, cluster, journal, notify)
-            await _look_again(operation, cluster)
+            await _check_losses_again(operation, cluster)
         with _outcome(journal, "reset") as made:
-            make = recreator.recreate
-            notify("waiting for the manager to make the cluster anew", None)
-            anew = await asyncio.to_thread(make, client.cluster, wanted)
+            notify("waiting for Saturn to recreate the cluster", None)
+            recreated = await asyncio.to_thread(saturn.recreate, client.cluster, wanted)
             cluster.forget()
-            new = await _connect(operation, anew)
+            new = await _connect(operation, recreated)
             async with _closed_by_error(operation, new):
                 rest = (new, wanted.n_workers or 1, notify, remaining)
                 made.reason = await _over(new, operation, _wait, *rest)
     async with _closed_by_error(operation, new):
-        return await _over(
-            new,
-            operation,
-            _arrive,
-            operation,
-            new,
-            bool(collections),
-            journal,
-            notify,
-            remaining,
-        )
+        more = (new, bool(collections), journal, notify, remaining)
+        return await _over(new, operation, _arrive, operation, *more)
 
 
-def _recreator(cluster: Any) -> managers.Recreator:
-    """The adapter of a manager that can do it.
-
-    Raises
-    ------
-    RefusedError
-        It cannot.
-    """
+def _refuse_other_manager(cluster: Any) -> None:
     if cluster is None:
         raise RefusedError(
-            "this client has only the scheduler's address; make it of the cluster "
-            "object: Client(cluster)"
+            "this client has no cluster object, only the scheduler's address; make it "
+            "with Client(cluster)"
         )
-    found = managers.recreator(cluster)
-    if found is None:
+    if not saturn.matches(cluster):
         raise RefusedError(
-            f"{type(cluster).__name__} cannot be made anew with other sizes here; "
-            "clustertune.resize gives running workers other threads and memory without "
-            "losing data, clustertune.scale other numbers of them"
+            f"{type(cluster).__name__} cannot be recreated by clustertune, which does "
+            "this for Saturn Cloud only; clustertune.resize changes threads and memory "
+            "of running workers, or use clustertune.save and clustertune.load"
         )
-    return found
+
+
+async def _opened(
+    client: Client,
+    collections: tuple[Any, ...],
+    remaining: Callable[[], float],
+    **how: Any,
+) -> LiveCluster:
+    given = inputs.of_rows(collections)
+    check_client(client, given)
+    goal = Goal(workload=libraries.choose(None))
+    cluster = LiveCluster(client, given, goal, remaining)
+    await cluster.open(None, **how)
+    return cluster
+
+
+async def _look(cluster: LiveCluster, journal: Journal, notify: Notify) -> View:
+    view = await cluster.look(notify)
+    journal.views.append(view)
+    journal.findings.append(checks.run(view, checks.configured()))
+    return view
 
 
 async def _plan(
     operation: _Reset,
     cluster: LiveCluster,
-    offers: Sequence[Offer] | None,
+    offers: Sequence[Offer],
     journal: Journal,
     notify: Notify,
 ) -> tuple[Plan, Wanted]:
-    view = await cluster.look(notify)
-    if operation.place is not None:
-        await saving.check(cluster, operation.place, overwrite=operation.overwrite)
+    view = await _look(cluster, journal, notify)
+    if operation.target is not None:
+        await saving.check(cluster, operation.target, overwrite=operation.overwrite)
     lost = await _lost(operation, cluster)
     wanted = operation.wanted
     if wanted.n_workers is None:
         wanted = replace(wanted, n_workers=max(1, len(view.now.workers)))
-    save, step, load = _steps(operation, wanted, offers, lost, view)
-    no = objection(
-        lost, drop_data=operation.drop_data, include_others=operation.include_others
-    )
-    refused = () if no is None else (Refusal(step=step, guard="losses", reason=no),)
-    saves = operation.place is not None and view.layouts
-    steps = (save, step, load) if saves else (step,)
-    plan = Plan(phase="reset", steps=() if refused else steps, refused=refused)
-    journal.views.append(view)
-    journal.findings.append(checks.run(view, checks.configured()))
+    step = _reset_step(wanted, offers, lost)
+    steps = [step]
+    if operation.target is not None and view.layouts:
+        nbytes = sum(layout.nbytes for layout in view.layouts)
+        price, path = Price(nbytes=nbytes, seconds=None), operation.target.path
+        size = bytes_text(nbytes)
+        save = Step(action="save", summary=f"save {size} to {path}", price=price)
+        load = Step(action="load", summary=f"load {size} from {path}", price=price)
+        steps = [save, step, load]
+    plan = Plan(phase="reset", steps=tuple(steps))
+    if no := _objection(operation, lost):
+        refused = Refusal(step=step, guard="losses", reason=no)
+        plan = Plan(phase="reset", refused=(refused,))
     journal.plans.append(plan)
     return plan, wanted
 
 
-async def _lost(operation: _Reset, cluster: LiveCluster) -> tuple[Loss, ...]:
-    saved: list[Key] = []
-    if operation.place is not None:
-        loaded = await cluster.futures()
-        saved = [f.key for own in loaded.values() for f in own]
-    restored = operation.datasets if operation.place is not None else ()
-    return losses(await monitor.holdings(cluster.client, saved), restored)
-
-
-def _steps(
-    operation: _Reset,
-    wanted: Wanted,
-    offers: Sequence[Offer] | None,
-    lost: Sequence[Loss],
-    view: View,
-) -> tuple[Step, Step, Step]:
-    nbytes = sum(layout.nbytes for layout in view.layouts)
-    path = operation.place.path if operation.place is not None else ""
+def _reset_step(wanted: Wanted, offers: Sequence[Offer], lost: Sequence[Loss]) -> Step:
     at_risk = "; ".join(map(str, lost)) or "nothing"
-    sizes = {offer.name: str(offer) for offer in offers or ()}
+    sizes = {offer.name: str(offer) for offer in offers}
     what = [plural(wanted.n_workers or 0, "worker")]
     if wanted.worker_size is not None:
-        what.append(f"of size {sizes.get(wanted.worker_size, wanted.worker_size)}")
+        what.append(f"of size {sizes[wanted.worker_size]}")
     if wanted.nthreads is not None:
         what.append(f"with {plural(wanted.nthreads, 'thread')} each")
     if wanted.scheduler_size is not None:
-        name = sizes.get(wanted.scheduler_size, wanted.scheduler_size)
-        what.append(f"and a scheduler of size {name}")
-    return (
-        Step(
-            action="save",
-            summary=f"save {bytes_text(nbytes)} to {path}",
-            price=Price(nbytes=nbytes, seconds=None),
-        ),
-        Step(
-            action="reset",
-            summary=f"destroy the cluster and make it anew: {' '.join(what)}; lost "
-            f"with it: {at_risk}",
-            price=Price(nbytes=None, seconds=None, at_risk=at_risk),
-        ),
-        Step(
-            action="load",
-            summary=f"load {bytes_text(nbytes)} from {path}",
-            price=Price(nbytes=nbytes, seconds=None),
-        ),
+        what.append(f"and a scheduler of size {sizes[wanted.scheduler_size]}")
+    return Step(
+        action="reset",
+        summary=f"destroy the cluster and recreate it with {' '.join(what)}; this "
+        f"loses {at_risk}",
+        price=Price(nbytes=None, seconds=None, at_risk=at_risk),
+    )
+
+
+async def _lost(operation: _Reset, cluster: LiveCluster) -> tuple[Loss, ...]:
+    saved: list[Key] = []
+    if operation.target is not None:
+        loaded = await cluster.futures()
+        saved = [f.key for own in loaded.values() for f in own]
+    restored = operation.datasets if operation.target is not None else ()
+    return losses(await monitor.holdings(cluster.client, saved), restored)
+
+
+def _objection(operation: _Reset, lost: Sequence[Loss]) -> str | None:
+    return objection(
+        lost, drop_data=operation.drop_data, include_others=operation.include_others
     )
 
 
@@ -480,44 +460,34 @@ async def _ask(operation: _Reset, journal: Journal) -> None:
         return
     report = journal.report("planned", 0.0)
     if not await asyncio.to_thread(operation.confirm, report):
-        raise RefusedError("it was not confirmed, and nothing was touched")
+        raise RefusedError("the plan was not confirmed, and nothing was changed")
 
 
 async def _save(
     operation: _Reset, cluster: LiveCluster, journal: Journal, notify: Notify
 ) -> None:
-    assert operation.place is not None
+    assert operation.target is not None
     with _outcome(journal, "save") as made:
         made.nbytes = await saving.write(
-            cluster, operation.place, overwrite=operation.overwrite, notify=notify
+            cluster, operation.target, overwrite=operation.overwrite, notify=notify
         )
 
 
-async def _look_again(operation: _Reset, cluster: LiveCluster) -> None:
-    """Saving takes a while, in which others go on.
-
-    Raises
-    ------
-    RefusedError
-        More would be lost now than was agreed to.
-    """
+async def _check_losses_again(operation: _Reset, cluster: LiveCluster) -> None:
+    """Other clients may have loaded data while this one saved."""
     end = monotonic() + HEARD
-    while True:
-        lost = await _lost(operation, cluster)
-        no = objection(
-            lost, drop_data=operation.drop_data, include_others=operation.include_others
-        )
-        if no is None:
-            return
-        # that this client has released something is heard of a moment later
+    while no := _objection(operation, await _lost(operation, cluster)):
+        # the scheduler learns with a delay that this client has released futures
         if monotonic() > end:
-            raise RefusedError(f"meanwhile there is more; nothing was destroyed: {no}")
+            raise RefusedError(
+                f"data was loaded while this call saved; nothing was destroyed: {no}"
+            )
         await asyncio.sleep(POLL)
 
 
 @dataclass
 class _Made:
-    """What there is to say of a step that is done."""
+    """The result of a completed step."""
 
     nbytes: int | None = None
     reason: str = ""
@@ -525,32 +495,29 @@ class _Made:
 
 @contextmanager
 def _outcome(journal: Journal, action: str) -> Iterator[_Made]:
-    """Note what becomes of a step of the plan."""
+    """Note the outcome of a step of the plan."""
     step = next(s for s in journal.plans[-1].steps if s.action == action)
-    made, start = _Made(), monotonic()
+    made, status, start = _Made(), "failed", monotonic()
     try:
         yield made
+        status = "done"
     except BaseException as error:
-        reason = str(error) or type(error).__name__
-        took = monotonic() - start
-        journal.outcomes.append(
-            Outcome(step=step, status="failed", seconds=took, reason=reason)
-        )
+        made = _Made(reason=str(error) or type(error).__name__)
         raise
-    journal.outcomes.append(
-        Outcome(
+    finally:
+        outcome = Outcome(
             step=step,
-            status="done",
+            status=status,
             seconds=monotonic() - start,
             nbytes=made.nbytes,
             reason=made.reason,
         )
-    )
+        journal.outcomes.append(outcome)
 
 
 # --- the new cluster ------------------------------------------------------------------
 #
-# A synchronous client has an event loop of its own, in which its requests are made.
+# Each synchronous client has its own event loop, and its requests must be made there.
 
 
 async def _connect(operation: _Reset, cluster: Any) -> Client:
@@ -566,7 +533,7 @@ async def _over(
     work: Callable[..., Awaitable[T]],
     *args: Any,
 ) -> T:
-    """Work in the event loop of a client."""
+    """Run a coroutine function in the event loop of a client."""
     if operation.asynchronous or client is operation.client:
         return await work(*args)
     answer: T = await asyncio.to_thread(client.sync, work, *args)
@@ -575,7 +542,7 @@ async def _over(
 
 @asynccontextmanager
 async def _closed_by_error(operation: _Reset, client: Client) -> AsyncIterator[None]:
-    """Nobody will have the client of a call that fails."""
+    """Close the new client if the call fails, because the caller does not get it."""
     try:
         yield
     except Exception:
@@ -589,24 +556,16 @@ async def _closed_by_error(operation: _Reset, client: Client) -> AsyncIterator[N
 async def _wait(
     client: Client, n_workers: int, notify: Notify, remaining: Callable[[], float]
 ) -> str:
-    """Wait for the workers; what they have, in words.
-
-    Raises
-    ------
-    RecreateError
-        They did not come in time.
-    """
+    """Wait for the workers; return their number and sizes as text."""
     while True:
         workers = list((await monitor.identify(client))["workers"].values())
+        joined = f"{len(workers)} of {plural(n_workers, 'worker')} joined"
         if len(workers) >= n_workers:
             break
-        # so that this ends before the call does: its thread is waited for
+        # end before the call does, because the call waits for this thread
         if remaining() < SPARE:
-            raise RecreateError(
-                f"{len(workers)} of {plural(n_workers, 'worker')} came in time"
-            )
-        there = f"{len(workers)} of {plural(n_workers, 'worker')} are there"
-        notify(there, len(workers) / n_workers)
+            raise RecreateError(f"{joined} in time")
+        notify(joined, len(workers) / n_workers)
         await asyncio.sleep(POLL)
     sizes = {(w["nthreads"], w["memory_limit"] or 0) for w in workers}
     each = [f"{plural(n, 'thread')} and {bytes_text(m)}" for n, m in sorted(sizes)]
@@ -621,22 +580,17 @@ async def _arrive(
     notify: Notify,
     remaining: Callable[[], float],
 ) -> tuple[LiveCluster, tuple[Any, ...]]:
-    """Load what was saved, publish it again, and look."""
+    """Load the saved data, publish the data sets again, and look at the cluster."""
     loaded: tuple[Any, ...] = ()
-    place = operation.place
-    if place is not None and collections:
+    target = operation.target
+    if target is not None and collections:
         with _outcome(journal, "load"):
-            work = saving.read(client, place, notify, remaining)
+            work = saving.read(client, target, notify, remaining)
             loaded = await asyncio.wait_for(work, max(1.0, remaining() - SPARE))
     rest = loaded[len(loaded) - len(operation.datasets) :] if loaded else ()
     for name, data in zip(operation.datasets, rest, strict=False):
         await client.publish_dataset(data, name=name)
-    given = inputs.of_rows(loaded)
-    goal = Goal(workload=libraries.choose(None))
-    cluster = LiveCluster(client, given, goal, remaining)
-    await cluster.open(None)
-    view = await cluster.look(notify)
-    journal.views.append(view)
-    journal.findings.append(checks.run(view, checks.configured()))
+    cluster = await _opened(client, loaded, remaining)
+    await _look(cluster, journal, notify)
     journal.plans.append(Plan(phase="reset"))
     return cluster, loaded

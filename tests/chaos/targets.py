@@ -32,10 +32,9 @@ from clustertune.core.report import Report
 from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
 from clustertune.integrations import libraries
 from clustertune.operations import manifests, planfile
-from clustertune.operations.calls import VERBS, Call
 from clustertune.operations.history import histories, record
 from clustertune.operations.history import settings as history
-from clustertune.operations.planfile import StoredPlan
+from clustertune.operations.planfile import VERBS, Call, StoredPlan
 from clustertune.operations.playbooks import library, schema
 from clustertune.operations.scheduling import triggers
 from clustertune.planner.fingerprint import Fingerprint
@@ -468,21 +467,26 @@ def _read_argument(data: bytes) -> None:
 def _read_manifest(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / manifests.MANIFEST).write_bytes(data)
-        manifests.read(manifests.place("path", folder, None))
+        manifests.read(manifests.target("path", folder, None))
 
 
 def _manifests() -> list[bytes]:
     array = {
-        "kind": "array", "folder": "clustertune-01234567/0", "dtype": "<f8",
-        "chunks": [[2, 3], [4]],
+        "kind": "array", "label": "X", "folder": "clustertune-01234567/0",
+        "dtype": "<f8", "chunks": [[2, 3], [4]],
         "pieces": [
-            {"crc32": [5, 6], "shape": [2, 4], "dtype": "<f8", "rows": 2},
-            {"crc32": [7, 8], "shape": [3, 4], "dtype": "<f8", "rows": 3},
+            {"crc32": [5, 6], "shape": [2, 4], "dtype": "<f8", "rows": 2, "bytes": 9},
+            {"crc32": [7, 8], "shape": [3, 4], "dtype": "<f8", "rows": 3, "bytes": 9},
         ],
     }  # fmt: skip
+    frame = {
+        "kind": "dataframe", "label": "y", "folder": "clustertune-01234567/1",
+        "divisions": True, "crc32": {"meta": 1, "divisions": 2},
+        "pieces": [{"crc32": 5, "shape": [2], "bytes": 9}],
+    }  # fmt: skip
     whole = {
-        "schema_version": 2, "folder": "clustertune-01234567", "order": [0],
-        "collections": [array],
+        "schema_version": 2, "folder": "clustertune-01234567", "order": [0, 1],
+        "collections": [array, frame],
     }  # fmt: skip
     return [dumped(whole)]
 

@@ -1,4 +1,4 @@
-"""Plan now, carry it out later: only if things are as the plan saw them."""
+"""A plan is carried out later only if nothing has changed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from clustertune.core.model import (
 from clustertune.core.report import Report, planned
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
 from clustertune.operations import events, execution
-from clustertune.operations.calls import Call
 from clustertune.operations.journal import Journal
-from clustertune.operations.planfile import StoredPlan
+from clustertune.operations.planfile import Call, StoredPlan
 from clustertune.operations.planning import Comparison, refuse_other
 from clustertune.operations.prepare import tune
 from clustertune.planner import fingerprint
@@ -60,24 +59,24 @@ def tuned(cluster: MemoryCluster, **how: Any) -> Journal:
     return journal
 
 
-# --- what is compared (pure, or in memory) ----------------------------------------
+# --- comparison (pure, or in memory) ----------------------------------------
 
 
 def crowded(**how: Any) -> MemoryCluster:
-    """All pieces on the first of three workers."""
+    """All partitions are on the first of three workers."""
     data = layout([10] * 6, [0] * 6)
     return MemoryCluster(view([worker(i) for i in range(3)], [data]), **how)
 
 
 def kept(cluster: MemoryCluster) -> Comparison:
-    """A comparison with what a dry run has planned."""
+    """A comparison with the plan of a dry run."""
     seen = tuned(cluster, dry_run=True)
     assert seen.plans[0].steps
     return Comparison(stored(seen.views[0], seen.plans[0], seen.findings[0]))
 
 
 def test_what_is_as_planned_is_done() -> None:
-    """And what follows from it, too."""
+    """The planned step is done, and the steps that follow from it."""
     comparison = kept(crowded())
     cluster = crowded()
     with execution.asking(comparison):
@@ -86,7 +85,7 @@ def test_what_is_as_planned_is_done() -> None:
 
 
 def test_what_has_changed_stops_it() -> None:
-    """Before anything is done; the text says what would be otherwise."""
+    """The call stops before the first step; the error names the change."""
     comparison = kept(crowded())
     cluster = crowded()
     cluster.workers.popitem()
@@ -96,11 +95,11 @@ def test_what_has_changed_stops_it() -> None:
     ):
         tuned(cluster)
     assert cluster.calls == []
-    tuned(crowded())  # nobody is asked here
+    tuned(crowded())  # without an approval the call goes on
 
 
 def test_a_worker_that_goes_meanwhile_stops_it() -> None:
-    """What was moved until then stays where it is, and no other plan is begun."""
+    """Moved partitions stay, and no other plan begins."""
 
     def leave(cluster: MemoryCluster) -> None:
         cluster.workers.pop(worker(2).address, None)
@@ -130,7 +129,7 @@ def one_by_one(start: View) -> tuple[Plan, Comparison]:
 
 
 def test_a_worker_that_we_restart_may_have_another_address() -> None:
-    """Others may not."""
+    """Other workers must keep their addresses."""
     plan, comparison = one_by_one(three())
     comparison.step(three(), plan.steps[0])
     again = three({"id": 0, "address": "tcp://b:9"})
@@ -141,7 +140,7 @@ def test_a_worker_that_we_restart_may_have_another_address() -> None:
 
 
 def test_a_step_that_is_not_safe_any_more() -> None:
-    """The guards are asked again, and their reason is said."""
+    """The guards are asked again, and the error has their reason."""
     plan, comparison = one_by_one(three())
     comparison.step(three(), plan.steps[0])
     with pytest.raises(ChangedError, match=r"restart worker 1; .*2 actors"):
@@ -151,7 +150,7 @@ def test_a_step_that_is_not_safe_any_more() -> None:
 
 
 def test_workers_that_we_take_away_may_be_gone() -> None:
-    """Or there, if that was not done; none may come."""
+    """They may also still exist, but no worker may join."""
     start = three()
     (step,) = restart.steps(start, {1})
     assert isinstance(step.args, Restart)
@@ -167,17 +166,17 @@ def test_workers_that_we_take_away_may_be_gone() -> None:
 
 
 def test_other_steps() -> None:
-    """What is to be done no more, and why; and what is to be done now."""
+    """The error names missing and new steps, and the reason of a refusal."""
     start = three()
     plan = Plan(steps=tuple(restart.steps(start, {0, 1})))
     first, second = plan.steps
     comparison = Comparison(stored(start, plan))
     no = Refusal(step=second, guard="fire", reason="it burns")
-    text = r"not to be done any more: restart worker 1; .*: it burns; plan again"
+    text = r"step not planned any more: restart worker 1; .*: it burns; plan again"
     with pytest.raises(ChangedError, match=text):
         comparison.plan(start, (), Plan(steps=(first,), refused=(no,)))
     more = Plan(steps=tuple(restart.steps(start, {0, 1, 2})))
-    with pytest.raises(ChangedError, match="to be done now: restart worker 2"):
+    with pytest.raises(ChangedError, match="new step: restart worker 2"):
         Comparison(stored(start, plan)).plan(start, (), more)
     turned = Plan(steps=(second, first))
     with pytest.raises(ChangedError, match="the steps have another order"):
@@ -185,23 +184,25 @@ def test_other_steps() -> None:
 
 
 def test_what_is_critical_now() -> None:
-    """That was not when it was planned."""
+    """A critical finding that the plan does not have stops the call."""
     start, plan = three(), Plan()
     bad = Finding(severity=Severity.critical, message="it burns", check="fire")
     mild = replace(bad, severity=Severity.warning)
-    with pytest.raises(ChangedError, match="found now: it burns"):
+    with pytest.raises(ChangedError, match="new finding: it burns"):
         Comparison(stored(start, plan, (mild,))).plan(start, (bad,), plan)
     Comparison(stored(start, plan, (bad,))).plan(start, (bad,), plan)
 
 
 def test_other_clusters() -> None:
-    """One at another address, and one that was started again at the same."""
+    """A scheduler at another address, and a restarted one at the same address."""
     plan = stored(three(), Plan())
     address = plan.seen.address
     refuse_other(plan, "Scheduler-1", "tcp://elsewhere:1")
-    with pytest.raises(RefusedError, match="of another cluster: it was made for"):
+    with pytest.raises(
+        RefusedError, match="belongs to another cluster: it was made for"
+    ):
         refuse_other(plan, "Scheduler-2", "tcp://elsewhere:1")
-    with pytest.raises(RefusedError, match="was started again since the plan was made"):
+    with pytest.raises(RefusedError, match="was restarted after the plan was made"):
         refuse_other(plan, "Scheduler-2", address)
 
 
@@ -209,7 +210,7 @@ def test_other_clusters() -> None:
 
 
 async def published(client: Any, worker: Any) -> np.ndarray[Any, Any]:
-    """X and y, all of it on one worker."""
+    """X and y, with all partitions on one worker."""
     rows = np.arange(200.0)
     X = da.from_array(rows.reshape(100, 2), chunks=(10, 2))
     y = da.from_array(rows[:100], chunks=10)
@@ -221,7 +222,7 @@ async def published(client: Any, worker: Any) -> np.ndarray[Any, Any]:
 
 @gen_cluster(client=True, config={"clustertune.reason": "more workers"})
 async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
-    """Planned, kept, carried out; and a second time it is not as it was."""
+    """A plan is saved and carried out; the second time the data has changed."""
     expected = await published(c, a)
     plan = await clustertune.plan(c, "prepare", "X", "y", workload="xgboost")
     assert plan.report.status == "planned"
@@ -240,13 +241,13 @@ async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) ->
         await clustertune.apply(c, plan)
     events = [e for _, e in await c.get_events("clustertune")]
     (event,) = [e for e in events if e["action"] == "prepare"]
-    assert event["reason"] == "more workers"  # of who has planned
+    assert event["reason"] == "more workers"  # the reason of the plan
     assert [step["action"] for step in event["steps"]] == ["rebalance"]
 
 
 @gen_cluster(client=True)
 async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) -> None:
-    """A call that goes on at the same time has its own, or none."""
+    """A concurrent call has its own reason, or none."""
     with dask.config.set({"clustertune.reason": "planned"}):
         plan = await clustertune.plan(c, "trim")
     reasons: dict[str, Any] = {}
@@ -279,7 +280,7 @@ async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) ->
 
 @gen_cluster(client=True)
 async def test_other_data_under_the_name(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Somebody has published meanwhile; or nothing is left there."""
+    """Another data set was published, or none is left."""
     await published(c, a)
     plan = await clustertune.plan(c, "prepare", "X", "y")
     await c.unpublish_dataset("X")
@@ -294,12 +295,15 @@ async def test_other_data_under_the_name(c: Any, s: Any, a: Any, b: Any) -> None
 
 @gen_cluster(client=True)
 async def test_too_late_and_elsewhere(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Before anything is looked at."""
+    """Refused before the cluster is read."""
     plan = await clustertune.plan(c, "trim", expires="2 minutes")
     assert plan.expires - plan.made == 120
     for changes, text in (
-        ({"expires": plan.made}, "plan again, with a longer"),
-        ({"seen": replace(plan.seen, scheduler="Scheduler-0")}, "started again since"),
+        ({"expires": plan.made}, "if necessary with a longer"),
+        (
+            {"seen": replace(plan.seen, scheduler="Scheduler-0")},
+            "was restarted after the plan",
+        ),
     ):
         with pytest.raises(RefusedError, match=text):
             await clustertune.apply(c, replace(plan, **changes))

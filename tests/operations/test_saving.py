@@ -1,4 +1,4 @@
-"""What is saved comes back as it was, or it is refused; a broken save is recognised."""
+"""Saved collections are loaded unchanged; broken or changed saves are refused."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from zlib import crc32
 
 import dask.array as da
 import dask.dataframe as dd
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -29,12 +30,13 @@ from hypothesis.extra import pandas as frames
 from pyarrow import parquet
 
 import clustertune
+from clustertune.core import decoding
 from clustertune.errors import RefusedError, SaveError
 from clustertune.operations import manifests, saving
 from clustertune.remote import pieces
 from tests.processes import blocking, cluster
 
-# zarr and fsspec keep threads of their own
+# zarr and fsspec start threads that keep running
 TWO: Any = {
     "client": True,
     "nthreads": [("127.0.0.1", 1)] * 2,
@@ -66,7 +68,7 @@ COLUMNS = st.one_of(
 @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_frame(data: Any) -> None:
-    """Values, types, index and names, of any number of rows."""
+    """Values, types, index and names stay, for any number of rows."""
     drawn = data.draw(st.lists(COLUMNS, min_size=1, max_size=3))
     columns = [replace(column, name=f"c{i}") for i, column in enumerate(drawn)]
     frame = data.draw(frames.data_frames(columns, index=frames.range_indexes()))
@@ -80,7 +82,7 @@ def test_any_frame(data: Any) -> None:
 
 @pytest.mark.parametrize("storage", ["python", "pyarrow"])
 def test_texts_are_stored_as_they_were(storage: str) -> None:
-    """Whatever pandas does by default: before 3 that is not what Dask does."""
+    """The default of pandas does not matter: before pandas 3 Dask has another one."""
     texts = pd.Series(["x", None], dtype=f"string[{storage}]", name="s")
     for one in (texts, texts.to_frame().assign(n=1)):
         again = pieces.decode(pieces.encode(one), series=one.ndim == 1)
@@ -101,7 +103,7 @@ KINDS = ["i1", "u8", ">f4", "f2", "f8", "c16", "?", "M8[ns]", "M8[D]", "m8[s]", 
     )
 )
 def test_any_array(array: np.ndarray[Any, Any]) -> None:
-    """Bit by bit, NaN and -0.0 too."""
+    """Every bit stays the same, also of NaN and -0.0."""
     url = "memory://test-any-array"
     said = pieces.save_array(url, {}, "0.0", array)
     again = pieces.load_array(url, {}, "0.0", said)
@@ -113,7 +115,7 @@ def test_any_array(array: np.ndarray[Any, Any]) -> None:
 def test_zarr_reads_it(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other tools open what is saved, also if a piece has several files."""
+    """Zarr opens a saved chunk, also one with several files."""
     import zarr
 
     array = np.arange(35).reshape(7, 5).astype(np.dtype(kind))
@@ -140,13 +142,13 @@ def test_zarr_reads_it(
 def test_what_parquet_does_not_keep(
     tmp_path: Path, column: pd.Series[Any], match: str
 ) -> None:
-    """Is an error when it is saved."""
+    """Saving raises an error for types that Parquet changes."""
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=match):
         pieces.save_frame(str(tmp_path), {}, "0", column.to_frame("c"))
 
 
 def test_names_that_parquet_does_not_keep() -> None:
-    """They would come back as texts."""
+    """Parquet would return these names as text."""
     for columns in ([0, "a"], ["a", "a"]):
         with pytest.raises(ValueError, match="names of several types, or the same"):
             pieces.encode(pd.DataFrame([[1, 2]], columns=columns))
@@ -156,7 +158,7 @@ def test_names_that_parquet_does_not_keep() -> None:
     "array", [np.array([object()]), np.ma.masked_array([1.0]), np.zeros(2, "i4,f4")]
 )
 def test_what_zarr_does_not_keep(array: Any) -> None:
-    """Objects, masks, records."""
+    """Objects, masks and records are refused."""
     with pytest.raises(TypeError, match="convert it with astype"):
         pieces.save_array("memory://none", {}, "0", array)
 
@@ -175,7 +177,7 @@ def _loaded(client: Client) -> tuple[Any, ...]:
 
 @gen_cluster(**TWO)
 async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
-    """The same pieces, types, names and divisions, in the order given."""
+    """Partitions, types, names, divisions and order stay the same."""
     path = "memory://saved/here"
     x, odd, frame, series, unknown = given = _loaded(c)
     await clustertune.save(c, path, *given, x, storage_options={"token": "hunter2"})
@@ -188,17 +190,17 @@ async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
     np.testing.assert_array_equal(await c.compute(x2), await c.compute(x))
     assert odd2.dtype == np.float32
     sizes = [len(await c.compute(odd.blocks[i])) for i in range(3)]
-    assert list(odd2.chunks[0]) == sizes  # they are known now
+    assert list(odd2.chunks[0]) == sizes  # loaded chunks have known sizes
     np.testing.assert_array_equal(await c.compute(odd2), await c.compute(odd))
     assert frame2.divisions == frame.divisions
     assert frame2.npartitions == unknown2.npartitions == 3
     assert not unknown2.known_divisions
-    expected = await c.compute(frame)  # Dask has made other texts of them
+    expected = await c.compute(frame)  # Dask has converted the text
     pd.testing.assert_frame_equal(frame2._meta, frame._meta)
     pd.testing.assert_frame_equal(await c.compute(frame2), expected)
     pd.testing.assert_frame_equal(await c.compute(unknown2), expected)
     pd.testing.assert_series_equal(await c.compute(series2), PANDAS["a"])
-    files, root = manifests.place("path", path, options).files()
+    files, root = manifests.target("path", path, options).files()
     texts = [files.cat_file(name) for name in files.find(root)]
     assert texts
     assert not any(b"hunter2" in text for text in texts)
@@ -206,7 +208,7 @@ async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @gen_cluster(**TWO)
 async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
-    """The scheduler holds them in tasks, and nothing that it or we show has them."""
+    """Only tasks on the scheduler contain them; logs, events and errors do not."""
     path, options = "memory://secrets", {"token": "hunter2"}
     x = c.persist(X)
     await clustertune.save(c, path, x, storage_options=options)
@@ -217,18 +219,18 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
         "events": {topic: list(s.get_events(topic)) for topic in s.get_events()},
         "dump": s._to_dict(),
         "logs": [s.get_logs(), a.get_logs(), b.get_logs()],
-        "target": manifests.place("path", path, options),
+        "target": manifests.target("path", path, options),
     }
     for name, what in shown.items():
         assert "hunter2" not in repr(what), name
-    files, root = manifests.place("path", path, options).files()
+    files, root = manifests.target("path", path, options).files()
     (piece, *_) = [name for name in files.find(root) if name.endswith("0.0/0.0")]
     files.pipe_file(piece, b"x")
     with pytest.raises(SaveError) as caught:
         await clustertune.load(c, path, storage_options=options)
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
     assert "hunter2" not in repr([s.get_logs(), a.get_logs(), b.get_logs()])
-    # as the page on security says
+    # docs/security.md says so
     assert any("hunter2" in str(pickle.dumps(t.run_spec)) for t in s.tasks.values())
     with pytest.raises(ValueError, match="path contains a password") as refused:
         clustertune.save(c, "ftp://me:hunter2@127.0.0.1:1/x", x)
@@ -237,8 +239,8 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @gen_cluster(**TWO)
 async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Only a save of ours is replaced, and only when that is asked."""
-    files, root = manifests.place("path", "memory://taken", None).files()
+    """Only a complete save is replaced, and only with overwrite=True."""
+    files, root = manifests.target("path", "memory://taken", None).files()
     x = c.persist(X)
     files.pipe_file(f"{root}/mine.txt", b"precious")
     for overwrite in (False, True):
@@ -247,7 +249,7 @@ async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
     assert files.cat_file(f"{root}/mine.txt") == b"precious"
     files.rm_file(f"{root}/mine.txt")
     await clustertune.save(c, "memory://taken", x)
-    with pytest.raises(RefusedError, match="a save of clustertune; give overwrite"):
+    with pytest.raises(RefusedError, match="holds a complete save; give overwrite"):
         await clustertune.save(c, "memory://taken", x)
     y = c.persist(X + 1)
     await clustertune.save(c, "memory://taken", y, overwrite=True)
@@ -258,7 +260,7 @@ async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @gen_cluster(**TWO)
 async def test_a_save_that_fails(c: Any, s: Any, a: Any, b: Any) -> None:
-    """The one that was there is there still; what is left of it can be replaced."""
+    """An existing save stays; the files of the failed one can be replaced."""
     path = "memory://failing"
     x = c.persist(X)
     bad = c.persist(dd.from_pandas(PANDAS[["s"]], npartitions=2))
@@ -270,16 +272,16 @@ async def test_a_save_that_fails(c: Any, s: Any, a: Any, b: Any) -> None:
     np.testing.assert_array_equal(await c.compute(x2), await c.compute(x))
     with pytest.raises(SaveError, match="saving X failed"):
         await clustertune.save(c, "memory://failed", bad)
-    with pytest.raises(SaveError, match="nothing was saved there, or the save was"):
+    with pytest.raises(SaveError, match="so it holds no complete save"):
         await clustertune.load(c, "memory://failed")
-    files, root = manifests.place("path", "memory://failed", None).files()
+    files, root = manifests.target("path", "memory://failed", None).files()
     assert files.find(root) == []  # a save that fails removes its files
     files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
     with pytest.raises(RefusedError, match="holds an unfinished save"):
         await clustertune.save(c, "memory://failed", x)
     await clustertune.save(c, "memory://failed", x, overwrite=True)
     assert len(await clustertune.load(c, "memory://failed")) == 1
-    # it may be written by another process now
+    # another process may be writing it
     assert files.exists(f"{root}/clustertune-0123abcd/0/0.0/0.0")
 
 
@@ -289,16 +291,16 @@ def _list(value: Any) -> list[Any]:
 
 @gen_cluster(**TWO)
 async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Are never taken for the data, nor are files that are gone."""
+    """Changed or missing files are an error."""
     path = "memory://changed"
     x, _, frame, *_ = _loaded(c)
     await clustertune.save(c, path, x, frame)
-    files, root = manifests.place("path", path, None).files()
+    files, root = manifests.target("path", path, None).files()
     names = files.find(root)
     for end in ("1.parquet", "0.1/0.0", "0.1/.zarray", "meta.parquet"):
         (name,) = [n for n in names if n.endswith(end)]
         data = files.cat_file(name)
-        # of other bytes that are compressed some say the same with another bit
+        # a changed bit in compressed data does not always change the values
         files.pipe_file(name, data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(SaveError, match=r"loading|not as it was saved"):
             await clustertune.load(c, path)
@@ -311,31 +313,31 @@ async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @gen_cluster(**TWO)
 async def test_refused(c: Any, s: Any, a: Any, b: Any) -> None:
-    """What is not in memory, and what cannot be kept."""
+    """Data that is not in memory, and data that files cannot restore, is refused."""
     objects = c.persist(X.astype(object))
     mixed = c.persist(dd.from_pandas(pd.DataFrame({"a": [1j, 2]}), npartitions=1))
     for data, match in (
-        (X, "X is not loaded"),
-        (objects, "X cannot be saved: its pieces are ndarray of object"),
+        (X, "X is not in memory"),
+        (objects, "X cannot be saved: its chunks are ndarray of object"),
         (mixed, "X cannot be saved: .*complex128"),
     ):
         with pytest.raises(RefusedError, match=match):
             await clustertune.save(c, "memory://refused", data)
-    with pytest.raises(TypeError, match="nothing is given"):
+    with pytest.raises(TypeError, match="give at least one collection"):
         clustertune.save(c, "memory://refused")
-    files, root = manifests.place("path", "memory://refused", None).files()
+    files, root = manifests.target("path", "memory://refused", None).files()
     assert not files.exists(root)
 
 
 def test_storage_that_is_not_shared(
     local_cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each process has a memory of its own: that is seen before any data is written."""
+    """Processes with separate storage are found before any data is written."""
     monkeypatch.setattr(saving, "SEEN", 0.2)
     _, client = local_cluster(2)
     x = client.persist(X)
     wait(x)
-    with pytest.raises(RefusedError, match="does not see what 2 workers"):
+    with pytest.raises(RefusedError, match="does not see the files that 2 workers"):
         clustertune.save(client, "memory://mine", x)
     file = tmp_path / "file"
     file.write_text("x")
@@ -377,14 +379,14 @@ class _Evil:
 
 @pytest.fixture
 def unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers whose numcodecs unpickles, as releases below 0.16.6 always do."""
+    """Workers with a numcodecs that unpickles, as releases below 0.16.6 always do."""
     monkeypatch.setenv("NUMCODECS_ALLOW_UNSAFE_PICKLE_DECODE", "1")
 
 
 def test_a_save_that_is_to_run_code(
     unsafe: None, spawned: None, local_cluster: Any, tmp_path: Path
 ) -> None:
-    """It is refused, and runs nothing: neither on workers nor on the client."""
+    """A save with a pickle is refused, and neither workers nor client run it."""
     path, marker = tmp_path / "save", tmp_path / "marker"
     _, client = local_cluster(2)
     x = client.persist(X)
@@ -409,7 +411,7 @@ def test_a_save_that_is_to_run_code(
                 (path / manifests.MANIFEST).write_text(json.dumps(manifest))
             with pytest.raises(SaveError, match="does not match the manifest"):
                 clustertune.load(client, path)
-            # with the metadata that was saved the chunk itself is no chunk
+            # with the original metadata the chunk itself is wrong
             (folder / ".zarray").write_text(json.dumps(described))
             with pytest.raises(SaveError, match=r"checksum|Zstd"):
                 clustertune.load(client, path)
@@ -455,7 +457,7 @@ def test_frames_that_are_to_run_code(local_cluster: Any, tmp_path: Path) -> None
 
 
 def test_a_pyarrow_that_unpickles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads nothing."""
+    """An old pyarrow reads nothing."""
     data = pieces.encode(PANDAS[["a"]])
     monkeypatch.setattr(pa, "__version__", "14.0.0")
     with pytest.raises(ValueError, match=r"pip install 'pyarrow>=14\.0\.1'"):
@@ -464,7 +466,7 @@ def test_a_pyarrow_that_unpickles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @gen_cluster(**TWO)
 async def test_a_link_to_another_folder(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Replacing a save removes nothing behind a link."""
+    """Replacing a save does not remove files behind a symbolic link."""
     with TemporaryDirectory() as folder:
         path, precious = Path(folder) / "save", Path(folder) / "precious"
         precious.mkdir()
@@ -511,7 +513,7 @@ if __name__ == "__main__":
 
 
 def test_two_saves_at_the_same_time(local_cluster: Any, tmp_path: Path) -> None:
-    """Two processes replace each other's save; what is loaded is one of them, whole."""
+    """Two processes replace each other's save; load returns one complete save."""
     script, path = tmp_path / "saver.py", tmp_path / "save"
     script.write_text(SAVER)
     savers = [
@@ -548,13 +550,13 @@ def test_two_saves_at_the_same_time(local_cluster: Any, tmp_path: Path) -> None:
 async def test_a_save_that_came_first(c: Any, s: Any, a: Any, b: Any) -> None:
     """Without overwrite a save does not replace one that was completed meanwhile."""
     path = "memory://came-first"
-    place = manifests.place("path", path, None)
+    place = manifests.target("path", path, None)
     files, root = place.files()
     await clustertune.save(c, path, c.persist(X))
-    other = {"folder": "clustertune-0123abcd"}
+    other = decoding.convert(GOOD, manifests.Manifest)
     files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
-    with pytest.raises(RefusedError, match="holds a save of clustertune"):
-        saving._switch(place, other, overwrite=False)
+    with pytest.raises(RefusedError, match="holds a complete save"):
+        manifests.publish(place, other, overwrite=False)
     assert not files.exists(f"{root}/clustertune-0123abcd")
     assert len(await clustertune.load(c, path)) == 1
 
@@ -568,6 +570,7 @@ GOOD: dict[str, Any] = {
     "collections": [
         {
             "kind": "array",
+            "label": "X",
             "folder": "clustertune-0123abcd/0",
             "dtype": "<f8",
             "chunks": [[2]],
@@ -578,6 +581,14 @@ GOOD: dict[str, Any] = {
     ],
 }
 ARRAY = GOOD["collections"][0]
+FRAME: dict[str, Any] = {
+    "kind": "series",
+    "label": "y",
+    "folder": "clustertune-0123abcd/0",
+    "divisions": True,
+    "pieces": [{"crc32": 1, "shape": [2], "bytes": 5}],
+    "crc32": {"meta": 1, "divisions": 2},
+}
 
 
 def _with_piece(**changes: Any) -> dict[str, Any]:
@@ -599,6 +610,12 @@ def _with_piece(**changes: Any) -> dict[str, Any]:
         {"collections": [ARRAY | {"dtype": "|O"}]},
         {"collections": [ARRAY | {"dtype": "i4,O"}]},
         {"collections": [ARRAY | {"chunks": []}]},
+        {"collections": [FRAME | {"crc32": {"meta": 1}}]},
+        {"collections": [FRAME | {"crc32": {"divisions": 1}}]},
+        {"collections": [FRAME | {"pieces": []}]},
+        {"collections": [FRAME | {"divisions": 1}]},
+        {"collections": [FRAME | {"folder": "clustertune-0123abcd/1"}]},
+        {"order": [0, "1"]},
         _with_piece(dtype="|O"),
         _with_piece(dtype=["i4", "O"]),
         _with_piece(rows=0),
@@ -609,26 +626,29 @@ def _with_piece(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_manifest_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Nothing outside of its folder is read, whatever a file says."""
-    place = manifests.place("path", tmp_path, None)
-    (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD))
-    assert manifests.read(place) == GOOD
+    """No manifest can make load read files outside of its folder."""
+    place = manifests.target("path", tmp_path, None)
+    for good in (GOOD | {"collections": [FRAME]}, GOOD):
+        (tmp_path / manifests.MANIFEST).write_text(json.dumps(good))
+        assert msgspec.to_builtins(manifests.read(place)) == good
     (tmp_path / manifests.MANIFEST).write_text(json.dumps(GOOD | change))
-    with pytest.raises(SaveError, match="is not a manifest of clustertune's"):
+    with pytest.raises(SaveError, match="is not a manifest of clustertune: "):
         manifests.read(place)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"schema_version": 1}', "{}"])
 def test_other_files(tmp_path: Path, text: str) -> None:
-    """They are no manifests, or of another release."""
+    """They are not manifests, or another release wrote them."""
     (tmp_path / manifests.MANIFEST).write_text(text)
-    with pytest.raises(SaveError, match=r"not a manifest|schema version 1; this"):
-        manifests.read(manifests.place("path", tmp_path, None))
+    with pytest.raises(
+        SaveError, match=r"not a manifest|version 1, but this release reads 2"
+    ):
+        manifests.read(manifests.target("path", tmp_path, None))
 
 
 def test_pieces_that_are_no_array() -> None:
-    """What a collection says of its pieces is not believed."""
+    """Chunks whose shapes do not fit together are refused."""
     shapes = [[2, 1], [2, 2], [3, 1], [3, 2]]
-    assert saving._chunks("X", (2, 2), shapes) == [[2, 3], [1, 2]]
-    with pytest.raises(SaveError, match=r"its piece \(1, 1\) has the shape \(3, 3\)"):
-        saving._chunks("X", (2, 2), [*shapes[:3], [3, 3]])
+    assert manifests.array_chunks("X", (2, 2), shapes) == [[2, 3], [1, 2]]
+    with pytest.raises(SaveError, match=r"its chunk \(1, 1\) has the shape \(3, 3\)"):
+        manifests.array_chunks("X", (2, 2), [*shapes[:3], [3, 3]])

@@ -16,10 +16,6 @@ All are called in the client's event loop. ``matches`` and ``obstacle`` answer f
 the object knows; the others may ask its manager, and go through :func:`off_loop` where
 the object's methods wait. None imports a manager's library before the user has.
 
-One whose manager can destroy a cluster and make it anew also has ``sizes(cluster)``
-(what can be asked for, or None if it does not say) and ``recreate(cluster, wanted)``
-(waits, and returns the new cluster object); neither is called in an event loop.
-
 Other packages add adapters through the entry point group ``clustertune.adapters``: the
 entry's name is the manager's, its value the module. They are asked after those here,
 but for ``spec_cluster``, which takes whatever is a ``SpecCluster``.
@@ -38,18 +34,16 @@ from collections.abc import (
     Collection,
     Iterable,
     Mapping,
-    Sequence,
 )
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from distributed import Client
 
 from clustertune.core import plugins
 from clustertune.core.model import Size, Unknown
-from clustertune.core.wording import bytes_text, plural, printable
+from clustertune.core.wording import printable
 from clustertune.errors import ScaleError
 
 #: Comes last: managers of their own derive from it.
@@ -66,31 +60,6 @@ Bounds = tuple[int, float]
 Attach = Callable[[str, AsyncExitStack], Awaitable[Client]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A size that a manager offers; None: it does not say."""
-
-    name: str
-    cores: float | None = None
-    memory: int | None = None  # bytes
-
-    def __str__(self) -> str:
-        facts = [] if self.cores is None else [plural(self.cores, "core")]
-        facts += [] if self.memory is None else [bytes_text(self.memory)]
-        name = printable(self.name, longest=60)
-        return f"{name} ({', '.join(facts)})" if facts else name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a cluster that is made anew is to have; None is for the manager to say."""
-
-    worker_size: str | None = None
-    scheduler_size: str | None = None
-    n_workers: int | None = None
-    nthreads: int | None = None
-
-
 class Adapter(Protocol):
     """The contract of a module here."""
 
@@ -102,13 +71,6 @@ class Adapter(Protocol):
     async def adapt(self, cluster: Any, minimum: int, maximum: float) -> None: ...
     def resized(self, cluster: Any, id: str | int, size: Size) -> None: ...
     async def retired(self, cluster: Any, id: str | int) -> None: ...
-
-
-class Recreator(Protocol):
-    """What an adapter has besides, whose manager makes clusters anew."""
-
-    def sizes(self, cluster: Any) -> tuple[Offer, ...] | None: ...
-    def recreate(self, cluster: Any, wanted: Wanted) -> Any: ...
 
 
 @cache
@@ -156,13 +118,6 @@ async def attach(kind: str, name: str, stack: AsyncExitStack) -> Client:
 def find(cluster: Any) -> Adapter | None:
     """The adapter for a cluster object, or None."""
     return next((a for a in available().values() if a.matches(cluster)), None)
-
-
-def recreator(cluster: Any) -> Recreator | None:
-    """Its adapter, if its manager can make the cluster anew."""
-    adapter = find(cluster)
-    able = hasattr(adapter, "sizes") and hasattr(adapter, "recreate")
-    return cast("Recreator", adapter) if able else None
 
 
 async def bounds(cluster: Any) -> Bounds | Unknown | None:
@@ -234,18 +189,6 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
             "without n_workers"
         )
     return adapter.obstacle(cluster, n_workers)
-
-
-def unknown_size(wanted: Wanted, offers: Sequence[Offer] | None) -> str | None:
-    """What is wrong with the names of sizes; None: nothing, or nobody knows."""
-    if offers is None:
-        return None
-    for argument in ("worker_size", "scheduler_size"):
-        name = getattr(wanted, argument)
-        if name is not None and name not in {offer.name for offer in offers}:
-            known = ", ".join(map(str, offers)) or "none"
-            return f"{argument}={name!r} is not offered; sizes are: {known}"
-    return None
 
 
 # --- for the adapters -----------------------------------------------------------------

@@ -1,22 +1,24 @@
-"""Clusters of Saturn Cloud: dask_saturn's.
+"""Clusters of Saturn Cloud, by dask_saturn.
 
-All that its object knows it asks Saturn's server for, also its status, so nothing is
-asked in the event loop. The server does not say whether it scales the cluster by
-itself. New workers have the size that the cluster was made with: a resize holds for
-those that are there.
+The cluster object asks Saturn's server for everything, even for its status. Requests
+are therefore made outside of the event loop. The server does not report adaptive
+scaling. New workers have the size that the cluster was created with, so a resize only
+changes running workers.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dask.utils import parse_bytes
 
 from clustertune.core.model import Size, Unknown
-from clustertune.core.wording import printable
+from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.errors import ConnectionLostError, RecreateError
-from clustertune.integrations.managers import Offer, Wanted, is_instance, off_loop
+from clustertune.integrations.managers import is_instance, off_loop
 
 # "Large - 2 cores - 16 GB RAM"; what "GB" is there, Kubernetes calls Gi
 _DISPLAY = re.compile(r"([\d.]+) cores?\b.*?([\d.]+) GB")
@@ -31,27 +33,27 @@ def matches(cluster: Any) -> bool:
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Why it cannot have so many workers; what only the server knows comes later."""
+    """Why the cluster cannot have so many workers, if the object itself knows."""
     return None if cluster.cluster_url else "the cluster was closed; make a new one"
 
 
 async def bounds(cluster: Any) -> Unknown:
-    """Nobody can ask for them."""
-    return Unknown("only Saturn's server knows")
+    """Unknown, because the server does not report them."""
+    return Unknown("only Saturn's server knows the bounds")
 
 
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
-    """Set the bounds; where adaptive scaling was off, it is on then."""
+    """Set the bounds; this also turns adaptive scaling on."""
     await off_loop(cluster.adapt, minimum, int(min(maximum, MOST)))
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask for so many; the server counts those that are on their way itself."""
+    """Ask for so many workers; the server counts starting ones itself."""
     await off_loop(cluster.scale, n_workers)
 
 
 async def state(cluster: Any) -> str:
-    """What the server says of the cluster, and how many workers have come."""
+    """The status on the server, and the number of workers that joined."""
     status, there = await off_loop(lambda: (cluster.status, _names(cluster)))
     return (
         f"Saturn says that the cluster is {status}, and {len(there)} workers are there"
@@ -59,11 +61,11 @@ async def state(cluster: Any) -> str:
 
 
 def resized(cluster: Any, id: str | int, size: Size) -> None:
-    """The size of new workers is the server's."""
+    """Do nothing: the server sets the size of new workers."""
 
 
 async def retired(cluster: Any, id: str | int) -> None:
-    """Ask for as many as are left: the server would replace the one that went."""
+    """Ask for the remaining number, or the server would replace the worker."""
     left = await off_loop(lambda: _names(cluster) - {id})
     await off_loop(cluster.scale, len(left))
 
@@ -75,36 +77,63 @@ def _names(cluster: Any) -> set[str]:
 # --- another size ---------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A size that Saturn offers; None: its description has no such number."""
+
+    name: str
+    cores: float | None = None
+    memory: int | None = None  # bytes
+
+    def __str__(self) -> str:
+        facts = [] if self.cores is None else [plural(self.cores, "core")]
+        facts += [] if self.memory is None else [bytes_text(self.memory)]
+        name = printable(self.name, longest=60)
+        return f"{name} ({', '.join(facts)})" if facts else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Sizes of a recreated cluster; None: Saturn's default."""
+
+    worker_size: str | None = None
+    scheduler_size: str | None = None
+    n_workers: int | None = None
+    nthreads: int | None = None
+
+
 def of_this_resource() -> Any:
-    """The cluster of this Jupyter server, job or deployment; started if it is not.
+    """The cluster of this Jupyter server, job or deployment; it starts if necessary.
 
     Raises
     ------
     ConnectionLostError
-        This is none of Saturn's environments, or it does not answer.
+        This process does not run on Saturn, or Saturn does not answer.
     """
     try:
         from dask_saturn import SaturnCluster
 
         return SaturnCluster()
     except (ImportError, RuntimeError, ValueError, LookupError, OSError) as error:
-        raise ConnectionLostError(f"no cluster of Saturn's: {_text(error)}") from error
+        raise ConnectionLostError(
+            f"there is no Saturn cluster: {_text(error)}"
+        ) from error
 
 
-def sizes(cluster: Any) -> tuple[Offer, ...] | None:
-    """The sizes that this installation offers.
+def sizes() -> tuple[Offer, ...]:
+    """The sizes that this Saturn installation offers.
 
     Raises
     ------
     RecreateError
-        It does not answer.
+        Saturn does not answer.
     """
     from dask_saturn import describe_sizes
 
     try:
         described = describe_sizes()
     except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
-        raise RecreateError(f"Saturn did not say its sizes: {_text(error)}") from error
+        raise RecreateError(f"Saturn did not list its sizes: {_text(error)}") from error
     return tuple(_offer(name, text) for name, text in described.items())
 
 
@@ -116,13 +145,23 @@ def _offer(name: str, display: str) -> Offer:
     return Offer(name=name, cores=float(cores), memory=parse_bytes(f"{memory}GiB"))
 
 
+def unknown_size(wanted: Wanted, offers: Sequence[Offer]) -> str | None:
+    """The error text if Saturn does not offer a size; None if it does."""
+    for argument in ("worker_size", "scheduler_size"):
+        name = getattr(wanted, argument)
+        if name is not None and name not in {offer.name for offer in offers}:
+            known = ", ".join(map(str, offers)) or "none"
+            return f"{argument}={name!r} is not offered; sizes are: {known}"
+    return None
+
+
 def recreate(cluster: Any, wanted: Wanted) -> Any:
-    """Destroy the cluster and start one that is as wanted.
+    """Destroy the cluster, start another one, and return its object.
 
     Raises
     ------
     RecreateError
-        It was refused, or did not start.
+        Saturn refused, or the cluster did not start.
     """
     try:
         new = type(cluster).reset(

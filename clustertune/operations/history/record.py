@@ -21,7 +21,7 @@ from pathlib import Path
 from shlex import quote as quote_shell
 from urllib.parse import quote as quote_url
 
-from clustertune.core import strictly
+from clustertune.core import decoding
 from clustertune.core.wording import bytes_text, plural, seconds_text, workers_text
 from clustertune.errors import HistoryError
 
@@ -327,7 +327,7 @@ class Store:
     def _record(self, id: int, data: str) -> Record:
         try:
             return replace(_from_json(data), id=id)
-        except (ValueError, TypeError, RecursionError) as error:
+        except ValueError as error:
             raise HistoryError(
                 f"{self.path}: record {id} is damaged ({error!r}); {self._move_away()}"
             ) from error
@@ -378,13 +378,13 @@ def _from_json(text: str) -> Record:
 
     Raises
     ------
-    RecursionError, TypeError, ValueError
+    ValueError
         It is none.
     """
-    record: Record = strictly.read(Record, json.loads(text), lasting=True)
+    record = decoding.read_json(text, Record)
     numbers = [v for v in asdict(record).values() if isinstance(v, int | float)]
     # a clock that was set back may make a difference negative; NaN is below nothing
     sound = all(abs(v) < LARGEST for v in numbers)
-    if not sound or not 0 <= record.began < strictly.LAST:
+    if not sound or not 0 <= record.began < decoding.LAST:
         raise ValueError("a number in it is none, or no moment")
     return record

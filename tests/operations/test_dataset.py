@@ -1,4 +1,4 @@
-"""What data will take in memory is said by footers, and is what pandas then takes."""
+"""Estimates from Parquet footers match the memory that pandas then uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def frame(n: int = ROWS, **more: Any) -> pd.DataFrame:
 
 
 def loaded(path: Path) -> int:
-    """Bytes that Dask has when it has loaded it, without the index."""
+    """Bytes in memory after loading with Dask, without the index."""
     found = dd.read_parquet(path).compute(scheduler="sync")
     return int(found.memory_usage(index=False, deep=True).sum())
 
@@ -44,19 +44,19 @@ def test_dense() -> None:
 
 
 def test_a_file(tmp_path: Path) -> None:
-    """Columns of a fixed width take in memory what is said."""
+    """Columns of a fixed width take exactly the estimated bytes."""
     path = tmp_path / "data.parquet"
     frame().to_parquet(path, row_group_size=300)
     found = dataset.parquet(path)
     assert (found.rows, found.columns, found.itemsize) == (ROWS, 5, 8)
     assert found.nbytes == loaded(path) == ROWS * (1 + 4 + 8 + 1 + 8)
-    assert found.joined_bytes == ROWS * 4 * 8  # of the four columns of numbers
+    assert found.joined_bytes == ROWS * 4 * 8  # four columns are numbers
     assert not found.at_least
     assert "in 1 file of " in found.notes[0]
 
 
 def test_numbers_of_another_type(tmp_path: Path) -> None:
-    """What has no numbers keeps its width."""
+    """Columns that are not numbers keep their width."""
     path = tmp_path / "data.parquet"
     frame().to_parquet(path)
     found = dataset.parquet(path, "float32")
@@ -66,7 +66,7 @@ def test_numbers_of_another_type(tmp_path: Path) -> None:
 
 
 def test_integers_that_lack_values(tmp_path: Path) -> None:
-    """Pandas makes numbers of eight bytes of them, for NaN."""
+    """Pandas converts them to eight bytes, for NaN."""
     path = tmp_path / "data.parquet"
     values = [None, *range(99)]
     table = pa.table({"a": pa.array(values, pa.int16()), "b": pa.array([1] * 100)})
@@ -74,13 +74,20 @@ def test_integers_that_lack_values(tmp_path: Path) -> None:
     assert dataset.parquet(path).nbytes == loaded(path) == 100 * (8 + 8)
     pq.write_table(table, path, write_statistics=False)
     assert dataset.parquet(path).nbytes == 100 * (8 + 8)
+    # the widest number counts, even if only one file has it
+    folder = tmp_path / "two"
+    folder.mkdir()
+    pq.write_table(table.select(["a"]), folder / "1.parquet")
+    narrow = pa.table({"a": pa.array(range(100), pa.int16())})
+    pq.write_table(narrow, folder / "0.parquet")
+    assert dataset.parquet(folder).itemsize == 8
     full = table.set_column(0, "a", pa.array([7] * 100, pa.int16()))
     pq.write_table(full, path)
     assert dataset.parquet(path).nbytes == loaded(path) == 100 * (2 + 8)
 
 
 def test_texts_are_not_guessed(tmp_path: Path) -> None:
-    """The least that they can take is counted, and that it is the least is said."""
+    """A lower bound is counted, and the notes state it."""
     path = tmp_path / "data.parquet"
     rng = np.random.default_rng(0)
     texts = rng.choice(["a text that repeats", "another that does"], ROWS)
@@ -110,7 +117,7 @@ def test_categories_are_codes(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_folders(tmp_path: Path) -> None:
-    """Names like ``year=2024`` are a column of categories, too; private files none."""
+    """Names like ``year=2024`` are a categorical column; private files are ignored."""
     years = np.arange(ROWS) % 200
     frame(year=years).to_parquet(tmp_path / "data", partition_cols=["year"])
     for name in ("_metadata.parquet", ".hidden.parquet", "notes.txt"):
@@ -121,27 +128,27 @@ def test_a_folder_of_folders(tmp_path: Path) -> None:
     assert found.columns == 6
     assert found.rows == pytest.approx(ROWS, rel=0.05)  # a sample of 200 files
     assert found.nbytes == pytest.approx(found.rows * (1 + 4 + 8 + 1 + 8 + 2), abs=2)
-    assert "50 of 200 files were looked into" in found.notes[1]
+    assert "50 of 200 files were read" in found.notes[1]
 
 
 def test_many_files_are_estimated_by_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few footers are read, from the first file to the last."""
+    """A sample of footers is read, from the first file to the last."""
     for i in range(20):
         frame(500 + 100 * i).to_parquet(tmp_path / f"{i:02}.parquet")
     whole = dataset.parquet(tmp_path)
     assert whole.rows == sum(500 + 100 * i for i in range(20))
     assert len(whole.notes) == 1
     monkeypatch.setattr(dataset, "MOST_FOOTERS", 5)
-    (tmp_path / "07.parquet").write_bytes(b"a footer that nobody reads" * 1000)
+    (tmp_path / "07.parquet").write_bytes(b"a footer that is not read" * 1000)
     found = dataset.parquet(tmp_path)
     assert found.rows == pytest.approx(whole.rows, rel=0.1)
     assert found.nbytes == pytest.approx(whole.nbytes, rel=0.1)
 
 
 def test_patterns_and_urls(tmp_path: Path) -> None:
-    """Whatever fsspec can list: patterns of files or folders, other file systems."""
+    """Patterns of files or folders, and other file systems of fsspec."""
     for name in ("a/1.parquet", "a/2.parquet", "b/3.parquet"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -172,7 +179,7 @@ def test_patterns_and_urls(tmp_path: Path) -> None:
 def test_what_cannot_be_read(
     path: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Errors have what was given, and what is amiss with it."""
+    """Errors have the argument and the problem."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.parquet").write_text("this is no such file" * 10)
@@ -184,7 +191,7 @@ def test_what_cannot_be_read(
 def test_a_pyarrow_that_unpickles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads no footer."""
+    """An old pyarrow reads no footer."""
     frame().to_parquet(tmp_path / "data.parquet")
     monkeypatch.setattr(pa, "__version__", "14.0.0")
     with pytest.raises(ValueError, match=r"pip install 'pyarrow>=14\.0\.1'"):
@@ -192,7 +199,7 @@ def test_a_pyarrow_that_unpickles(
 
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no dependency, so it is asked for."""
+    """The error asks to install it, as it is not a dependency."""
     monkeypatch.setattr(dataset, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs pyarrow to read the footers: install"):
         dataset.parquet("data")

@@ -1,0 +1,62 @@
+"""JSON becomes dataclasses, or an error of one line that names the bad field."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from clustertune.core import decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """A dataclass in a tuple."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """A dataclass with one field of each kind."""
+
+    id: str | int
+    share: float = 0.0
+    inner: tuple[Inner, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+
+def test_values() -> None:
+    """Defaults are filled in, and unknown fields are ignored."""
+    text = '{"id": 3, "share": NaN, "inner": [{"size": 1, "new": 2}], "more": []}'
+    found = decoding.read_json(text, Outer)
+    assert (found.id, found.inner) == (3, (Inner(size=1),))
+    assert math.isnan(found.share)
+    assert decoding.read_json('{"id": "a", "share": 1}', Outer).share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{", "Expecting property name"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"id": 1' + "0" * 300 + "}", "more than 300 digits"),
+        ("[]", "Expected object, got array"),
+        ("{}", "Object missing required field id"),
+        ('{"id": true}', "id: Expected int | str, got bool"),
+        ('{"id": 1, "share": "1"}', "share: Expected float, got str"),
+        ('{"id": 1, "inner": [{"size": 1.5}]}', "inner[0].size: Expected int, got flo"),
+        ('{"id": 1, "new": 2}', "new: unknown field; known fields are id, share, inne"),
+        ('{"id": 1, "inner": [{"size": 1, "x": 2}]}', "inner[0].x: unknown field"),
+        ('{"id": 1, "inner": [{"size": 1, "\\u001b\\n": 2}]}', "inner[0].\\x1b"),
+    ],
+)
+def test_errors(text: str, error: str) -> None:
+    """The path comes first."""
+    with pytest.raises(ValueError, match=re.escape(error)) as caught:
+        decoding.read_json(text, Outer, forbid_unknown=True)
+    assert "\n" not in str(caught.value)
