@@ -21,8 +21,8 @@ from distributed.scheduler import WorkerState, heartbeat_interval
 
 from clustertune.dashboard.page import Page
 from clustertune.remote.keys import pack
-from clustertune.remote.page import Showing
-from clustertune.remote.resident import Resident
+from clustertune.remote.scheduler.page import Showing
+from clustertune.remote.scheduler.plugin import Resident
 
 GIB = 2**30
 UPDATES = 60

@@ -302,11 +302,12 @@ async def entered(scheduler, n_workers):
 async def turns_of(n_workers):
     from distributed import Scheduler
 
-    from clustertune.remote import runs
     from clustertune.remote.keys import Places, pack
-    from clustertune.remote.resident import Resident
-    from clustertune.remote.restart import Restarting, burdens
-    from clustertune.remote.schedule import Schedule
+    from clustertune.remote.scheduler import runs
+    from clustertune.remote.scheduler.plugin import Resident
+    from clustertune.remote.scheduler.restart import Restarting
+    from clustertune.remote.scheduler.schedule import Schedule
+    from clustertune.remote.scheduler.survey import burdens
 
     figures = {}
     async with Scheduler(

@@ -20,7 +20,7 @@ import pytest
 from distributed import Client, futures_of, wait
 
 import clustertune
-from clustertune.remote import move
+from clustertune.remote.scheduler import mover
 from tests.processes import cluster, process, until, workers_of
 
 
@@ -37,7 +37,7 @@ def slowly(dask_scheduler: Any) -> None:
 def quickly(dask_scheduler: Any) -> None:
     """Undo that: schedulers of the same process share what was shipped to one."""
     policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["Placing"]
-    policy._launch.__globals__["MOST_KEYS"] = move.MOST_KEYS
+    policy._launch.__globals__["MOST_KEYS"] = mover.MOST_KEYS
 
 
 def state(dask_scheduler: Any) -> dict[str, Any]:
@@ -253,4 +253,4 @@ def _gone(pid: int) -> bool:
 
 def test_the_mover_is_what_the_tests_make_slow() -> None:
     """The bound that ``slowly`` lowers is the one that the mover uses."""
-    assert "MOST_KEYS" in move.Placing._launch.__globals__
+    assert "MOST_KEYS" in mover.Placing._launch.__globals__

@@ -17,10 +17,10 @@ import clustertune
 from clustertune.core.model import Size
 from clustertune.errors import RefusedError
 from clustertune.integrations.managers import spec_cluster
-from clustertune.remote import resize as remote
 from clustertune.remote import ship
-from clustertune.remote.move import ManagerHold
-from clustertune.remote.restart import Restarting
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.restart import Restarting
+from clustertune.remote.worker import process as remote
 from tests.processes import cluster, until, workers_of
 
 GIB = 2**30

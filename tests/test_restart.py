@@ -18,9 +18,10 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import RefusedError
-from clustertune.remote import move, park
-from clustertune.remote.move import ManagerHold
-from clustertune.remote.restart import Restarting
+from clustertune.remote.scheduler import mover
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.restart import Restarting
+from clustertune.remote.worker import park
 from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3
@@ -494,7 +495,7 @@ async def test_the_time_of_the_caller_ends(
     """While a worker is emptied: all is where it was, and there are no copies."""
     # slow, so that the time is too short; what was shipped in this process before has
     # given the class functions with other globals
-    monkeypatch.setitem(move.Placing._launch.__globals__, "MOST_KEYS", 2)
+    monkeypatch.setitem(mover.Placing._launch.__globals__, "MOST_KEYS", 2)
     await c.amm.stop()  # it would delete copies
     source, other = s.workers
     some = [np.full(10_000, i) for i in range(300)]

@@ -12,9 +12,9 @@ from distributed import Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.remote.drop import Dropping
-from clustertune.remote.move import ManagerHold
-from clustertune.remote.restart import Restarting
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.release import Dropping
+from clustertune.remote.scheduler.restart import Restarting
 from tests.processes import soon
 
 NONE: dict[str, Any] = {"client": True, "nthreads": [], "timeout": 120}

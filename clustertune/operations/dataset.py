@@ -21,7 +21,7 @@ import numpy as np
 
 from clustertune.core import arguments
 from clustertune.core.wording import bytes_text, names_text, plural
-from clustertune.remote.pieces import refuse_old_pyarrow
+from clustertune.remote.worker.pieces import refuse_old_pyarrow
 
 EXTENSIONS = (".parquet", ".parq", ".pq")  # those that Dask reads in a folder
 MOST_FOOTERS = 50  # that are read; of more files, a sample

@@ -26,7 +26,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.operations import entrance, handover
 from clustertune.planner import layouts, trainers
-from clustertune.remote.survey import MOST
+from clustertune.remote.scheduler.survey import MOST
 
 CUT = (
     f"the scheduler has more than {MOST:,} clients, published names or kinds of tasks; "

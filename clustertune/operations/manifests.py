@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 
 from clustertune.core.wording import printable
 from clustertune.errors import RefusedError, SaveError
-from clustertune.remote import pieces
+from clustertune.remote.worker import pieces
 
 SCHEMA_VERSION = 2
 MANIFEST = "clustertune.json"

@@ -49,7 +49,8 @@ from clustertune.integrations import libraries
 from clustertune.monitor import connection, monitor
 from clustertune.operations import entrance, manifests
 from clustertune.operations.manifests import MANIFEST, SCHEMA_VERSION, Target
-from clustertune.remote import pieces, ship
+from clustertune.remote import ship
+from clustertune.remote.worker import pieces
 
 NEEDED = {"array": "numcodecs", "dataframe": "pyarrow", "series": "pyarrow"}
 SEEN = 30.0  # seconds in which what somebody has written is seen by others

@@ -34,7 +34,6 @@ TRAVELLING = (
     "clustertune.core.wording",
 )
 FEW = 32  # workers, each of which is asked in a call of its own
-
 _lock = threading.Lock()
 
 

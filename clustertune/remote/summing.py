@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clustertune.remote.bindings import unbind
 from clustertune.remote.failures import sendable, where
+from clustertune.remote.scheduler.bindings import unbind
 
 FAILED = "clustertune: failed at an item"  # first argument of the error that says so
 

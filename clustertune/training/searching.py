@@ -29,7 +29,9 @@ from clustertune.core.wording import printable
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.monitor import monitor
 from clustertune.operations import entrance
-from clustertune.remote import copies, fits, pools, probe, ship
+from clustertune.remote import fits, pools, ship
+from clustertune.remote.scheduler import replicas as copies
+from clustertune.remote.worker import probe
 from clustertune.training import room, worth
 from clustertune.training.room import Seat
 from clustertune.training.worth import Block, Call, Here, Work

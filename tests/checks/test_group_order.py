@@ -10,7 +10,7 @@ import pytest
 from clustertune.checks.group_order import ERROR, find
 from clustertune.core.model import Contents, Severity
 from clustertune.errors import GroupOrderError
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view
 
 

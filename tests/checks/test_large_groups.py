@@ -10,7 +10,7 @@ import pytest
 from clustertune.checks.large_groups import ERROR, find
 from clustertune.core.model import Contents, Severity
 from clustertune.errors import GroupSplitError
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
 MIB = 2**20

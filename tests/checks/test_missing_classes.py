@@ -8,7 +8,7 @@ import pytest
 from clustertune.checks.missing_classes import ERROR, find
 from clustertune.core.model import Contents, Severity
 from clustertune.errors import ClassCoverageError
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
 THREE = [worker(i) for i in range(3)]

@@ -11,7 +11,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.checks.row_order import find
 from clustertune.core.model import Contents, Severity
-from clustertune.remote.content import labels
+from clustertune.remote.worker.content import labels
 from clustertune.testing import layout, view
 
 

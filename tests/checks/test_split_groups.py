@@ -7,7 +7,7 @@ import numpy as np
 from clustertune.checks.split_groups import ERROR, find
 from clustertune.core.model import Contents, Severity
 from clustertune.errors import GroupSplitError
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view
 
 

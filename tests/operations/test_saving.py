@@ -31,7 +31,7 @@ from pyarrow import parquet
 import clustertune
 from clustertune.errors import RefusedError, SaveError
 from clustertune.operations import manifests, saving
-from clustertune.remote import pieces
+from clustertune.remote.worker import pieces
 from tests.processes import blocking, cluster
 
 # zarr and fsspec keep threads of their own

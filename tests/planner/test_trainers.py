@@ -11,7 +11,7 @@ import pytest
 from clustertune.builders import layout, view, worker
 from clustertune.core.model import Contents, View
 from clustertune.planner import trainers
-from clustertune.remote import content
+from clustertune.remote.worker import content
 
 
 def seen(data: Any, workers: int = 3, needs: Any = None, **goal: Any) -> View:

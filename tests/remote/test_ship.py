@@ -14,14 +14,16 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 from clustertune.dashboard import mount
-from clustertune.remote import keys, probe, resident, ship, summing
+from clustertune.remote import keys, ship, summing
+from clustertune.remote.scheduler import plugin
+from clustertune.remote.worker import probe
 from tests.processes import blocking
 
 
 def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
     """The resident comes to life in a process that cannot import clustertune."""
-    file = tmp_path / "resident.pickle"
-    file.write_bytes(pickle.dumps(ship._Shipped(resident.install)))
+    file = tmp_path / "plugin.pickle"
+    file.write_bytes(pickle.dumps(ship._Shipped(plugin.install)))
     code = (
         "import pickle, sys\n"
         f"install = pickle.loads(open({str(file)!r}, 'rb').read())\n"
@@ -38,7 +40,7 @@ def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [resident.NAME, str(resident.PROTOCOL)]
+    assert done.stdout.split() == [plugin.NAME, str(plugin.PROTOCOL)]
 
 
 def test_the_panel_is_drawn_where_clustertune_is_not(tmp_path: Path) -> None:

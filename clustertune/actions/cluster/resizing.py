@@ -15,8 +15,8 @@ from clustertune.core import environment
 from clustertune.core.model import Restart, Size
 from clustertune.core.wording import printable
 from clustertune.monitor import monitor
-from clustertune.remote import resize as remote
 from clustertune.remote import ship
+from clustertune.remote.worker import process as remote
 
 
 def terms(restart: Restart) -> dict[str, Any] | None:

@@ -30,7 +30,8 @@ from clustertune.operations.scheduling import conditions, instants, scheduled
 from clustertune.operations.scheduling.conditions import Condition
 from clustertune.operations.scheduling.scheduled import DATA, KEPT, Schedule
 from clustertune.planner import guards
-from clustertune.remote import keys, park, ship
+from clustertune.remote import keys, ship
+from clustertune.remote.worker import park
 
 LONGEST = 366 * 86400.0  # seconds until it expires
 MOST_REASON = 500  # characters

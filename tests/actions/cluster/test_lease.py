@@ -14,7 +14,7 @@ from clustertune.actions.cluster.lease import Lease
 from clustertune.errors import ConnectionLostError
 from clustertune.monitor import monitor
 from clustertune.remote import keys
-from clustertune.remote.resident import NAME
+from clustertune.remote.scheduler.plugin import NAME
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

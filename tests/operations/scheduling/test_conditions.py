@@ -8,7 +8,7 @@ import pytest
 from clustertune.core.model import Severity
 from clustertune.operations.scheduling import conditions
 from clustertune.operations.scheduling.conditions import Condition, parse
-from clustertune.remote.conditions import RANKS
+from clustertune.remote.scheduler.schedule import RANKS
 from clustertune.testing import worker
 
 

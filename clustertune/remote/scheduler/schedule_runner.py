@@ -1,0 +1,444 @@
+"""The scheduled restarts of a cluster: waits for their gaps and carries them out.
+
+One task looks at the scheduler every second while any of them waits, and restarts
+workers one at a time as a client's restart would: under the lease, which is given back
+after each worker, so that a fit, a hold or a plan that comes meanwhile has to wait for
+one worker at most. What is left then waits for the next gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from clustertune.core.admission import needed_elsewhere, problem
+from clustertune.remote.scheduler.lease import told
+from clustertune.remote.scheduler.restart import ANSWERS, call
+from clustertune.remote.scheduler.schedule import Moment, Schedule, met
+from clustertune.remote.scheduler.survey import burdens
+from clustertune.remote.scheduler.workers import begun, is_parking, used, worker_id
+
+logger = logging.getLogger("distributed.clustertune")
+OWNER = "clustertune"  # of the lease, as it is no client's
+TICK = 1.0  # seconds between two looks; more on large clusters
+BREATH = 1.0  # seconds between two workers in which others can take the lease
+AGAIN = 30.0  # seconds after which what takes longer to see is looked at again
+MOST_WAITING = 20
+MOST_ENDED = 20
+
+
+class Schedules:
+    """Of one scheduler, by name.
+
+    Parameters
+    ----------
+    resident
+        Its lease is taken, and its restarts of workers are used.
+    """
+
+    def __init__(self, resident: Any):
+        self.resident = resident
+        self.scheduler = resident.scheduler
+        self.kept: dict[str, Schedule] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.idle_since = time()
+        self.seen = -1  # transitions of tasks
+        self.again, self.breath = AGAIN, BREATH
+        self.most_waiting, self.most_ended = MOST_WAITING, MOST_ENDED
+
+    # --- what is asked for ------------------------------------------------------------
+
+    def add(self, terms: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep one more, and wait for its gap; ``refused`` where too many wait."""
+        if len(self._waiting()) >= self.most_waiting:
+            text = f"{self.most_waiting} restarts wait already: cancel some of them"
+            return {"refused": text}
+        now, name = time(), uuid4().hex[:6]
+        self.kept[name] = Schedule(name, terms, now)
+        self._tell(self.kept[name], "made")
+        self._begin_watch()
+        return self.kept[name].describe(now)
+
+    def _begin_watch(self) -> None:
+        if self.task is None or self.task.done():
+            self.idle_since, self.seen = time(), -1
+            self.task = asyncio.ensure_future(self._watch())
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [s.describe(time()) for s in self.kept.values()]
+
+    def cancel(self, name: str) -> dict[str, Any] | None:
+        """End one: at once, or when the worker whose turn it is is finished with."""
+        schedule = self.kept.get(name)
+        if schedule is None:
+            return None
+        if not schedule.ended:
+            schedule.cancelled = True
+            if schedule.state == "waiting":
+                self._end(schedule, "cancelled")
+        return schedule.describe(time())
+
+    def running(self) -> dict[str, Any] | None:
+        """The schedule that restarts workers now: client, label and since when."""
+        for schedule in self.kept.values():
+            if schedule.state == "running":
+                whose = {"client": schedule.terms["owner"], "since": schedule.made}
+                return whose | {"label": f"a scheduled restart ({schedule.name})"}
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Plain data, for :meth:`restore` of the next resident."""
+        return {"kept": [s.state_of() for s in self.kept.values()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Wait for the gaps of these schedules from now on."""
+        for one in state["kept"]:
+            schedule = Schedule.restored(one)
+            self.kept[schedule.name] = schedule
+        if self._waiting():
+            self._begin_watch()
+
+    def close(self, handed_over: bool = False) -> list[asyncio.Task[None]]:
+        """Stop waiting; the task that is still to end."""
+        for schedule in () if handed_over else self._waiting():
+            self._end(schedule, "cancelled")
+        if self.task is None:
+            return []
+        self.task.cancel()
+        return [self.task]
+
+    # --- waiting ----------------------------------------------------------------------
+
+    def _waiting(self) -> list[Schedule]:
+        return [s for s in self.kept.values() if not s.ended]
+
+    async def _watch(self) -> None:
+        while waiting := self._waiting():
+            for schedule in waiting:
+                await self._look_safely(schedule)
+            await asyncio.sleep(self._tick())
+
+    async def _look_safely(self, schedule: Schedule) -> None:
+        try:
+            await self._look(schedule)
+        except Exception as error:
+            logger.exception("clustertune's scheduled restart failed")
+            self._note(schedule, "failed", [], repr(error))
+
+    def _tick(self) -> float:
+        shortest = min((s.terms["idle_for"] for s in self._waiting()), default=TICK)
+        # a large cluster is looked at less often: below 1 ms of each second
+        return max(min(TICK, shortest / 4), 0.05, len(self.scheduler.workers) / 500)
+
+    def _moment(self) -> Moment:
+        """What has begun and ended between two looks was work as well; so are holds."""
+        scheduler, now = self.scheduler, time()
+        tasks = sum(begun(ws) for ws in scheduler.workers.values())
+        queued = len(scheduler.queued) if scheduler.running else 0
+        lease = self.resident.holder()
+        holder = lease or next(iter(self.resident.holds.there()), None)
+        worked = scheduler.transition_counter != self.seen
+        if tasks or queued or worked or holder is not None:
+            self.idle_since = now
+        self.seen = scheduler.transition_counter
+        return Moment(now, tasks, queued, self.idle_since, holder and told(holder))
+
+    async def _look(self, schedule: Schedule) -> None:
+        moment = self._moment()
+        if schedule.ended:  # cancelled while another one had its turn
+            return
+        if moment.now >= schedule.terms["expires"]:
+            self._end(schedule, "expired")
+            return
+        reason = schedule.in_the_way(moment)
+        if reason is not None:
+            schedule.wait(reason)
+            return
+        if schedule.left is None and not self._is_met(schedule):
+            return
+        workers = self._workers(schedule)
+        if schedule.left is not None and not workers:
+            self._note(schedule, "done", [], "what was left is gone")
+            return
+        problem = await self._obstacle(schedule, workers)
+        if problem:
+            schedule.wait({"for": "room", "text": problem}, time() + self.again)
+        elif not schedule.ended and schedule.in_the_way(self._moment()) is None:
+            await self._roll(schedule, workers)
+
+    def _is_met(self, schedule: Schedule) -> bool:
+        condition = schedule.terms["condition"]
+        if condition is None:
+            return True
+        yes, text = met(
+            condition,
+            self.scheduler,
+            self.resident.runs.kept,
+            schedule.lines,
+            self.resident.findings,
+            schedule.restarted,
+        )
+        if yes:
+            return True
+        if schedule.instants:  # there is another time for it
+            self._note(schedule, "not needed", [], text)
+        else:
+            schedule.wait({"for": "condition", "text": text}, time() + self.again)
+        return False
+
+    # --- what hinders it --------------------------------------------------------------
+
+    def _workers(self, schedule: Schedule) -> dict[Any, Any]:
+        """By id those that are to be restarted; also such as came later."""
+        there = {
+            worker_id(ws.address, ws.name, ws.nanny): ws
+            for ws in list(self.scheduler.workers.values())
+            if not is_parking(ws.name)
+        }
+        wanted = schedule.left
+        if wanted is None:
+            wanted = schedule.terms["workers"]
+        if wanted is None:
+            return there
+        return {id: there[id] for id in wanted if id in there}
+
+    async def _obstacle(self, schedule: Schedule, workers: Mapping[Any, Any]) -> str:
+        """Why one of them could not be restarted now, or nothing."""
+        if not workers:
+            return "none of its workers is there"
+        if any(is_parking(ws.name) for ws in self.scheduler.workers.values()):
+            return (
+                "an earlier restart has left keys on a parking worker: `clustertune "
+                "restart` brings them back"
+            )
+        found = await burdens(self.scheduler, [ws.address for ws in workers.values()])
+        ceilings = self._lines(schedule).items()
+        # most room first: what one worker holds is soon seen to fit
+        rooms = sorted(((self._room(a, most), a) for a, most in ceilings), reverse=True)
+        for id, ws in workers.items():
+            if ws.address in found:
+                why = await self._reason(schedule, id, ws, found[ws.address], rooms)
+                if why:
+                    return why
+        return ""
+
+    async def _reason(
+        self,
+        schedule: Schedule,
+        id: Any,
+        worker: Any,
+        burden: Sequence[int],
+        rooms: Sequence[tuple[float, str]],
+    ) -> str:
+        _, _, nbytes, _, actors = burden
+        if not worker.nanny:
+            return f"worker {id} has no nanny that could start it again"
+        if actors:
+            return f"worker {id} holds {actors} actors, which cannot be moved"
+        free = None
+        for room, address in rooms:
+            if address != worker.address:
+                free = (free or 0.0) + room
+                if free >= nbytes:
+                    return ""
+        if not nbytes:
+            return ""
+        in_memory = max(0, nbytes - worker.memory.spilled)
+        in_nanny = await self._room_in_nanny(schedule, worker)
+        why = problem(nbytes, in_memory, free, in_nanny)
+        return why and f"no headroom for worker {id}: {why}"
+
+    async def _room_in_nanny(self, schedule: Schedule, worker: Any) -> Any:
+        """What a parking worker may fill there, or why that is not known."""
+        code = self._parking(schedule, worker)
+        if not code:
+            return "unknown, as it came after the restart was scheduled"
+        wanted = {"what": "room"}
+        room, why = await call(self.scheduler, worker.nanny, code, wanted, ANSWERS)
+        return f"unknown: {why}" if why else room
+
+    def _parking(self, schedule: Schedule, worker: Any) -> bytes:
+        """The code of a parking worker, if it may be sent to the worker's nanny."""
+        terms = schedule.terms
+        code: bytes = terms["parking"] if worker.nanny in terms["nannies"] else b""
+        return code
+
+    def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
+        """Those of the others, which may hold meanwhile what a worker has."""
+        lines = self._lines(schedule)
+        lines.pop(worker.address, None)
+        return lines
+
+    def _lines(self, schedule: Schedule) -> dict[str, int]:
+        """By address of those that run the bytes up to which none spills or pauses.
+
+        One that came later is taken for one like the others.
+        """
+        lines = {id: min(at.values()) for id, at in schedule.lines.items() if at}
+        lowest = min(lines.values(), default=0.0)
+        found = {}
+        for ws in self.scheduler.running:
+            if is_parking(ws.name):
+                continue
+            id = worker_id(ws.address, ws.name, ws.nanny)
+            line = lines.get(id, 0.0 if id in schedule.lines else lowest)
+            found[ws.address] = int(line * (ws.memory_limit or 0))
+        return found
+
+    def _room(self, address: str, most: int) -> float:
+        worker = self.scheduler.workers.get(address)
+        if worker is None:
+            return 0.0
+        return max(0.0, most - used(worker)) if most else float("inf")
+
+    # --- the restart ------------------------------------------------------------------
+
+    async def _roll(self, schedule: Schedule, workers: Mapping[Any, Any]) -> None:
+        """Restart them one after the other, until something comes in between."""
+        schedule.state, schedule.waits = "running", {}
+        workers = await self._ordered(workers)
+        schedule.left = list(workers)
+        self._tell(schedule, "began")
+        began = time()
+        turns: list[dict[str, Any]] = []
+        for id, worker in workers.items():
+            if turns:
+                await asyncio.sleep(self.breath)
+            outcome, problem = self._stops(schedule, began)
+            if not outcome and self.scheduler.workers.get(worker.address) is worker:
+                turn = await self._turn(schedule, worker)
+                turns.append({"worker": id} | turn)
+                outcome, problem = self._went_wrong(turn)
+                if turn["address"]:
+                    schedule.left.remove(id)
+            elif not outcome:  # it went by itself
+                schedule.left.remove(id)
+            if outcome:
+                self._note(schedule, outcome, turns, problem)
+                return
+        self._note(schedule, "done", turns, "")
+
+    async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Those first that need least of the others."""
+        found = await burdens(self.scheduler, [ws.address for ws in workers.values()])
+
+        def needed(item: tuple[Any, Any]) -> int:
+            ws = item[1]
+            nbytes = found[ws.address][2] if ws.address in found else 0
+            return needed_elsewhere(ws.status.name, ws.memory.spilled, nbytes)
+
+        return dict(sorted(workers.items(), key=needed))
+
+    def _went_wrong(self, turn: Mapping[str, Any]) -> tuple[str, str]:
+        if turn["lost"]:
+            return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
+        if not turn["problem"]:
+            return "", ""
+        # it gave way to a task that came: everything is as it was
+        gave_way = not turn["address"] and (turn["held"] or self._is_busy())
+        return ("interrupted" if gave_way else "failed"), turn["problem"]
+
+    def _stops(self, schedule: Schedule, since: float) -> tuple[str, str]:
+        """What ends or interrupts it between two workers; work that is over, too."""
+        moment = self._moment()
+        if schedule.cancelled:
+            return "cancelled", ""
+        if moment.now >= schedule.terms["expires"]:
+            return "expired", ""
+        if moment.holder is not None:
+            return "interrupted", f"by {moment.holder['label']}"
+        # a fit whose tasks are between two phases goes on in a moment
+        if moment.tasks or moment.queued or moment.idle_since > since:
+            return "interrupted", "tasks came"
+        return "", ""
+
+    def _is_busy(self) -> bool:
+        moment = self._moment()
+        return bool(moment.tasks or moment.queued)
+
+    async def _turn(self, schedule: Schedule, worker: Any) -> dict[str, Any]:
+        """One worker's restart, under the lease; nothing may hold it at this moment."""
+        resident, terms, token = self.resident, schedule.terms, uuid4().hex
+        ceilings = self._ceilings(schedule, worker)
+        label = f"a scheduled restart ({schedule.name})"
+        answer = resident.acquire(OWNER, label, token)
+        if "holder" in answer:
+            nothing = {"address": "", "keys": 0, "nbytes": 0, "lost": 0, "held": True}
+            return nothing | {"problem": f"held by {answer['holder']['label']}"}
+        try:
+            name = resident.restart_worker(
+                token,
+                worker.address,
+                terms["collections"],
+                list(ceilings),
+                list(ceilings.values()),
+                terms["wait"],
+                terms["timeout"],
+                parking=self._parking(schedule, worker),
+            )
+            job = resident.jobs[name]
+            problem = await job.task
+        finally:
+            resident.release(token)
+        state: dict[str, Any] = job.work.state()
+        return state | {"problem": problem, "held": False}
+
+    # --- what became of it ------------------------------------------------------------
+
+    def _note(
+        self,
+        schedule: Schedule,
+        outcome: str,
+        turns: list[dict[str, Any]],
+        problem: str,
+    ) -> None:
+        """Keep the result of an attempt, and what it means for the schedule."""
+        now = time()
+        result = {
+            "time": now,
+            "outcome": outcome,
+            "problem": problem[:500],
+            "restarted": [turn["worker"] for turn in turns if turn["address"]],
+            "left": list(schedule.left or ()),
+            "keys": sum(turn["keys"] for turn in turns),
+            "nbytes": sum(turn["nbytes"] for turn in turns),
+            "lost": sum(turn["lost"] for turn in turns),
+        }
+        if turns or outcome not in ("cancelled", "expired"):
+            schedule.results.append(result)
+        if outcome == "done":
+            schedule.restarted = now
+        if outcome in ("done", "not needed"):
+            schedule.over(now)
+        elif outcome == "failed":
+            schedule.failed(now)
+        elif outcome == "lost":
+            schedule.end("failed")
+        elif outcome == "interrupted":
+            schedule.wait_for_the_next_gap(now)
+        if outcome in ("cancelled", "expired"):
+            schedule.end(outcome)
+        elif schedule.cancelled and not schedule.ended:
+            schedule.end("cancelled")
+        self._tell(schedule, outcome, result)
+        self._forget()
+
+    def _end(self, schedule: Schedule, state: str) -> None:
+        self._note(schedule, state, [], "")
+
+    def _forget(self) -> None:
+        """Keep those that ended last."""
+        ended = [name for name, s in self.kept.items() if s.ended]
+        for name in ended[: -self.most_ended]:
+            del self.kept[name]
+
+    def _tell(
+        self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None
+    ) -> None:
+        event = {"action": "schedule", "id": schedule.name, "state": state}
+        event |= {k: schedule.terms[k] for k in ("owner", "reason")}
+        self.resident.tell(event | dict(result or {}))

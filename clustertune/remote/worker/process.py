@@ -1,0 +1,138 @@
+"""Changes with what threads, memory limit and environment a nanny starts its worker.
+
+Runs on the nanny. A change takes effect when the worker is started the next time, and
+holds for every start after that, also after a crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psutil
+
+from clustertune.remote.worker.probe import pools
+
+
+def change(
+    dask_worker: Any,
+    nthreads: int | None = None,
+    memory_limit: int | None = None,
+    env: Mapping[str, str | None] | None = None,
+) -> None:
+    """Have the next process started with what is not None.
+
+    ``dask_worker`` is the nanny: distributed calls it so. A variable that is None is
+    not set. The nanny keeps what it had before, until :func:`settle`. Its own memory
+    limit stays until then: the nanny ends a process that comes close to it, and the
+    process that runs now may be larger.
+    """
+    nanny, process = dask_worker, dask_worker.process
+    if process is None:
+        raise RuntimeError("the nanny has no worker process now")
+    before: dict[str, Any] = {"kwargs": {}, "memory_limit": memory_limit}
+    for name, value in (("nthreads", nthreads), ("memory_limit", memory_limit)):
+        if value is not None:
+            before["kwargs"][name] = process.worker_kwargs[name]
+            process.worker_kwargs[name] = value
+    if nthreads is not None:
+        nanny.nthreads = nthreads
+    if env is not None:
+        before["env"] = nanny.pre_spawn_env, nanny.env
+        # distributed copies them into the nanny's own process, which may be a user's
+        before["outer"] = {name: os.environ.get(name) for name in env}
+        # other dictionaries: changed in place they would change for others, too
+        _start_with(nanny, _with(nanny.pre_spawn_env, env), _with(nanny.env, env))
+    nanny.clustertune_before = before
+
+
+def settle(dask_worker: Any, keep: bool) -> None:
+    """Keep the last change now that its process runs, or undo it."""
+    nanny = dask_worker
+    before = getattr(nanny, "clustertune_before", None)
+    if before is None:  # the change has not arrived, or is settled
+        return
+    del nanny.clustertune_before
+    if keep and before["memory_limit"] is not None:
+        nanny.memory_manager.memory_limit = before["memory_limit"]
+    if not keep:
+        nanny.process.worker_kwargs.update(before["kwargs"])
+        nanny.nthreads = nanny.process.worker_kwargs["nthreads"]
+        if "env" in before:
+            _start_with(nanny, *before["env"])
+    for name, value in before.get("outer", {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _start_with(nanny: Any, pre_spawn: Mapping[str, str], env: Any) -> None:
+    nanny.pre_spawn_env = nanny.process.pre_spawn_env = pre_spawn
+    nanny.env = nanny.process.env = env
+
+
+def _with(
+    variables: Mapping[str, str], changes: Mapping[str, str | None]
+) -> dict[str, str]:
+    merged = {**variables, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def least_memory(dask_worker: Any) -> int | None:
+    """Bytes that a worker's process has had at the least since its start.
+
+    None where its system monitor does not reach back to the start.
+    """
+    monitor = dask_worker.monitor
+    if monitor.maxlen is not None and monitor.count > monitor.maxlen:
+        return None
+    return int(min(monitor.quantities["memory"]))
+
+
+def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
+    """What a worker has: threads, memory limit, variables, native pools."""
+    return {
+        "nthreads": dask_worker.state.nthreads,
+        "memory_limit": dask_worker.memory_manager.memory_limit,
+        "env": {name: os.environ.get(name) for name in names},
+        "pools": pools(),
+    }
+
+
+async def trim(dask_worker: Any) -> list[Any]:
+    """(bytes before, bytes after, whether the C library could be asked).
+
+    The scheduler is told at once: whoever looks next, and forecasts by what processes
+    have, sees what is there now.
+    """
+    process = psutil.Process()
+    before = process.memory_info().rss
+    gc.collect()
+    asked = _malloc_trim()
+    after = process.memory_info().rss
+    await tell(dask_worker)
+    return [before, after, asked]
+
+
+def _malloc_trim() -> bool:
+    """Only glibc has it: not musl, nor macOS, nor Windows."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+async def tell(dask_worker: Any) -> int:
+    """Measure and tell now, and not when it would be due; answers with the bytes.
+
+    Until then the scheduler has the process as it was up to a second ago, beside the
+    keys as they are: bytes that have just left look like bytes that are nobody's.
+    """
+    measured = dask_worker.monitor.update()
+    await dask_worker.heartbeat()
+    return int(measured["memory"])
