@@ -49,7 +49,7 @@ async def test_it_changes_nothing_but_the_resident(c, s, a):
     """Looking at a cluster leaves no task and no lease there."""
     await examine(c)
     assert not s.tasks
-    assert s.plugins["clustertune"].lease is None
+    assert s.plugins["clustertune"].lease.current is None
     assert s.extensions["amm"].running
 
 

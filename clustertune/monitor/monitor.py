@@ -51,7 +51,7 @@ from clustertune.planner import pricing
 from clustertune.planner.thresholds import ceiling, space
 from clustertune.remote import keys, ship, versions
 from clustertune.remote.scheduler import plugin, survey
-from clustertune.remote.scheduler import workers as remote_workers
+from clustertune.remote.scheduler import state as scheduler_state
 from clustertune.remote.worker import park, probe, process
 
 Process = tuple[str, str]
@@ -156,7 +156,8 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     Raises
     ------
     VersionMismatchError
-        A side runs software to which code must not go; nothing was sent.
+        A side runs software to which code must not go; nothing was sent. Or the
+        scheduler's Dask lacks a name that the plugin needs; nothing was installed.
     LeaseHeldError
         An older resident is at work and could not be replaced.
     """
@@ -164,10 +165,14 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     try:
         if await ship.on_scheduler(client, plugin.present) == plugin.PROTOCOL:
             return
-        answer = await ship.on_scheduler(client, plugin.install)
+        names = await ship.on_scheduler(client, versions.missing_names)
+        if not names["missing"]:
+            answer = await ship.on_scheduler(client, plugin.install)
     # of any kind: it is that of another process
     except Exception as error:
         raise _of_scheduler(client, error) from error
+    if names["missing"]:
+        raise VersionMismatchError(versions.refusal(**names))
     if answer["protocol"] > plugin.PROTOCOL:
         raise VersionMismatchError(
             "a newer clustertune is at work on this scheduler (protocol "
@@ -598,7 +603,7 @@ def read(
 
 def worker_id(address: str, entry: Mapping[str, Any]) -> str | int:
     """What survives a restart: the name that was given, else the nanny's address."""
-    return remote_workers.worker_id(address, entry["name"], entry["nanny"])
+    return scheduler_state.worker_id(address, entry["name"], entry["nanny"])
 
 
 def _worker(
@@ -632,7 +637,7 @@ def _worker(
         processing=processing,
         executing=int(counts.get("executing", 0)),
         cancelled=int(counts.get("cancelled", 0)),
-        parking=remote_workers.is_parking(entry["name"]),
+        parking=scheduler_state.is_parking(entry["name"]),
     )
 
 

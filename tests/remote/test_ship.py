@@ -27,7 +27,7 @@ def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
     code = (
         "import pickle, sys\n"
         f"install = pickle.loads(open({str(file)!r}, 'rb').read())\n"
-        "cls = install.__globals__['Resident']\n"
+        "cls = install.__globals__['ClustertunePlugin']\n"
         "try:\n    import clustertune\n"
         "except ModuleNotFoundError:\n    print(cls.name, cls.protocol)\n"
     )

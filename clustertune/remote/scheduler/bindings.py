@@ -1,9 +1,9 @@
-"""Tasks that annotations have bound to workers, and how they are let go.
+"""Tasks that wait for certain workers: bindings of ours, and unmet requirements.
 
-A binding outlives its task: computed again after its worker was lost, the task would
-wait for that worker for ever. Even one that may run elsewhere can: Dask looks for other
-workers in the moment in which the task is ready to run, and if none runs in that moment
-it is given to none of those that come. Runs on the scheduler.
+A binding by annotations outlives its task: if the task is computed again after its
+worker was lost, it waits for that worker without an end. Even a task that may run
+elsewhere can wait: Dask looks for other workers at the moment in which the task becomes
+ready, and if none runs at that moment, it does not look again. Runs on the scheduler.
 """
 
 from __future__ import annotations
@@ -18,103 +18,97 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.remote.keys import unpack
+from clustertune.remote.keys import Run, in_turns, unpack
 
-YIELD = 2000  # keys between two yields to the event loop, and tasks of one search
-TICK = 1.0  # seconds between two looks for tasks that wait in vain
 logger = logging.getLogger(__name__)
+
+TICK = 1.0  # seconds between two looks for tasks that wait for lost workers
+MAX_DEPENDENTS = 2000  # dependents of a task that are searched
 MAX_TASKS = 5000  # waiting tasks that are looked at
-MAX_SHOWN = 20  # different wants that are told, and names of each
-YIELD = 2000  # tasks between two yields to the event loop
+MAX_SHOWN = 20  # unmet requirements that are reported, and names of each
+
+Requirement = tuple[str, tuple[str, ...]]
+"""``worker``, ``host`` or ``resources``, and their names."""
 
 
 class Bindings:
-    """Of one scheduler, by name."""
+    """Sets of tasks that a plan binds to workers, by name."""
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self.kept: dict[str, set[Any]] = {}  # keys
         self.ending: set[asyncio.Task[int]] = set()
 
-    async def unknown(self, runs: Sequence[Any]) -> set[Any]:
-        """The packed keys that the scheduler does not know, in short turns.
+    async def unknown(self, runs: Sequence[Run]) -> set[Any]:
+        """The packed keys that the scheduler does not know.
 
-        A graph binds only tasks that are new. Known ones, and what they are bound to,
-        belong to an earlier graph.
+        A graph binds only new tasks. Known tasks, and their bindings, belong to an
+        earlier graph.
         """
-        keys = set()
-        for i, key in enumerate(unpack(runs)):
-            if i % YIELD == YIELD - 1:
-                await asyncio.sleep(0)
-            if key not in self.scheduler.tasks:
-                keys.add(key)
-        return keys
+        tasks = self.scheduler.tasks
+        return {key async for key in in_turns(unpack(runs)) if key not in tasks}
 
     def keep(self, keys: set[Any]) -> str:
-        """Remember keys of tasks that are going to be bound; the name of the set."""
+        """Remember keys of tasks before they are bound; return the name of the set."""
         name = uuid4().hex
         self.kept[name] = keys
         return name
 
     async def free_stuck(self, name: str) -> int:
-        """Let those run anywhere whose worker is gone or paused; how many there were.
+        """Unbind tasks whose worker is gone or paused; return their number.
 
-        What a paused worker was given stays with it, and it will not begin it: nor what
-        is not bound, since Dask takes no short tasks from it. That includes what they
-        are made of.
+        A paused worker keeps its tasks and does not start them, even tasks that are not
+        bound: Dask takes no short tasks from it. The tasks that ours depend on count as
+        well.
         """
         ours = self.kept.get(name, set())
         stuck = [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
         for ws in list(self.scheduler.workers.values()):
             if ws.status.name != "running":
                 waiting = [ts for ts in ws.processing if ts not in ws.executing]
-                stuck += [ts.key for ts in waiting if _is_for(ts, ours)]
-        return await self._loosen(stuck)
+                stuck += [ts.key for ts in waiting if _leads_to(ts, ours)]
+        return await self._unbind(stuck)
 
     async def end(self, name: str) -> None:
-        """Let all of them run anywhere from now on."""
-        await self._loosen(self.kept.pop(name, set()))
+        """Unbind all tasks of a set."""
+        await self._unbind(self.kept.pop(name, set()))
 
     def end_all(self) -> None:
-        """The same for every set, a little later."""
+        """Unbind all tasks of all sets, in tasks of the event loop."""
         for keys in self.kept.values():
-            task = asyncio.ensure_future(self._loosen(keys))
+            task = asyncio.ensure_future(self._unbind(keys))
             self.ending.add(task)
             task.add_done_callback(self.ending.discard)
         self.kept.clear()
 
     async def watch(self) -> None:
-        """Have no task wait in vain, until cancelled; a failure is one gap in it."""
+        """Start waiting tasks that may run elsewhere, every second until cancelled."""
         while True:
             try:
                 await self.wake()
             except Exception:
-                logger.exception("clustertune could not let tasks run elsewhere")
+                logger.exception("clustertune could not start waiting tasks elsewhere")
             await asyncio.sleep(TICK)
 
     async def wake(self) -> None:
-        """Run what may run elsewhere, and waits for workers that are gone."""
+        """Start tasks that may run elsewhere and wait for workers that are gone."""
         if not self.scheduler.running:
             return
-        waiting = []
-        for i, ts in enumerate(list(self.scheduler.unrunnable)):
-            if i % YIELD == YIELD - 1:
-                await asyncio.sleep(0)
-            if ts.loose_restrictions and self._is_for_nobody(ts):
-                waiting.append(ts)
-        run(self.scheduler, waiting)
+        waiting = [
+            ts
+            async for ts in in_turns(list(self.scheduler.unrunnable))
+            if ts.loose_restrictions and self._has_lost_all_workers(ts)
+        ]
+        start_waiting(self.scheduler, waiting)
 
-    def _is_for_nobody(self, task: Any) -> bool:
-        """Whether all workers that a task is bound to are gone."""
+    def _has_lost_all_workers(self, task: Any) -> bool:
         bound = task.worker_restrictions
         return bool(bound) and not bound & self.scheduler.workers.keys()
 
-    async def _loosen(self, keys: Iterable[Any]) -> int:
-        """Undo what annotations have bound; returns how many tasks waited for that."""
+    async def _unbind(self, keys: Iterable[Any]) -> int:
+        """Undo bindings; return how many tasks waited for that."""
         waiting = {}
-        for i, key in enumerate(list(keys)):
-            if i % YIELD == YIELD - 1:
-                await asyncio.sleep(0)
+        async for key in in_turns(list(keys)):
             ts = self.scheduler.tasks.get(key)
             if ts is None:
                 continue
@@ -125,7 +119,7 @@ class Bindings:
             elif ts.processing_on is not None and (
                 ts.processing_on.status.name != "running"
             ):
-                waiting[key] = "released"  # and given to another, as it is wanted
+                waiting[key] = "released"  # a wanted task then goes to another worker
         if waiting:
             self.scheduler.transitions(waiting, f"clustertune-{time()}")
         return len(waiting)
@@ -133,51 +127,56 @@ class Bindings:
 
 async def bound_to(scheduler: Any, address: str) -> set[Any]:
     """Keys of the tasks that are bound to a worker's address."""
-    found = set()
-    for i, ts in enumerate(list(scheduler.tasks.values())):
-        if i % YIELD == YIELD - 1:
-            await asyncio.sleep(0)
-        if ts.worker_restrictions and address in ts.worker_restrictions:
-            found.add(ts.key)
-    return found
+    return {
+        ts.key
+        async for ts in in_turns(list(scheduler.tasks.values()))
+        if ts.worker_restrictions and address in ts.worker_restrictions
+    }
 
 
 async def follow(
     scheduler: Any, keys: Collection[Any], former: set[str], address: str
 ) -> None:
-    """Bind tasks to a worker's new address that are bound to those it had before.
+    """Bind tasks to a worker's new address that are bound to its former ones.
 
-    What it does not hold any more could never be computed again otherwise. ``keys``
-    are tasks that were bound to it before its restart. Other tasks that are bound to a
-    former address mean this worker only if no other one has that address by now.
+    Otherwise its lost keys could never be computed again.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler.
+    keys
+        Tasks that were bound to the worker before its restart. Other tasks that are
+        bound to a former address mean this worker only if no other worker has that
+        address by now.
+    former, address
+        Its former addresses, and the new one.
     """
     if not former:
         return
     free = former - scheduler.workers.keys()
     waiting = []
-    for i, ts in enumerate(list(scheduler.tasks.values())):
-        if i % YIELD == YIELD - 1:
-            await asyncio.sleep(0)
+    async for ts in in_turns(list(scheduler.tasks.values())):
         bound = ts.worker_restrictions
         gone = former if ts.key in keys else free
         if bound and not gone.isdisjoint(bound):
             ts.worker_restrictions = (bound - gone) | {address}
             waiting.append(ts)
-    run(scheduler, waiting)
+    start_waiting(scheduler, waiting)
 
 
-def run(scheduler: Any, tasks: Collection[Any]) -> None:
-    """Have those of the tasks run that wait for a worker."""
+def start_waiting(scheduler: Any, tasks: Collection[Any]) -> None:
+    """Start those of the tasks that wait for a worker."""
     # the last recommendation is carried out first
     order = sorted(tasks, key=attrgetter("priority"), reverse=True)
-    there = [ts.key for ts in order if ts in scheduler.unrunnable]
-    if there:
-        found = dict.fromkeys(there, "processing")
+    waiting = [ts.key for ts in order if ts in scheduler.unrunnable]
+    if waiting:
+        found = dict.fromkeys(waiting, "processing")
         scheduler.transitions(found, f"clustertune-{time()}")
 
 
 def unbind(task: Any) -> None:
-    """Let a task run on any worker."""
+    """Allow a task to run on any worker."""
     task.worker_restrictions = None
     task.loose_restrictions = False
     task.annotations = {
@@ -187,10 +186,10 @@ def unbind(task: Any) -> None:
     }
 
 
-def _is_for(task: Any, keys: set[Any]) -> bool:
-    """Whether it is one of these tasks, or one of them waits for what it makes."""
+def _leads_to(task: Any, keys: set[Any]) -> bool:
+    """Whether it is one of these tasks, or one of them depends on its result."""
     seen, todo = {task}, [task]
-    while todo and len(seen) <= YIELD:
+    while todo and len(seen) <= MAX_DEPENDENTS:
         ts = todo.pop()
         if ts.key in keys:
             return True
@@ -200,43 +199,42 @@ def _is_for(task: Any, keys: set[Any]) -> bool:
     return False
 
 
-Want = tuple[str, tuple[str, ...]]
-"""``worker``, ``host`` or ``resources``, and their names."""
+# --- unmet requirements ---------------------------------------------------------------
+#
+# Dask lets tasks wait without an end for a lost worker, a host or resources, and logs
+# nothing. Tasks that may run on other workers as well do not count, nor do tasks of
+# paused workers.
 
 
 async def unmet_summary(scheduler: Any) -> list[list[Any]]:
-    """What is wanted in vain by tasks that wait: kind, names, number of tasks."""
-    return await _counted(scheduler, list(islice(scheduler.unrunnable, MAX_TASKS)))
+    """Unmet requirements of waiting tasks: kind, names, number of tasks."""
+    return await _unmet(scheduler, list(islice(scheduler.unrunnable, MAX_TASKS)))
 
 
 async def unmet_of_keys(scheduler: Any, keys: Iterable[Any]) -> list[list[Any]]:
-    """The same of these keys and what they are made of."""
+    """Unmet requirements of keys and of the tasks that they depend on."""
     if not scheduler.unrunnable:
         return []
     todo = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
     seen = set(todo)
-    for i, ts in enumerate(todo):  # which grows meanwhile
-        if i % YIELD == YIELD - 1:
-            await asyncio.sleep(0)
+    async for ts in in_turns(todo):  # which grows meanwhile
         new = set(ts.waiting_on or ()) - seen
         seen |= new
         todo += new
-    return await _counted(scheduler, [ts for ts in todo if ts in scheduler.unrunnable])
+    return await _unmet(scheduler, [ts for ts in todo if ts in scheduler.unrunnable])
 
 
-async def _counted(scheduler: Any, tasks: list[Any]) -> list[list[Any]]:
-    alike: Counter[Any] = Counter()  # a million tasks may want the same
-    for i, ts in enumerate(tasks):
-        if i % YIELD == YIELD - 1:
-            await asyncio.sleep(0)
+async def _unmet(scheduler: Any, tasks: list[Any]) -> list[list[Any]]:
+    alike: Counter[Any] = Counter()  # a million tasks may have the same requirements
+    async for ts in in_turns(tasks):
         alike[_limits(ts)] += 1
-    wants: Counter[Want] = Counter()
+    unmet: Counter[Requirement] = Counter()
     for limits, count in alike.items():
-        want = _want(scheduler, *limits)
-        if want is not None:
-            wants[want] += count
+        requirement = _unmet_requirement(scheduler, *limits)
+        if requirement is not None:
+            unmet[requirement] += count
         await asyncio.sleep(0)
-    return [[kind, list(names), n] for (kind, names), n in wants.most_common(MAX_SHOWN)]
+    return [[kind, list(names), n] for (kind, names), n in unmet.most_common(MAX_SHOWN)]
 
 
 def _limits(task: Any) -> tuple[frozenset[str], frozenset[str], frozenset[Any]]:
@@ -249,10 +247,10 @@ def _limits(task: Any) -> tuple[frozenset[str], frozenset[str], frozenset[Any]]:
     )
 
 
-def _want(
+def _unmet_requirement(
     scheduler: Any, bound: frozenset[str], hosts: frozenset[str], needs: frozenset[Any]
-) -> Want | None:
-    """What is wanted that no worker has, whatever state the workers are in."""
+) -> Requirement | None:
+    """A requirement that no worker meets, whatever the status of the workers."""
     workers = scheduler.workers
     there = workers.keys()
     if bound or hosts:
@@ -274,7 +272,7 @@ def _on(scheduler: Any, hosts: Iterable[Any]) -> Iterator[str]:
 
 
 def _has(there: Any, needs: Iterable[tuple[Any, Any]]) -> bool:
-    """Whether all is there; Dask looks at amounts, which may be text, no earlier."""
+    """Whether a worker has all resources; amounts may be text, as Dask allows."""
     return all(
         isinstance(amount, int | float) and there.get(name, 0) >= amount
         for name, amount in needs

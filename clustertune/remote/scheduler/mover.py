@@ -1,12 +1,13 @@
-"""Moving keys between workers: copy, confirm, then drop. Runs on the scheduler.
+"""Moves keys between workers: copy, confirm, then drop. Runs on the scheduler.
 
-The mover is a private Active Memory Manager with one policy: a key is replicated to its
-target, and dropped elsewhere once the scheduler knows that the copy is there. The
-manager's own rules hold: the last copy is never dropped, nor one that a task on that
-worker needs. Keys keep their names, so collections made of them stay valid.
+The mover is a private Active Memory Manager with one policy. It replicates a key to its
+target, and drops it elsewhere once the scheduler knows of the new replica. The
+manager's own rules hold: it never drops the last replica, nor one that a task on that
+worker needs. Keys keep their names, so collections stay valid.
 
-The default manager is held off meanwhile, or it would drop the new copy as a surplus
-one; but only while copies are in flight, for ``EPOCH`` and ``DRAIN`` seconds at a time.
+The default manager is paused meanwhile, because it would drop the new replica as
+surplus; but only while copies are in flight, for ``EPOCH`` and ``DRAIN`` seconds at a
+time.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from distributed.active_memory_manager import (
 )
 from distributed.core import Status
 
-from clustertune.remote.scheduler.workers import counted
+from clustertune.remote.scheduler.state import counted_bytes
 
 logger = logging.getLogger("distributed.clustertune")
 CYCLE = 0.02  # seconds between two runs of the policy
-EPOCH = 20.0  # seconds for which the default memory manager is held off at a time,
-DRAIN = 5.0  # and seconds more in which what is in flight may land
-MOST_KEYS = 2000  # in flight: a cycle with 1,000 suggestions blocks the loop for 4 ms
-MOST_BYTES = 512 * 2**20  # in flight, of all workers together
-PATIENCE = 30.0  # seconds without any progress after which what is open is given up
-SLOWEST = 5e6  # bytes per second: a piece in flight gets this much time on top
-AGAIN = 5.0  # seconds after which a copy that did not arrive is asked for again
+EPOCH = 20.0  # seconds for which the default memory manager is paused at a time,
+DRAIN = 5.0  # and further seconds in which keys in flight may arrive
+MAX_KEYS = 2000  # in flight: a cycle with 1,000 suggestions takes 4 ms
+MAX_BYTES = 512 * 2**20  # in flight, to all workers
+PATIENCE = 30.0  # seconds without progress after which open keys are given up
+SLOWEST = 5e6  # bytes per second: keys in flight get this much more time
+RETRY = 5.0  # seconds after which a replica that did not arrive is requested again
 
 
 class ManagerHold:
@@ -55,7 +56,7 @@ class ManagerHold:
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self.holders = 0
-        self.timer: Any = None  # that was stopped
+        self.timer: Any = None  # the stopped one
 
     def running(self) -> bool | None:
         """Whether the default manager runs, or is only paused here.
@@ -89,7 +90,7 @@ class ManagerHold:
 
     @asynccontextmanager
     async def epoch(self) -> AsyncIterator[None]:
-        """Hold it off, and keep ``rebalance``, ``replicate`` and ``retire`` waiting."""
+        """Pause the manager, and block ``rebalance``, ``replicate`` and ``retire``."""
         async with self.scheduler._replica_lock(("clustertune", object())):
             self.take()
             try:
@@ -98,15 +99,28 @@ class ManagerHold:
                 self.give_back()
 
 
-class Placing(ActiveMemoryManagerPolicy):
-    """Brings each key to its target and to it alone.
+class MovePolicy(ActiveMemoryManagerPolicy):
+    """Brings each key to its target, and drops it elsewhere.
 
-    ``waiting`` holds (key, address of the target); ``flying`` what was asked for and is
-    not confirmed; ``left`` counts, by reason, what was given up. ``ceilings`` are the
-    bytes of process memory, by address, above which nothing more is sent to a target.
-    ``sources`` are the addresses of workers from which keys are dropped: all by
-    default, and copies on other workers stay where it is given. ``shelters`` are
-    addresses of workers that take keys though they do not run.
+    Parameters
+    ----------
+    wanted
+        Keys and addresses of their targets.
+    ceilings
+        Bytes of process memory, by address, above which a target gets no keys.
+    sources
+        Addresses of workers from which keys are dropped; None: all workers.
+    shelters
+        Addresses of workers that take keys though they do not run.
+
+    Attributes
+    ----------
+    waiting
+        Keys and their targets that are still to do.
+    flying
+        Keys that were requested and are not confirmed.
+    left
+        By reason, how many keys were given up.
     """
 
     def __init__(
@@ -123,17 +137,17 @@ class Placing(ActiveMemoryManagerPolicy):
         self.flying: dict[Any, Flight] = {}
         self.inbound: Counter[str] = Counter()  # bytes in flight, by target
         self.in_flight = 0  # bytes, to all targets
-        self.unmanaged: dict[str, int] = {}  # bytes, by target, when first looked at
+        self.unmanaged: dict[str, int] = {}  # bytes, by target, at the first look
         self.left: Counter[str] = Counter()
         self.total = len(self.waiting)
         self.done = 0
         self.nbytes = 0  # that travelled
-        self.stopped = False  # for good: land what is in flight, begin no more
+        self.stopped = False  # finally: keys in flight arrive, no more are sent
         self.launching = True
         self.last_progress = monotonic()
 
     def state(self) -> dict[str, Any]:
-        """How far it is, what was given up and why; plain types."""
+        """The progress, and what was given up and why; plain types."""
         return {
             "total": self.total,
             "done": self.done,
@@ -144,11 +158,11 @@ class Placing(ActiveMemoryManagerPolicy):
 
     @property
     def open(self) -> bool:
-        """Whether there is anything left to do."""
+        """Whether anything is left to do."""
         return bool(self.flying) or (not self.stopped and bool(self.waiting))
 
     def run(self) -> Generator[Any, Any, None]:
-        """One cycle: land what has arrived, send what there is room for."""
+        """Run one cycle: handle arrived keys, and send what there is room for."""
         for key in list(self.flying):
             yield from self._land(key)
         if self.launching and not self.stopped:
@@ -156,7 +170,7 @@ class Placing(ActiveMemoryManagerPolicy):
         self._give_up_if_stuck()
 
     def requeue(self) -> None:
-        """Take what is still in flight as not begun; a copy that arrives is found."""
+        """Return keys in flight to the queue; a replica that arrives is found later."""
         for key, flight in self.flying.items():
             self.waiting.append((key, flight.target))
         self.flying.clear()
@@ -172,7 +186,7 @@ class Placing(ActiveMemoryManagerPolicy):
         elif not self._takes(target):
             self._finish(key, f"{flight.target} is gone or paused")
         elif target not in ts.who_has:
-            if monotonic() - flight.asked > AGAIN:
+            if monotonic() - flight.asked > RETRY:
                 flight.asked = monotonic()
                 yield from self._replicate(ts, target)
         else:
@@ -194,9 +208,9 @@ class Placing(ActiveMemoryManagerPolicy):
         return {ws for ws in others if ws.address in self.sources}
 
     def _launch(self) -> Iterator[Any]:
-        for _ in range(min(len(self.waiting), MOST_KEYS - len(self.flying))):
+        for _ in range(min(len(self.waiting), MAX_KEYS - len(self.flying))):
             key, address = self.waiting.popleft()
-            if key in self.flying:  # given twice
+            if key in self.flying:  # it was given twice
                 self._count_done()
                 continue
             ts: Any = self.manager.scheduler.tasks.get(key)
@@ -230,26 +244,26 @@ class Placing(ActiveMemoryManagerPolicy):
     def _replicate(self, ts: Any, target: Any) -> Iterator[Any]:
         if target in self.manager.scheduler.running:
             yield Suggestion("replicate", ts, {target})
-        else:  # the manager's own way, which it goes to workers that run alone
+        else:  # as the manager does, but it does so for running workers only
             self.manager.scheduler.request_acquire_replicas(
                 target.address, [ts.key], stimulus_id=f"clustertune-park-{time()}"
             )
 
     def _room(self, target: Any, nbytes: int) -> bool:
-        """A single large piece may exceed the bytes in flight, never the ceiling."""
-        if self.in_flight and self.in_flight + nbytes > MOST_BYTES:
+        """Whether a key has room: only one large key may exceed the bytes in flight."""
+        if self.in_flight and self.in_flight + nbytes > MAX_BYTES:
             return False
         ceiling = self.ceilings.get(target.address, 0)
         return not ceiling or self._expected(target) + nbytes <= ceiling
 
     def _expected(self, target: Any) -> Any:
-        """Bytes of process memory once what is in flight has arrived.
+        """Bytes of process memory once the keys in flight have arrived.
 
-        The process memory that the scheduler knows is a heartbeat old, the sizes of the
-        keys there are not: the larger of the two views counts.
+        The scheduler knows the process memory as of the last heartbeat, and the sizes
+        of keys as of this moment. The larger of the two views counts.
         """
         address = target.address
-        managed, process = counted(target), target.memory.process
+        managed, process = counted_bytes(target), target.memory.process
         unmanaged = self.unmanaged.setdefault(address, max(0, process - managed))
         return max(process, unmanaged + managed) + self.inbound[address]
 
@@ -284,23 +298,24 @@ class Placing(ActiveMemoryManagerPolicy):
 
 
 class Flight:
-    """A key on its way: where to, how large, whether bytes travel, when asked for."""
+    """A key in flight."""
 
     __slots__ = ("asked", "nbytes", "sent", "target", "travels")
 
     def __init__(self, target: str, nbytes: int, travels: bool):
         self.target = target
         self.nbytes = nbytes
-        self.sent = travels  # counts as in flight until it is done
-        self.travels = travels  # until the scheduler knows of the copy
+        self.sent = travels  # its bytes count until it is done
+        self.travels = travels  # until the scheduler knows of the replica
         self.asked = monotonic()
 
 
-async def place(scheduler: Any, policy: Placing, hold: ManagerHold) -> None:
-    """Run the policy until nothing is open, holding the default manager off in epochs.
+async def move_keys(scheduler: Any, policy: MovePolicy, hold: ManagerHold) -> None:
+    """Run the policy until nothing is open, and pause the default manager in epochs.
 
-    An epoch ends early enough to land what is in flight: a copy whose source is not
-    dropped yet is a surplus one to the default manager, which would choose at random.
+    An epoch ends early enough to land the keys in flight. The default manager would
+    take a replica whose source is not dropped yet as surplus, and drop one of them at
+    random.
     """
     manager = ActiveMemoryManagerExtension(
         scheduler, policies={policy}, register=False, start=False
@@ -308,31 +323,31 @@ async def place(scheduler: Any, policy: Placing, hold: ManagerHold) -> None:
     while policy.open:
         waiting = monotonic()
         async with hold.epoch():
-            # waiting for the lock was no fault; an epoch without progress is, or a move
-            # that cannot go on would begin one epoch after the other
+            # the wait for the lock does not count as a stall; an epoch without progress
+            # does, or a blocked move would begin one epoch after the other
             policy.last_progress += monotonic() - waiting
             policy.launching = True
             await _run(manager, policy, EPOCH)
             policy.launching = False
             await _run(manager, policy, DRAIN)
-            if not policy.stopped:  # then it ends when nothing is in flight
+            if not policy.stopped:  # a stopped policy ends when nothing is in flight
                 policy.requeue()
         default = scheduler.extensions.get("amm")
         if policy.open and default is not None and default.running:
             default.run_once()
 
 
-async def _run(manager: Any, policy: Placing, seconds: float) -> None:
-    """Cycles until nothing is open, or in flight once launching has ended."""
+async def _run(manager: Any, policy: MovePolicy, seconds: float) -> None:
+    """Run cycles until nothing is open, or in flight once launching has ended."""
     end = monotonic() + seconds
     while monotonic() < end and _goes_on(policy):
         done = policy.done
         manager.run_once()
         if _goes_on(policy):
-            # else all targets are full: not otherwise in 20 ms
+            # if all targets are full, 20 ms change nothing
             busy = policy.flying or policy.done > done
             await asyncio.sleep(CYCLE if busy else 10 * CYCLE)
 
 
-def _goes_on(policy: Placing) -> bool:
+def _goes_on(policy: MovePolicy) -> bool:
     return policy.open if policy.launching else bool(policy.flying)

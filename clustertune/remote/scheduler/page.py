@@ -1,8 +1,11 @@
-"""What the panel shows of a scheduler, as a page state; only while somebody looks.
+"""The state of the dashboard page, made only while readers ask for it.
 
-Live are memory, threads and who holds prepared pieces; thresholds, CPUs, rows of pieces
-and findings are those that a client has handed over last, with their age. See
-:mod:`clustertune.dashboard.state` for the structure: the scheduler cannot import it.
+Memory, threads and the holders of prepared keys are current. Thresholds, CPUs, rows of
+partitions and findings are those that a client sent last, with their age. The structure
+is described in :mod:`clustertune.dashboard.state`, which the scheduler cannot import.
+
+Any client may log events of topic ``clustertune``. An event that is not built like
+clustertune's own is skipped. Its texts stay untrusted: the page escapes them.
 """
 
 from __future__ import annotations
@@ -18,43 +21,43 @@ from typing import Any
 
 from clustertune.core.wording import bytes_text, seconds_text
 from clustertune.remote.keys import count, unpack
-from clustertune.remote.scheduler.workers import by_name, is_parking, worker_id
+from clustertune.remote.scheduler.lease import TOPIC
+from clustertune.remote.scheduler.state import by_name, id_of, training_workers
 
 logger = logging.getLogger("distributed.clustertune")
-TOPIC = "clustertune"  # of Dask's events
-MOST_FINDINGS = 200
-MOST_EVENTS = 100
-COUNT = 10.0  # seconds between two counts of who holds which piece
-SLICE = 1000  # keys between two yields to the event loop
-FRESH = 0.5  # seconds for which several readers are given the same state
+MAX_FINDINGS = 200
+MAX_EVENTS = 100
+COUNT_INTERVAL = 10.0  # seconds between two counts of holders
+KEYS_PER_COUNT = 1000  # keys between two yields to the event loop
+MAX_AGE = 0.5  # seconds for which readers get the same state
 THRESHOLDS = ("target", "spill", "pause", "terminate")
 FAILED = ("problem", "error")
-MOST_KEYS = 200_000  # of collections of which a client hands over where rows are
-MOST_TEXT = 2000  # characters of one text
-LARGEST = 2.0**63  # numbers
+MOST_KEYS = 200_000  # of collections whose holders are counted
+MAX_TEXT = 2000  # characters of one text
+MAX_NUMBER = 2.0**63  # numbers
 
 
-class Showing:
+class PageData:
     """The page states of one scheduler."""
 
-    def __init__(self, scheduler: Any, resident: Any) -> None:
+    def __init__(self, scheduler: Any, plugin: Any) -> None:
         self.scheduler = scheduler
-        self.resident = resident
+        self.plugin = plugin
         self.facts: dict[str, Any] = {}
         self.keys: list[list[Sequence[Any]]] = []  # packed, by layout and member
         self.counted: list[dict[str, Any]] = []
-        self.asked = 0.0  # monotonic: when holders were counted last
+        self.counted_at = 0.0  # monotonic time of the last count of holders
         self.counting: asyncio.Task[None] | None = None
-        self.state: dict[str, Any] = {}
-        self.made = 0.0  # monotonic
+        self.latest: dict[str, Any] = {}
+        self.made_at = 0.0  # monotonic time
         self.report = ""
         self.prepared: dict[str, Any] | None = None
 
     def keep(self, facts: Mapping[str, Any]) -> None:
-        """Take what a client has learned; it stands for what was there before.
+        """Replace earlier facts by those of a client; absent entries stay.
 
-        Entries that it does not have stay: ``workers`` (thresholds by address),
-        ``hosts`` (CPUs by host), ``collections`` and ``findings``.
+        The entries are ``workers`` (thresholds by address), ``hosts`` (CPUs by host),
+        ``collections`` and ``findings``.
         """
         kept = dict(facts)
         if "collections" in kept:
@@ -62,36 +65,36 @@ class Showing:
             packed = [list(x.pop("members")) for x in given]
             if sum(count(runs) for x in packed for runs in x) > MOST_KEYS:
                 packed, kept["collections"] = [], []
-            self.keys, self.counted, self.asked = packed, [], 0.0
+            self.keys, self.counted, self.counted_at = packed, [], 0.0
         if kept.get("findings"):
-            kept["findings"]["found"] = kept["findings"]["found"][:MOST_FINDINGS]
+            kept["findings"]["found"] = kept["findings"]["found"][:MAX_FINDINGS]
         self.facts |= kept
-        self.made = 0.0
+        self.made_at = 0.0
 
-    def handed(self) -> dict[str, Any]:
-        """What clients have handed over, for :meth:`restore` of the next resident."""
+    def state(self) -> dict[str, Any]:
+        """The facts that clients have sent, for :meth:`restore` of the next plugin."""
         return {"facts": self.facts, "keys": self.keys}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what another resident was handed."""
+        """Take over the facts of another plugin."""
         self.facts, self.keys = dict(state["facts"]), list(state["keys"])
 
     def close(self) -> None:
-        """End what runs."""
+        """Cancel the count of holders."""
         if self.counting is not None:
             self.counting.cancel()
 
     def look(self) -> dict[str, Any]:
-        """The page state of this moment; nothing is computed for it in between."""
+        """The current page state; without readers, no state is made."""
         now = monotonic()
-        if now - self.made >= FRESH:
-            self.state, self.made = self._make(), now
+        if now - self.made_at >= MAX_AGE:
+            self.latest, self.made_at = self._make(), now
             self._count_soon(now)
-        return self.state
+        return self.latest
 
     def _make(self) -> dict[str, Any]:
         workers, now = _shown(self.scheduler), time()
-        history = self.resident.runs.totals
+        history = self.plugin.runs.totals
         return {
             "time": now,
             "scheduler": self.scheduler.address,
@@ -111,29 +114,29 @@ class Showing:
         logged = _event_rows(self.scheduler.get_events(TOPIC))
         held = [
             {"time": h["since"], "kind": "held", "text": f"held for {h['label']}"}
-            for h in self.resident.holds.there()
+            for h in self.plugin.holds.active()
         ]
-        holder = self.resident.holder()
+        holder = self.plugin.lease.holder()
         if holder is not None:
             text = f"{holder['label']} is being carried out"
             held.append({"time": holder["since"], "kind": "held", "text": text})
-        waiting = _scheduled(self.resident.schedules.listed())
+        waiting = _scheduled(self.plugin.schedules.listed())
         return sorted([*logged, *held, *waiting], key=lambda e: e["time"])
 
     def _last_report(self) -> dict[str, Any] | None:
-        """Before and after of the report that is kept; read once."""
-        text = self.resident.report
+        """Before and after of the kept report; read once."""
+        text = self.plugin.report
         if text and text is not self.report:
             self.report, self.prepared = text, _readable(text)
         return self.prepared
 
-    # --- who holds what ---------------------------------------------------------------
+    # --- holders ----------------------------------------------------------------------
 
     def _count_soon(self, now: float) -> None:
-        """Count holders in the background, if that was a while ago."""
+        """Count holders in the background, if the last count is old."""
         running = self.counting is not None and not self.counting.done()
-        if self.keys and not running and now - self.asked >= COUNT:
-            self.asked = now
+        if self.keys and not running and now - self.counted_at >= COUNT_INTERVAL:
+            self.counted_at = now
             self.counting = asyncio.ensure_future(self._count())
 
     async def _count(self) -> None:
@@ -147,7 +150,7 @@ class Showing:
 async def _count(
     scheduler: Any, layout: Mapping[str, Any], members: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
-    """Rows and pieces of a layout by worker; a piece counts where most of it lies."""
+    """Rows and partitions of a layout by worker, which holds most of their bytes."""
     workers = _shown(scheduler)
     index = {ws: i for i, ws in enumerate(workers)}
     rows = array("q", layout["rows"])
@@ -155,7 +158,7 @@ async def _count(
     apart = missing = 0
     tasks = scheduler.tasks
     for piece, keys in enumerate(zip(*map(unpack, members), strict=True)):
-        if piece * len(keys) % SLICE < len(keys):
+        if piece * len(keys) % KEYS_PER_COUNT < len(keys):
             await asyncio.sleep(0)
         nbytes: dict[Any, int] = {}
         whole: set[Any] | None = None
@@ -190,7 +193,7 @@ async def _count(
         "missing": missing,
         "counted": time(),
         "workers": {
-            "id": [worker_id(ws.address, ws.name, ws.nanny) for ws in workers],
+            "id": [id_of(ws) for ws in workers],
             "rows": held[0],
             "pieces": held[1],
             "due": [every * claim / all_claims for claim in claims],
@@ -202,20 +205,19 @@ async def _count(
 
 
 def _shown(scheduler: Any) -> list[Any]:
-    """Workers by name: ``worker-2`` before ``worker-10``, and each in its place."""
-    shown = [ws for ws in scheduler.workers.values() if not is_parking(ws.name)]
-    return sorted(shown, key=lambda ws: by_name(ws.name))
+    """Workers in the order of their names."""
+    return sorted(training_workers(scheduler), key=lambda ws: by_name(ws.name))
 
 
 def _workers(
     workers: Sequence[Any], known: Mapping[str, Any], now: float
 ) -> dict[str, Any]:
-    """Columns of all workers, with the thresholds that are known by address."""
+    """Columns of all workers, with the known thresholds."""
     memory = [ws.memory for ws in workers]
     unknown = (None,) * len(THRESHOLDS)
     own = [known.get(ws.address, unknown) for ws in workers]
     return {
-        "id": [worker_id(ws.address, ws.name, ws.nanny) for ws in workers],
+        "id": [id_of(ws) for ws in workers],
         "address": [ws.address for ws in workers],
         "host": [ws.host for ws in workers],
         "status": [ws.status.name for ws in workers],
@@ -244,8 +246,8 @@ def _columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, A
 
 
 def _event_rows(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
-    """Events of Dask's log in words; one with state began is shown when it ends."""
-    latest = deque(well_formed(logged), maxlen=MOST_EVENTS)
+    """Logged events as text; an event with state began is shown when it ends."""
+    latest = deque(well_formed(logged), maxlen=MAX_EVENTS)
     return [
         {"time": at, "kind": _kind(event), "text": _words(event)}
         for at, event in latest
@@ -254,7 +256,7 @@ def _event_rows(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
 
 
 def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Restarts that wait: for their next instant, or for a gap from now on."""
+    """Waiting restarts: at their next time, or as soon as the cluster is idle."""
     for one in schedules:
         if one["state"] not in ("waiting", "running"):
             continue
@@ -263,7 +265,7 @@ def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         text = f"restart between runs{condition}, by {one['owner']}: {one['state']}"
         text += f" ({why})" if why else ""
         at = next((t for t in one["instants"] if t > one["now"]), one["now"])
-        yield {"time": at, "kind": "scheduled", "text": text[:MOST_TEXT]}
+        yield {"time": at, "kind": "scheduled", "text": text[:MAX_TEXT]}
 
 
 def _kind(event: Mapping[str, Any]) -> str:
@@ -272,29 +274,31 @@ def _kind(event: Mapping[str, Any]) -> str:
 
 
 def _words(event: Mapping[str, Any]) -> str:
-    """An event as its action and what is said of it, in the order in which it is."""
+    """An event as text: its action, then its fields in their order."""
     said = [
-        _SAID[name](value) if name in _SAID else f"{name} {value}"
+        _FIELD_TEXTS[name](value) if name in _FIELD_TEXTS else f"{name} {value}"
         for name, value in event.items()
-        if name not in _UNSAID and _is_said(value)
+        if name not in _HIDDEN_FIELDS and _is_shown_value(value)
     ]
     steps = event.get("steps") or ()
     said += [step["summary"] for step in steps]
     action = event["action"]
-    if action == "schedule":  # of which every change of state is told
+    if action == "schedule":  # each change of its state is an event
         action = f"schedule {event.get('state')}"
-    return f"{action}: {', '.join(said)}"[:MOST_TEXT]
+    return f"{action}: {', '.join(said)}"[:MAX_TEXT]
 
 
-def _is_said(value: Any) -> bool:
-    """A text or a number that is not zero."""
+def _is_shown_value(value: Any) -> bool:
+    """Whether it is a text, or a number other than zero."""
     return isinstance(value, str | int | float) and bool(value)
 
 
-_UNSAID = ("action", "state", "client", "time", "pid", "more_steps", "doing")
+_HIDDEN_FIELDS = ("action", "state", "client", "time", "pid", "more_steps", "doing")
 
 
-_SAID: Mapping[str, Callable[[Any], str]] = {  # of others their names are said, too
+_FIELD_TEXTS: Mapping[
+    str, Callable[[Any], str]
+] = {  # other fields are shown with their names
     "keys": lambda n: f"{n} keys",
     "nbytes": bytes_text,
     "seconds": seconds_text,
@@ -309,33 +313,33 @@ _SAID: Mapping[str, Callable[[Any], str]] = {  # of others their names are said,
 
 
 def _readable(text: str) -> dict[str, Any] | None:
-    """What is shown of a report; None if this release cannot read it."""
+    """The shown part of a report, or None if this release cannot read it."""
     try:
         return _prepared(json.loads(text))
-    # any client may leave a text of any form
+    # any client may send any text
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         logger.warning("clustertune cannot show the last report: %r", error)
         return None
 
 
 def _prepared(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of a report that was made by some release of clustertune."""
+    """The shown part of a report, which some release of clustertune has made."""
     done = [s for s in report["steps"] if s["status"] in ("done", "partly")]
     lines = [f"{s['status']}: {s['summary']}" for s in done]
     lines += [report["error"]] if report["error"] else []
     return {
         "status": report["status"],
-        "lines": [line[:MOST_TEXT] for line in lines] or [report["status"]],
+        "lines": [line[:MAX_TEXT] for line in lines] or [report["status"]],
         "before": [summary(x) for x in report["before"]],
         "after": [summary(x) for x in report["after"]],
     }
 
 
 def summary(layout: Mapping[str, Any]) -> dict[str, Any]:
-    """A layout of a report, with the share that each worker should have."""
+    """A layout of a report, with the due share of each worker."""
     shares = sorted(layout["workers"], key=lambda w: by_name(w["worker"]))
     due = [w["rows"] / w["share"] if w["share"] else 0.0 for w in shares]
-    # those that have no rows, but should: what is left of all rows is theirs
+    # workers without rows that should have some share the remaining rows
     empty = [i for i, w in enumerate(shares) if not w["rows"]]
     rest = (layout["rows"] or 0) - sum(due)
     for i in empty if rest >= 1 else ():
@@ -354,14 +358,14 @@ def summary(layout: Mapping[str, Any]) -> dict[str, Any]:
 def well_formed(
     logged: Iterable[tuple[Any, Any]],
 ) -> Iterator[tuple[float, dict[str, Any]]]:
-    """When each well-formed event was logged, and its fields, cut to sensible lengths.
+    """The time and the fields of each well-formed event; long texts are cut.
 
     Fields that clustertune logs have the type that it gives them. Other fields are
-    texts or numbers; the rest of them is left out.
+    texts or numbers; the rest is left out.
     """
     for at, event in logged:
         if type(event) is dict and _is_well_formed(event):
-            yield float(at), {k: _cut(v) for k, v in event.items() if _is_shown(k, v)}
+            yield float(at), {k: _cut(v) for k, v in event.items() if _is_field(k, v)}
 
 
 def _is_well_formed(event: Mapping[Any, Any]) -> bool:
@@ -372,14 +376,14 @@ def _is_well_formed(event: Mapping[Any, Any]) -> bool:
     )
 
 
-def _is_shown(name: Any, value: Any) -> bool:
-    if type(name) is not str or len(name) > MOST_TEXT:
+def _is_field(name: Any, value: Any) -> bool:
+    if type(name) is not str or len(name) > MAX_TEXT:
         return False
     return name in FIELDS or _is_text(value) or _is_number(value)
 
 
 def _cut(value: Any) -> Any:
-    return value[:MOST_TEXT] if type(value) is str else value
+    return value[:MAX_TEXT] if type(value) is str else value
 
 
 def _is_text(value: Any) -> bool:
@@ -391,7 +395,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -LARGEST < value < LARGEST  # so no NaN
+    return type(value) in (int, float) and -MAX_NUMBER < value < MAX_NUMBER  # so no NaN
 
 
 def _are_steps(value: Any) -> bool:
@@ -400,7 +404,7 @@ def _are_steps(value: Any) -> bool:
     )
 
 
-#: the fields that clustertune's own events have, where the page reads them
+#: fields of clustertune's own events that the page reads
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "action": _is_name,
     "state": _is_name,

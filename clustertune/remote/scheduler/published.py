@@ -1,41 +1,39 @@
-"""Names of published data sets that point to other pieces: all at once, or none.
+"""Names of published data sets, and how they change: all at once, or none.
 
-Dask replaces one name after the other, whoever has published what is there; in between,
+Dask replaces one name after the other, whoever published the old data. In between,
 X would be new and y old. Here all names change in one turn of the scheduler's event
-loop, and only if each still points to what the client has seen. A name wants its new
-keys before it points to them, and its old ones until then.
+loop, and only if each still has the data that the client has seen. A name wants its new
+keys before it points to them, and its old keys until then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dask.utils import stringify
 
-from clustertune.remote.keys import unpack
-from clustertune.remote.scheduler.workers import is_gone
+from clustertune.remote.keys import Run, unpack
+from clustertune.remote.scheduler.state import is_gone
 
-YIELD = 1000  # keys between two yields to the event loop
+KEYS_PER_CHANGE = 1000  # keys of which a name wants or releases in one turn
 
 
-class Names:
-    """Of one scheduler; remembers for its clients what names pointed to."""
+class PublishedNames:
+    """The published names of one scheduler, and the entries that clients have seen."""
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self.noted: dict[str, dict[str, Any]] = {}  # entries, by client and name
 
     def note(self, owner: str, names: Sequence[str]) -> dict[str, int]:
-        """Remember what these point to until the client leaves.
+        """Remember the entries of names until the client leaves.
 
-        Answers with how many keys of each are gone.
+        Returns
+        -------
+        dict
+            By name, how many of its keys are gone.
         """
         entries = {name: self._datasets().get(name) for name in names}
         if owner in self.scheduler.clients:
@@ -45,17 +43,28 @@ class Names:
     def forget(self, client: str) -> None:
         self.noted.pop(client, None)
 
-    async def point(
+    async def replace(
         self,
         owner: str,
-        new: Sequence[tuple[str, Sequence[Any], Any]],
+        new: Sequence[tuple[str, Sequence[Run], Any]],
         kept: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Have names point to other data, and ``kept`` names to what old ones did.
+        """Replace the data of names, and publish noted entries under other names.
 
-        ``new`` are names, packed keys and serialized data. Answers with what is in the
-        way, which is nothing if it was done: ``changed`` names, ``taken`` ones, and how
-        many keys are ``gone``.
+        Parameters
+        ----------
+        owner
+            A client that has noted the names.
+        new
+            Names, their packed keys and serialized data.
+        kept
+            By noted name, a new name for its entry.
+
+        Returns
+        -------
+        dict
+            Nothing if all names were replaced; else ``changed`` and ``taken`` names,
+            and how many keys are ``gone``.
         """
         old = self.noted.get(owner, {})
         entries = {n: {"data": data, "keys": list(unpack(k))} for n, k, data in new}
@@ -64,8 +73,8 @@ class Names:
         if answer:
             return answer
         for name, entry in entries.items():
-            for some in _parts(entry["keys"]):
-                # what a client has let go meanwhile is seen below
+            for some in _batches(entry["keys"]):
+                # keys that a client has released meanwhile are found below
                 there = [key for key in some if key in self.scheduler.tasks]
                 self.scheduler.client_desires_keys(there, _client(name))
                 await asyncio.sleep(0)
@@ -74,7 +83,7 @@ class Names:
             for name, entry in entries.items():
                 await self._release(name, entry["keys"])
             return answer
-        self._datasets().update(entries)  # the turn in which all of them change
+        self._datasets().update(entries)  # the turn in which all names change
         self.forget(owner)
         for name, entry in old.items():
             if entry and name in entries:
@@ -94,19 +103,21 @@ class Names:
         entries: Mapping[str, Any],
         kept: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Why names may not be changed; of all that were noted, as they are a set."""
+        """Why names must stay; all noted names count, because they are one data set."""
         datasets = self._datasets()
-        there = {n for n in old if datasets.get(n) is old[n]}  # or was not there
+        unchanged = {
+            n for n in old if datasets.get(n) is old[n]
+        }  # or absent, as before
         answer = {
-            "changed": sorted({*old, *entries} - {*kept.values()} - there),
+            "changed": sorted({*old, *entries} - {*kept.values()} - unchanged),
             "taken": sorted(name for name in kept.values() if name in datasets),
             "gone": sum(map(self._gone, entries.values())),
         }
         return answer if any(answer.values()) else {}
 
     async def _release(self, name: str, keys: Sequence[Any]) -> None:
-        """Have a name want keys no more, but for those to which it points by then."""
-        for some in _parts(keys):
+        """Release keys of a name, but not those to which it points by then."""
+        for some in _batches(keys):
             entry = self._datasets().get(name)
             there: Collection[Any] = set(entry["keys"]) if entry else ()
             going = [key for key in some if key not in there]
@@ -115,46 +126,72 @@ class Names:
             await asyncio.sleep(0)
 
 
-def _client(name: str) -> str:
-    """The client that a name is to the scheduler."""
+def _client(name: Any) -> str:
+    """The client as which the scheduler holds the keys of a name."""
     return f"published-{stringify(name)}"
 
 
-def _parts(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(keys), YIELD):
-        yield keys[start : start + YIELD]
+def _batches(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(keys), KEYS_PER_CHANGE):
+        yield keys[start : start + KEYS_PER_CHANGE]
 
 
-def _unpublish(
+def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
+    """Kind and name of published data, variables and queues, by their client."""
+    extensions = scheduler.extensions
+    found = {}
+    for extension, table, kind in (
+        ("publish", "datasets", "published"),
+        ("variables", "variables", "variable"),
+        ("queues", "queues", "queue"),
+    ):
+        for name in getattr(extensions.get(extension), table, ()):
+            found[f"{kind}-{stringify(name)}"] = (kind, str(name))
+    return found
+
+
+def unpublish(
     scheduler: Any, going: dict[str, list[Any]], prefixes: Collection[str]
 ) -> tuple[list[str], set[Any]]:
-    """Remove the published names of keys that are going; these names.
+    """Remove the published names of keys that are about to be released.
 
-    ``going`` are keys by client. A name stays that alone holds other data, and so do
-    its keys, which are returned, too.
+    A name that also holds data of other prefixes stays, and so do its keys.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler.
+    going
+        Keys by client; changed in place.
+    prefixes
+        Prefixes that are released together.
+
+    Returns
+    -------
+    tuple
+        The removed names, and the keys that stay.
     """
     removed: list[str] = []
     staying: set[Any] = set()
     datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
     for name, entry in list(datasets.items()):
-        client = f"published-{stringify(name)}"
+        client = _client(name)
         keys = set(going.get(client, ()))
         if keys.isdisjoint(entry["keys"]):
             continue
         rest = [key for key in entry["keys"] if key not in keys]
-        alone = [key for key in rest if _is_alone(scheduler, key, client)]
+        alone = [key for key in rest if _is_only_wanted_by(scheduler, key, client)]
         if any(scheduler.tasks[key].prefix.name not in prefixes for key in alone):
             staying.update(going.pop(client))
             continue
         del datasets[name]
         removed.append(str(name))
-        # what is in memory and has no other holder waits for the turn of its prefix
+        # keys in memory without another holder wait for the turn of their prefix
         going[client] += set(rest).difference(alone)
     return removed, staying
 
 
-def _is_alone(scheduler: Any, key: Any, client: str) -> bool:
-    """Whether data in memory is wanted by this client alone."""
+def _is_only_wanted_by(scheduler: Any, key: Any, client: str) -> bool:
     ts = scheduler.tasks.get(key)
     return (
         ts is not None
@@ -170,17 +207,3 @@ def unpublish_all(scheduler: Any) -> list[str]:
     for name in names:
         del datasets[name]
     return [str(name) for name in names]
-
-
-def shared(scheduler: Any) -> dict[str, tuple[str, str]]:
-    """Kind and name of what is shared by name, by the client that holds it for all."""
-    extensions = scheduler.extensions
-    found = {}
-    for extension, table, kind in (
-        ("publish", "datasets", "published"),
-        ("variables", "variables", "variable"),
-        ("queues", "queues", "queue"),
-    ):
-        for name in getattr(extensions.get(extension), table, ()):
-            found[f"{kind}-{stringify(name)}"] = (kind, str(name))
-    return found

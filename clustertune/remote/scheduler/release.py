@@ -1,7 +1,7 @@
-"""Which keys are in memory, whose they are, and letting go of them.
+"""Releases data on purpose: keys of a prefix, or all data with all workers restarted.
 
-Runs on the scheduler, in short turns; the time that it takes grows with all keys, so it
-is done only where somebody is going to destroy data.
+The scans take time that grows with all keys, in short turns of the event loop. They run
+only before data is destroyed.
 """
 
 from __future__ import annotations
@@ -14,32 +14,52 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.scheduler.published import _unpublish, shared, unpublish_all
-from clustertune.remote.scheduler.restart import LOOK, Refused, still_run
-from clustertune.remote.scheduler.workers import COMING, begun, identity
+from clustertune.remote.keys import KEYS_PER_TURN, in_turns
+from clustertune.remote.scheduler.evacuation import Refused
+from clustertune.remote.scheduler.published import (
+    shared_names,
+    unpublish,
+    unpublish_all,
+)
+from clustertune.remote.scheduler.restart import LOOK
+from clustertune.remote.scheduler.state import (
+    COMING,
+    begun_tasks,
+    identity,
+    still_running,
+)
 
-MAX_GROUPS = 5000  # prefixes, each with those who want it, that are told apart
-YIELD = 2000  # keys between two yields to the event loop
-REASON = "released"
-SAID = "Its data was released on purpose, by clustertune. Load or compute it again."
 logger = logging.getLogger("distributed.clustertune")
+
+MAX_GROUPS = 5000  # prefixes and their owners that are told apart
+REASON = "released"
+MESSAGE = "Its data was released on purpose, by clustertune. Load or compute it again."
+
+
+async def wanted_tasks(
+    scheduler: Any, kept: Collection[Any]
+) -> AsyncIterator[tuple[Any, frozenset[str]]]:
+    """Tasks whose results some clients want, and these clients."""
+    async for ts in in_turns(list(scheduler.tasks.values())):
+        if ts.who_wants and ts.key not in kept:
+            yield ts, frozenset(c.client_key for c in ts.who_wants)
 
 
 async def holdings(
     scheduler: Any, owner: str, kept: Collection[Any] = ()
 ) -> list[list[Any]]:
-    """By prefix and by who wants them: how many keys, bytes, scattered ones.
+    """Data in memory, by prefix and by the clients that want it.
 
     Returns
     -------
     list of [prefix, keys, nbytes, scattered, coming, mine, others, shared]
-        ``coming`` are tasks that are still to be done, ``others`` clients besides the
-        owner, ``shared`` pairs of kind and name. A name of which no key is in memory
-        has a row of its own, without keys.
+        ``coming`` are tasks without a result yet, ``others`` clients besides the owner,
+        ``shared`` pairs of kind and name. A name without keys in memory has a row of
+        its own, without keys.
     """
-    names = shared(scheduler)
+    names = shared_names(scheduler)
     found = {("", frozenset([client])): [0, 0, 0, 0] for client in names}
-    async for ts, wanting in wanted(scheduler, kept):
+    async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory"
         if not (there or ts.state in COMING):
             continue
@@ -63,17 +83,6 @@ async def holdings(
     ]
 
 
-async def wanted(
-    scheduler: Any, kept: Collection[Any]
-) -> AsyncIterator[tuple[Any, frozenset[str]]]:
-    """Tasks of which somebody wants the results kept, and who these are."""
-    for i, ts in enumerate(list(scheduler.tasks.values())):
-        if i % YIELD == YIELD - 1:
-            await asyncio.sleep(0)
-        if ts.who_wants and ts.key not in kept:
-            yield ts, frozenset(c.client_key for c in ts.who_wants)
-
-
 async def release(
     scheduler: Any,
     owner: str,
@@ -82,55 +91,74 @@ async def release(
     others: bool,
     together: Collection[str] = (),
 ) -> tuple[int, int, list[str]]:
-    """Have clients want the keys of a prefix no more.
+    """Release the keys of a prefix for the clients that want them.
 
-    Unless ``others`` is set, only those that the owner alone wants. What tasks that are
-    still to run depend on stays until these have run. Names that were published for
-    these keys are removed first, so that none points to nothing. A name that also holds
-    keys of prefixes that are not in ``together`` keeps all of its keys.
-
-    Returns
-    -------
-    tuple
-        How many keys, their bytes, and the names that were removed.
-    """
-    sizes: dict[Any, int] = {}
-    going: dict[str, list[Any]] = {}
-    async for ts, wanting in wanted(scheduler, kept):
-        there = ts.state == "memory" and ts.prefix.name == prefix
-        if there and (others or wanting == {owner}):
-            sizes[ts.key] = ts.nbytes
-            for client in wanting:
-                going.setdefault(client, []).append(ts.key)
-    names, staying = _unpublish(scheduler, going, {prefix, *together})
-    released = [n for key, n in sizes.items() if key not in staying]
-    for client, keys in going.items():
-        for start in range(0, len(keys), YIELD):
-            some = keys[start : start + YIELD]
-            scheduler.client_releases_keys(
-                keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
-            )
-            message = {"op": "cancelled-keys", "keys": some}
-            scheduler.report(message | {"reason": REASON, "msg": SAID}, client=client)
-            await asyncio.sleep(0)
-    return len(released), sum(released), names
-
-
-class Dropping:
-    """The restart of all workers.
+    Tasks that are still to run keep their inputs until they have run. Names that were
+    published for these keys are removed first, so that none points to nothing.
 
     Parameters
     ----------
     scheduler
         The scheduler.
     owner
-        The client that asked for it.
+        The client that asks.
+    prefix
+        Of the keys.
+    kept
+        Keys that stay.
+    others
+        Whether to release keys that other clients want, too.
+    together
+        Prefixes that are released as well. A name that also holds keys of further
+        prefixes keeps all of its keys.
+
+    Returns
+    -------
+    tuple
+        The number of released keys, their bytes, and the names that were removed.
+    """
+    sizes: dict[Any, int] = {}
+    going: dict[str, list[Any]] = {}
+    async for ts, wanting in wanted_tasks(scheduler, kept):
+        there = ts.state == "memory" and ts.prefix.name == prefix
+        if there and (others or wanting == {owner}):
+            sizes[ts.key] = ts.nbytes
+            for client in wanting:
+                going.setdefault(client, []).append(ts.key)
+    names, staying = unpublish(scheduler, going, {prefix, *together})
+    released = [n for key, n in sizes.items() if key not in staying]
+    for client, keys in going.items():
+        for start in range(0, len(keys), KEYS_PER_TURN):
+            some = keys[start : start + KEYS_PER_TURN]
+            scheduler.client_releases_keys(
+                keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
+            )
+            message = {"op": "cancelled-keys", "keys": some}
+            scheduler.report(
+                message | {"reason": REASON, "msg": MESSAGE}, client=client
+            )
+            await asyncio.sleep(0)
+    return len(released), sum(released), names
+
+
+class ClusterRestart:
+    """A restart of all workers at once, without their data.
+
+    Running tasks are waited for, and the data is counted once more before it is lost.
+    Nothing changes until then.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler.
+    owner
+        The client that asks.
     others
         Whether data that other clients want may be lost, too.
     wait
-        Seconds that running tasks are waited for.
+        Seconds to wait for running tasks.
     timeout
-        Seconds in which the workers have to be back.
+        Seconds in which the workers must be back.
     """
 
     def __init__(
@@ -146,19 +174,19 @@ class Dropping:
         self.doing = "waiting for all tasks to end"
         self.keys = 0
         self.nbytes = 0
-        self.names: list[str] = []  # published ones that went with their data
+        self.names: list[str] = []  # published names that were removed
 
     async def run(self) -> str:
-        """Restart them; answers with why not, or who is missing, or nothing."""
+        """Restart the workers; return a refusal, the missing workers, or nothing."""
         try:
             self._refuse()
-            await self._idle()
+            await self._wait_for_tasks()
             await self._count()
             self._refuse()
         except Refused as error:
             return str(error)
         self.doing = "restarting all workers"
-        there = {identity(ws) for ws in self.scheduler.workers.values()}
+        before = {identity(ws) for ws in self.scheduler.workers.values()}
         end = monotonic() + self.timeout
         self.began = True
         self.names = unpublish_all(self.scheduler)
@@ -168,8 +196,8 @@ class Dropping:
             )
         except asyncio.TimeoutError:
             logger.warning("not all workers were back within %g s", self.timeout)
-        # it counts workers: those that have registered may not run yet
-        while missing := there - self._running():
+        # Dask counts workers, and registered workers may not run yet
+        while missing := before - self._running():
             if monotonic() > end:
                 some = ", ".join(sorted(str(nanny) for nanny, _ in missing)[:3])
                 return (
@@ -193,18 +221,18 @@ class Dropping:
         if self.stopped:
             raise Refused("stopped")
 
-    async def _idle(self) -> None:
+    async def _wait_for_tasks(self) -> None:
         end = monotonic() + self.wait
-        while running := sum(map(begun, self.scheduler.workers.values())):
+        while running := sum(map(begun_tasks, self.scheduler.workers.values())):
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
-                raise Refused(still_run(running, self.wait))
+                raise Refused(still_running(running, self.wait))
             await asyncio.sleep(LOOK)
 
     async def _count(self) -> None:
-        """What is going to be lost; the plan may have been made some time ago."""
-        async for ts, wanting in wanted(self.scheduler, ()):
+        """Count the data that will be lost; the plan may be old."""
+        async for ts, wanting in wanted_tasks(self.scheduler, ()):
             there = ts.state == "memory"
             if not (there or ts.state in COMING):
                 continue
@@ -215,7 +243,7 @@ class Dropping:
             self.nbytes += ts.nbytes if there else 0
 
     def state(self) -> dict[str, Any]:
-        """How far it is; plain types."""
+        """The progress; plain types."""
         return {
             "doing": self.doing,
             "keys": self.keys,

@@ -1,11 +1,11 @@
-"""Replicas that the scheduler's memory manager keeps.
+"""Replicas that Dask's memory manager keeps.
 
 The default policy of the memory manager, ``ReduceReplicas``, drops all replicas of a
-key but one, or as many as tasks wait for it. It drops those on the fullest workers.
-Here a policy in its place passes its suggestions on, but for replicas that are kept:
-all replicas of keys that begin with a prefix (:func:`keep`, until the call ends or its
-client is gone), and the replica of each prepared key on the worker for which it was
-prepared (:class:`Homes`). Other replicas of these keys are dropped as before.
+key but one, or as many as tasks wait for it. It drops those on the fullest workers. A
+policy in its place passes its suggestions on, except for replicas that are kept: all
+replicas of keys with a prefix (:func:`keep`, until the call ends or its client is
+gone), and the replica of each prepared key on the worker for which it was prepared
+(:class:`Homes`). Other replicas of these keys are dropped as before.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from distributed.active_memory_manager import (
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote.scheduler.workers import worker_id
+from clustertune.remote.scheduler.state import id_of
 
 NAME = "clustertune-copies"
-STAYS = (Status.running, Status.paused)  # of workers that keep their prepared keys
+KEEPING = (Status.running, Status.paused)  # of workers that keep prepared keys
 
 
 class Keeper(Protocol):
-    """Which replicas are kept."""
+    """Decides which replicas are kept."""
 
     def kept(self, task: Any) -> set[Any]:
         """The workers whose replica of a task in memory is kept."""
 
     def any(self) -> bool:
-        """Whether there is anything left to keep."""
+        """Whether anything is left to keep."""
 
 
 class KeepReplicas(ReduceReplicas):
-    """The suggestions of another policy, but for dropping replicas that are kept."""
+    """Passes on the suggestions of another policy, but drops no kept replicas."""
 
     def __init__(self, policy: Any, keeper: Keeper):
         self.policy = policy
@@ -65,14 +65,14 @@ class KeepReplicas(ReduceReplicas):
             answer = yield suggestion
 
     def end(self) -> None:
-        """Put the other policy back, unless a third one stands in this one's place."""
+        """Put the other policy back, unless a third one has replaced this one."""
         if self in self.manager.policies:
             self.manager.policies.discard(self)
             self.manager.add_policy(self.policy)
 
 
 def begin(scheduler: Any, keeper: Keeper) -> None:
-    """Stand in the place of each policy of the manager that drops replicas, once."""
+    """Replace each policy of the manager that drops replicas, once per keeper."""
     manager = scheduler.extensions.get("amm")
     for policy in [] if manager is None else list(manager.policies):
         if isinstance(policy, ReduceReplicas) and not _stands_for(policy, keeper):
@@ -89,21 +89,21 @@ def _stands_for(policy: Any, keeper: Keeper) -> bool:
 
 
 def end(scheduler: Any, keeper: Keeper) -> None:
-    """Put the policies back in whose place the keeper's stand."""
+    """Put back the policies that the keeper's policies have replaced."""
     manager = scheduler.extensions.get("amm")
     for policy in [] if manager is None else list(manager.policies):
         if getattr(policy, "keeper", None) is keeper:
             policy.end()
 
 
-# --- the place of each prepared key ---------------------------------------------------
+# --- prepared keys --------------------------------------------------------------------
 
 
 class Homes:
-    """On which worker each prepared key stays while the scheduler knows the key.
+    """The worker on which each prepared key stays while the scheduler knows the key.
 
-    A worker is known by its id, which survives a restart. A key is known by its task:
-    once the scheduler forgets the task, nothing of it is left here.
+    A worker is identified by its id, which survives a restart. A key is identified by
+    its task: once the scheduler forgets the task, its entry is gone.
     """
 
     def __init__(self, scheduler: Any):
@@ -117,56 +117,52 @@ class Homes:
         return bool(self.homes)
 
     def put(self, key: Any, address: str) -> None:
-        """Keep a key on the worker on which it is now, or to which it will be moved."""
+        """Keep a key on the worker that holds it, or to which it will be moved."""
         ts, ws = self.scheduler.tasks.get(key), self.scheduler.workers.get(address)
         if ts is None or ws is None:
             return
-        self.homes.pop(ts, None)  # an earlier task of the same name is equal to it
-        self.homes[ts] = _id(ws)
+        self.homes.pop(ts, None)  # an earlier task of the same name is an equal key
+        self.homes[ts] = id_of(ws)
 
     def kept(self, task: Any) -> set[Any]:
-        """The prepared worker if it holds the key, and will go on to.
+        """The prepared worker, if it holds the key and will keep it.
 
-        Dask's ``rebalance`` drops a replica after it has made another, and asks for no
-        third: while it runs, both are kept.
+        Dask's ``rebalance`` drops a replica after it has made another, and asks no
+        policy: while it runs, all replicas are kept.
         """
         home = self.homes.get(task)
         if home is None:
             return set()
         if self.scheduler._replica_lock._count:
             return set(task.who_has)
-        return {ws for ws in task.who_has if ws.status in STAYS and _id(ws) == home}
+        return {ws for ws in task.who_has if ws.status in KEEPING and id_of(ws) == home}
 
 
-def _id(worker: Any) -> Any:
-    return worker_id(worker.address, worker.name, worker.nanny)
-
-
-# --- all replicas of some keys --------------------------------------------------------
+# --- keys with a prefix ---------------------------------------------------------------
 
 
 async def keep(dask_scheduler: Any, name: str, owner: str, prefix: str) -> None:
-    """Have copies of keys that begin so kept, until :func:`let_go` or without a client.
+    """Keep replicas of keys with a prefix until :func:`let_go`, or the client is gone.
 
-    Also of keys that come later.
+    Keys that come later are kept as well.
     """
     plugin = dask_scheduler.plugins.get(NAME)
     if plugin is None:
-        plugin = Copies(dask_scheduler)
+        plugin = KeptPrefixes(dask_scheduler)
         dask_scheduler.add_plugin(plugin, name=NAME)
         begin(dask_scheduler, plugin)
     plugin.prefixes[name] = (owner, prefix)
 
 
 async def let_go(dask_scheduler: Any, name: str) -> None:
-    """Have the copies treated as all others; the policy is as it was before."""
+    """Treat the replicas like all others again, and restore the manager's policy."""
     plugin = dask_scheduler.plugins.get(NAME)
     if plugin is not None:
         plugin.let_go([name])
 
 
-class Copies(SchedulerPlugin):
-    """Which keys are kept for which client."""
+class KeptPrefixes(SchedulerPlugin):
+    """The prefixes that are kept for clients."""
 
     name = NAME
 
@@ -191,5 +187,5 @@ class Copies(SchedulerPlugin):
             self.scheduler.remove_plugin(name=NAME)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """Forget what a client had kept that is gone."""
+        """End the prefixes of a client that is gone."""
         self.let_go([n for n, (owner, _) in self.prefixes.items() if owner == client])

@@ -15,26 +15,25 @@ from time import time
 from typing import Any, NamedTuple
 
 from clustertune.remote.scheduler.lease import Holds
-from clustertune.remote.scheduler.workers import is_parking, memory_of, worker_id
+from clustertune.remote.scheduler.state import Id, id_of, memory_of, training_workers
 
 logger = logging.getLogger("distributed.clustertune")
-MOST = 50
-MOST_TOTALS = 450  # moments: 15 minutes, and more on a large cluster
+MAX_RUNS = 50
+MAX_TOTALS = 450  # moments: 15 minutes, and more on a large cluster
 #: seconds without tasks after which a run has ended: longer than a client pauses
 #: within a fit to build the next graph, shorter than the time between two fits
 GAP = 5.0
-TICK = 0.5  # seconds between two looks: workers send heartbeats that often
+TICK = 0.5  # seconds between two samples, as between heartbeats
 TOTALS = 2.0  # seconds between two moments for the dashboard page
 LAG = 0.05  # seconds by which the clocks of workers may seem to differ
 RECENT = 3  # runs to which a late heartbeat may belong
-SOON = 0.05  # seconds between two looks for the heartbeats after the last run
+SOON = 0.05  # seconds between two looks for heartbeats after the last run
 SETTLE = 3.0  # seconds for which an answer waits for heartbeats after the last run
 #: Beginnings of keys. A fit ends with the last such task that runs. XGBoost collects
 #: the boosters of all workers in one last task (from 3.0 on; its training tasks are
 #: named "fn", as others may be), or has one training task per worker, as LightGBM and
 #: clustertune.training.run_roles have.
 TRAINING = ("first_valid-aggregate-", "dispatched_train-", "_train_part-", "role-")
-Id = str | int
 
 
 class Measured(NamedTuple):
@@ -63,7 +62,7 @@ class Ended:
         self.run = run
         self.members = members
         self.left = left
-        self.note()
+        self.update_run()
 
     @property
     def pending(self) -> set[Id]:
@@ -73,32 +72,32 @@ class Ended:
     def measure(self, worker: Id, now: Left) -> None:
         if worker in self.members:
             self.left[worker] = min(now, self.left.get(worker, now))
-            self.note()
+            self.update_run()
 
-    def note(self) -> None:
-        """Have the run tell the memory as plain data."""
+    def update_run(self) -> None:
+        """Store the memory in the run as plain data."""
         left = self.left.items()
         self.run["floors"] = [(worker, unmanaged) for worker, (unmanaged, _) in left]
         self.run["managed"] = [(worker, managed) for worker, (_, managed) in left]
 
 
 class Runs:
-    """The last runs as plain values, from looks and from transitions of tasks."""
+    """The last runs as plain values, from samples and from transitions of tasks."""
 
     def __init__(self, gap: float = GAP) -> None:
         self.gap = gap
-        self.kept: deque[dict[str, Any]] = deque(maxlen=MOST)
-        #: time, process and managed bytes of all workers together, for the panel
-        self.totals: deque[tuple[float, int, int]] = deque(maxlen=MOST_TOTALS)
-        self.began: float | None = None  # of the run that is going on
-        self.worked: float = 0.0  # when there was work last
+        self.kept: deque[dict[str, Any]] = deque(maxlen=MAX_RUNS)
+        #: time, process and managed bytes of all workers together, for the page
+        self.totals: deque[tuple[float, int, int]] = deque(maxlen=MAX_TOTALS)
+        self.began: float | None = None  # begin of the current run
+        self.worked: float = 0.0  # time of the last work
         self.peaks: dict[Id, int] = {}
         self.floors: dict[Id, Left] = {}  # least unmanaged memory since the last work
         self.training: set[str] = set()  # keys of training tasks that run
         self.recent: deque[Ended] = deque(maxlen=RECENT)  # oldest first
 
     def state(self) -> dict[str, Any]:
-        """Plain data, for :meth:`restore` of the next resident."""
+        """Plain data, for :meth:`restore` of the next plugin."""
         kept = {name: getattr(self, name) for name in ("began", "worked")}
         return kept | {
             "kept": list(self.kept),
@@ -108,7 +107,7 @@ class Runs:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where the resident before this one stopped.
+        """Continue the runs of another plugin.
 
         The next heartbeats measure the floors since the last work again.
         """
@@ -117,8 +116,8 @@ class Runs:
         self.totals.extend(state["totals"])
         self.peaks = dict(state["peaks"])
 
-    def tell(self, now: float, busy: bool, memory: Memory, held: bool = False) -> None:
-        """Take notice of one moment. A gap within a hold ends no run."""
+    def note(self, now: float, busy: bool, memory: Memory, held: bool = False) -> None:
+        """Note the cluster at one moment. A gap within a hold ends no run."""
         if not self.totals or now - self.totals[-1][0] >= TOTALS:
             process = sum(one.process for one in memory.values())
             unmanaged = sum(one.unmanaged for one in memory.values())
@@ -130,7 +129,7 @@ class Runs:
             self.end("gap", memory)
 
     def transition(self, key: Any, start: str, finish: str, now: float) -> bool:
-        """Take notice of a task; whether it was the last training task of a fit."""
+        """Note a task; return whether it was the last training task of a fit."""
         if start != "processing" and finish != "processing":
             return False
         self._work(now)
@@ -150,7 +149,7 @@ class Runs:
             self.floors = {}
 
     def measure(self, memory: Memory) -> None:
-        """Take the memory that heartbeats have reported.
+        """Note the memory that heartbeats have reported.
 
         Each measurement belongs to the last run that had ended at its time. Runs that
         follow each other faster than heartbeats have no value for some workers.
@@ -160,14 +159,14 @@ class Runs:
             now = unmanaged, process - unmanaged
             if self.began is not None and sampled > self.worked + LAG:
                 self.floors[worker] = min(now, self.floors.get(worker, now))
-            # also of a run that has begun since: a few tasks may follow each fit
+            # even if a run has begun since: a few tasks may follow each fit
             for ended in reversed(self.recent):
                 if sampled > ended.run["ended"] + LAG:
                     ended.measure(worker, now)
                     break
 
     def end(self, how: str, memory: Memory) -> None:
-        """End the run that is going on, if there is one; ``how`` as of ``ENDS``."""
+        """End the current run, if there is one; ``how`` is one of ``ENDS``."""
         if self.began is None:
             return
         self.measure(memory)
@@ -178,9 +177,9 @@ class Runs:
         self.began = None
 
     def forget(self, worker: Id) -> None:
-        """What a process that is gone has left says nothing of the one that came.
+        """Forget the memory that a worker's former process has kept.
 
-        What a run took at most it has taken, whatever became of the process.
+        Its peaks stay, because a run has used them whatever became of the process.
         """
         self.floors.pop(worker, None)
         for ended in self.recent:
@@ -191,15 +190,15 @@ class Runs:
                 run[name] = [row for row in run.get(name, ()) if row[0] != worker]
 
 
-async def watch(scheduler: Any, runs: Runs, holds: Holds) -> None:
-    """Tell of the scheduler's workers until cancelled; a failure is one gap in it."""
+async def watch_runs(scheduler: Any, runs: Runs, holds: Holds) -> None:
+    """Note the cluster until cancelled; a failure leaves one gap."""
     while True:
         try:
-            held, busy = bool(holds.there()), _is_busy(scheduler)
-            runs.tell(time(), busy, measured(scheduler), held)
+            held, busy = bool(holds.active()), _is_busy(scheduler)
+            runs.note(time(), busy, measured(scheduler), held)
         except Exception:
             logger.exception("clustertune could not note what the workers do")
-        # a large cluster is looked at less often: below 1 ms of each second
+        # a large cluster is sampled less often: below 1 ms of each second
         await asyncio.sleep(max(TICK, len(scheduler.workers) / 500))
 
 
@@ -208,7 +207,7 @@ async def settled(scheduler: Any, runs: Runs) -> list[dict[str, Any]]:
 
     The wait is short; workers that send none have no value for that run.
     """
-    # Dask's heartbeats are that much rarer on a large cluster
+    # Dask's heartbeats are rarer on a large cluster
     longest = SETTLE + len(scheduler.workers) / 200
     while runs.recent and time() < runs.recent[-1].run["ended"] + longest:
         memory = measured(scheduler)
@@ -226,13 +225,11 @@ def _is_busy(scheduler: Any) -> bool:
 
 
 def measured(scheduler: Any) -> Memory:
-    """Return the memory of all workers, but for parking workers."""
+    """Return the memory of all workers except parking workers."""
     found = {}
-    for ws in scheduler.workers.values():
-        if not is_parking(ws.name):  # its process is that of a nanny
-            now = memory_of(ws)
-            id = worker_id(ws.address, ws.name, ws.nanny)
-            # A heartbeat has the last sample of the worker, which may be older.
-            sampled = ws.metrics.get("time", 0.0) + ws.time_delay
-            found[id] = Measured(now.process, now.unmanaged, sampled)
+    for ws in training_workers(scheduler):
+        now = memory_of(ws)
+        # a heartbeat has the last sample of the worker, which may be older
+        sampled = ws.metrics.get("time", 0.0) + ws.time_delay
+        found[id_of(ws)] = Measured(now.process, now.unmanaged, sampled)
     return found

@@ -1,7 +1,8 @@
-"""One scheduled restart: what it waits for, and what became of it. Plain data.
+"""One scheduled restart as plain data: its state, its obstacles and its condition.
 
-It says what is in the way at a moment that it is told of; what that moment is like is
-seen, and what is to be done is done, in ``schedules.py``.
+``schedule_runner.py`` reads the state of the cluster and carries the restarts out. The
+scheduler evaluates conditions about memory and past runs itself. For a check it uses
+the last findings of a client, because checks run only where clustertune is installed.
 """
 
 from __future__ import annotations
@@ -12,45 +13,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustertune.core.growth import ENOUGH, Left, alike, step
-from clustertune.remote.scheduler.workers import is_parking, worker_id
+from clustertune.remote.scheduler.state import id_of, training_workers
 
-TRIES = 3  # failures one after the other, after which it stops
-MOST_RESULTS = 20  # of one schedule that are kept
+MAX_FAILURES = 3  # failures in a row after which a schedule ends
+MAX_RESULTS = 20  # of one schedule
 ENDED = frozenset(("done", "failed", "expired", "cancelled"))
-#: attributes that a schedule hands over to the next resident; the second are deques
-KEPT = (
+#: attributes that a schedule hands over to the next plugin; some are deques
+STATE_FIELDS = (
     "name", "terms", "made", "state", "waits", "cancelled", "tries", "idle_from",
     "again", "restarted", "left",
 )  # fmt: skip
-LISTS = ("instants", "results")
-RANKS = {"info": 1, "warning": 2, "critical": 3}  # what is unknown is below all
-CRITICAL = RANKS["critical"]  # of memory: at the line at which a worker pauses
-MAX_NAMED = 3  # workers that are named
+STATE_LISTS = ("instants", "results")
+RANKS = {"info": 1, "warning": 2, "critical": 3}  # unknown severities rank lowest
+CRITICAL = RANKS["critical"]  # memory at the pause threshold
+MAX_NAMES = 3  # of workers in a text
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What the cluster is doing. Times are epoch seconds of the scheduler's clock."""
+    """The state of the cluster at one moment. Times are by the scheduler's clock."""
 
     now: float
-    tasks: int  # that are processed
+    tasks: int  # that run
     queued: int
-    idle_since: float  # since when there was nothing to do, and no hold or plan
+    idle_since: float  # begin of the time without tasks, holds and plans
     holder: Mapping[str, Any] | None  # of a hold or the lease: client, label, since
 
 
 class Schedule:
     """A restart of some workers in the next gap, or in the gap after each instant.
 
+    A gap is a time without tasks, holds and plans.
+
     Parameters
     ----------
     name
-        A short name that is typed to cancel it.
+        A short name that a user types to cancel it.
     terms
         As ``timetable.scheduling`` ships them: ``owner``, ``reason``, ``idle_for``
-        (seconds), ``instants`` (epoch seconds, in order; empty: as soon as may be),
+        (seconds), ``instants`` (epoch seconds, in order; empty: as soon as possible),
         ``expires`` (epoch seconds), ``condition`` or None, ``workers`` (ids; None: all
-        that are there then), ``collections`` (packed keys of row-aligned ones),
+        current workers), ``collections`` (packed keys of row-aligned ones),
         ``lines`` (thresholds by id), ``nannies`` (to which code may be sent),
         ``parking`` (pickled code), ``wait`` and ``timeout`` (seconds, for one worker).
     now
@@ -69,22 +72,22 @@ class Schedule:
             self.waits = {"for": "instant", "until": self.instants[0]}
         self.cancelled = False
         self.tries = 0
-        self.idle_from = now  # what was before does not count
-        self.again = now  # not looked at more closely before that
-        self.restarted = 0.0  # when all its workers were restarted last
-        self.left: list[Any] | None = None  # workers of a restart that has begun
-        self.results: deque[dict[str, Any]] = deque(maxlen=MOST_RESULTS)
+        self.idle_from = now  # earlier idle time does not count
+        self.again = now  # not evaluated again before that time
+        self.restarted = 0.0  # time of its last complete restart
+        self.left: list[Any] | None = None  # remaining workers of the current restart
+        self.results: deque[dict[str, Any]] = deque(maxlen=MAX_RESULTS)
 
-    def state_of(self) -> dict[str, Any]:
-        """Plain data, for :meth:`restored` in the next resident."""
-        kept = {name: getattr(self, name) for name in KEPT}
-        return kept | {name: list(getattr(self, name)) for name in LISTS}
+    def to_state(self) -> dict[str, Any]:
+        """Plain data, for :meth:`from_state` in the next plugin."""
+        kept = {name: getattr(self, name) for name in STATE_FIELDS}
+        return kept | {name: list(getattr(self, name)) for name in STATE_LISTS}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Schedule:
+    def from_state(cls, state: Mapping[str, Any]) -> Schedule:
         """The schedule with this state."""
         schedule = cls(state["name"], state["terms"], state["made"])
-        for name in KEPT:
+        for name in STATE_FIELDS:
             setattr(schedule, name, state[name])
         schedule.instants = deque(state["instants"])
         schedule.results.extend(state["results"])
@@ -94,8 +97,8 @@ class Schedule:
     def ended(self) -> bool:
         return self.state in ENDED
 
-    def in_the_way(self, moment: Moment) -> dict[str, Any] | None:
-        """Why it may not begin or go on at this moment; None: it may."""
+    def obstacle(self, moment: Moment) -> dict[str, Any] | None:
+        """Why the restart must wait at this moment, or None."""
         if self.left is None and self.instants and moment.now < self.instants[0]:
             return {"for": "instant", "until": self.instants[0]}
         if moment.holder is not None:
@@ -110,20 +113,20 @@ class Schedule:
         return None
 
     def wait(self, reason: dict[str, Any], again: float = 0.0) -> None:
-        """Wait on, for this reason; with a time before which it is not asked again."""
+        """Wait on for a reason, which is not evaluated again before a given time."""
         self.state, self.waits = "waiting", reason
         self.again = max(self.again, again)
 
-    def wait_for_the_next_gap(self, now: float) -> None:
-        """What was idle so far does not count any more."""
+    def wait_for_next_gap(self, now: float) -> None:
+        """Ignore the idle time so far."""
         self.idle_from = now
         self.wait({"for": "idle", "seconds": 0.0})
 
     def end(self, state: str) -> None:
         self.state, self.waits = state, {}
 
-    def over(self, now: float) -> None:
-        """No more of this instant; and of the schedule, if that was the last one."""
+    def end_instant(self, now: float) -> None:
+        """End the current instant; if it was the last one, end the schedule."""
         self.left = None
         self.tries = 0
         had = bool(self.terms["instants"])
@@ -135,15 +138,15 @@ class Schedule:
             self.end("done")
 
     def failed(self, now: float) -> None:
-        """One more failure; after some it stops."""
+        """Count a failure; after several in a row the schedule ends."""
         self.tries += 1
-        if self.tries >= TRIES:
+        if self.tries >= MAX_FAILURES:
             self.end("failed")
         else:
-            self.wait_for_the_next_gap(now)
+            self.wait_for_next_gap(now)
 
     def describe(self, now: float) -> dict[str, Any]:
-        """Plain values, for whoever asks; ``now`` so that ages need no common clock."""
+        """Plain values; ``now`` makes ages independent of the reader's clock."""
         terms = self.terms
         return {
             "id": self.name,
@@ -173,36 +176,32 @@ def met(
     findings: Mapping[str, Any] | None,
     since: float,
 ) -> tuple[bool, str]:
-    """Whether it is, and what was seen.
+    """Whether a condition is met, and the reason.
 
     Parameters
     ----------
     condition
-        ``kind``, and what belongs to it, as ``timetable.conditions`` ships it.
+        ``kind`` and its terms, as ``timetable.conditions`` ships them.
     scheduler
-        Whose workers are looked at.
+        The scheduler.
     runs
-        The last ones, oldest first.
+        The last runs, oldest first.
     lines
         By id of worker the fractions of its limit at which it spills and pauses.
     findings
         The last ones: ``time``, and ``found``, each with check, severity and message.
     since
-        Epoch seconds: what was found before is no longer so, as all was restarted then.
+        Epoch seconds of the last restart; earlier findings are outdated.
     """
-    workers = {
-        worker_id(ws.address, ws.name, ws.nanny): ws
-        for ws in scheduler.workers.values()
-        if not is_parking(ws.name)
-    }
+    workers = {id_of(ws): ws for ws in training_workers(scheduler)}
     if condition["kind"] == "leak":
-        return _leak(condition["least"], workers, list(runs))
+        return _has_leak(condition["least"], workers, list(runs))
     if condition["kind"] == "memory":
-        return _memory(condition["severity"], workers, lines)
-    return _found(condition, findings, since)
+        return _has_full_memory(condition["severity"], workers, lines)
+    return _has_finding(condition, findings, since)
 
 
-def _leak(
+def _has_leak(
     least: float, workers: Mapping[Any, Any], runs: Sequence[Mapping[str, Any]]
 ) -> tuple[bool, str]:
     """The rule of the check ``memory_growth``."""
@@ -226,17 +225,17 @@ def _leak(
                 growing[worker] = None
     if not growing:
         return False, f"no worker's memory grows over {len(runs)} runs"
-    return True, f"memory of {_named(list(growing))} grows from run to run"
+    return True, f"memory of {_names(list(growing))} grows from run to run"
 
 
-def _memory(
+def _has_full_memory(
     severity: int,
     workers: Mapping[Any, Any],
     lines: Mapping[Any, Mapping[str, float]],
 ) -> tuple[bool, str]:
-    """A restart brings data back: what counts is memory that is mostly no data."""
+    """Whether memory is full of unmanaged bytes: a restart brings data back."""
     name = "pause" if severity >= CRITICAL else "spill"
-    # one that came later is taken for one like the others
+    # a worker that came later is assumed to be like the others
     lowest = min((at[name] for at in lines.values() if name in at), default=1.0)
     full: list[Any] = []
     data: list[Any] = []
@@ -250,24 +249,24 @@ def _memory(
             mostly = memory.unmanaged > memory.managed
             (full if mostly else data).append(worker)
     if full:
-        return True, f"{_named(full)} at the {name} threshold, with mostly no data"
+        return True, f"{_names(full)} at the {name} threshold, with mostly no data"
     if data:
         return False, (
-            f"{_named(data)} at the {name} threshold, but most of it is data, which a "
+            f"{_names(data)} at the {name} threshold, but most of it is data, which a "
             "restart would bring back"
         )
     return False, f"no worker is at its {name} threshold"
 
 
-def _found(
+def _has_finding(
     condition: Mapping[str, Any], findings: Mapping[str, Any] | None, since: float
 ) -> tuple[bool, str]:
     check = condition["check"]
     if findings is None:
-        return False, "nothing was looked for yet: clustertune check does"
+        return False, "no check has run yet: run clustertune check"
     if findings["time"] < since:
         return False, (
-            f"{check} was looked for before the last restart; clustertune check looks "
+            f"{check} was last checked before the last restart: run clustertune check "
             "again"
         )
     for found in findings["found"]:
@@ -277,6 +276,6 @@ def _found(
     return False, f"{condition['text']} was not found"
 
 
-def _named(workers: Sequence[Any]) -> str:
-    more = f" and {len(workers) - MAX_NAMED} more" if len(workers) > MAX_NAMED else ""
-    return f"worker {', '.join(map(str, workers[:MAX_NAMED]))}{more}"
+def _names(workers: Sequence[Any]) -> str:
+    more = f" and {len(workers) - MAX_NAMES} more" if len(workers) > MAX_NAMES else ""
+    return f"worker {', '.join(map(str, workers[:MAX_NAMES]))}{more}"

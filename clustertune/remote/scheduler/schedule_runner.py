@@ -1,9 +1,9 @@
-"""The scheduled restarts of a cluster: waits for their gaps and carries them out.
+"""Waits for the gaps of scheduled restarts and carries the restarts out.
 
-One task looks at the scheduler every second while any of them waits, and restarts
-workers one at a time as a client's restart would: under the lease, which is given back
-after each worker, so that a fit, a hold or a plan that comes meanwhile has to wait for
-one worker at most. What is left then waits for the next gap.
+One task reads the scheduler's state every second while a schedule waits. It restarts
+workers one at a time, as a client does, and holds the lease for one worker only. A fit,
+a hold or a plan that comes meanwhile waits for one worker at most. The remaining
+workers then wait for the next gap.
 """
 
 from __future__ import annotations
@@ -16,50 +16,55 @@ from typing import Any
 from uuid import uuid4
 
 from clustertune.core.admission import needed_elsewhere, problem
-from clustertune.remote.scheduler.lease import told
-from clustertune.remote.scheduler.restart import ANSWERS, call
+from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, public
+from clustertune.remote.scheduler.nanny import ANSWER_TIMEOUT, call
 from clustertune.remote.scheduler.schedule import Moment, Schedule, met
-from clustertune.remote.scheduler.survey import burdens
-from clustertune.remote.scheduler.workers import begun, is_parking, used, worker_id
+from clustertune.remote.scheduler.state import (
+    begun_tasks,
+    id_of,
+    is_parking,
+    process_bytes,
+    training_workers,
+)
+from clustertune.remote.scheduler.survey import held_data
 
 logger = logging.getLogger("distributed.clustertune")
-OWNER = "clustertune"  # of the lease, as it is no client's
 TICK = 1.0  # seconds between two looks; more on large clusters
-BREATH = 1.0  # seconds between two workers in which others can take the lease
-AGAIN = 30.0  # seconds after which what takes longer to see is looked at again
-MOST_WAITING = 20
-MOST_ENDED = 20
+PAUSE = 1.0  # seconds between two workers, in which others can take the lease
+RETRY = 30.0  # seconds between two looks at conditions and room
+MAX_WAITING = 20
+MAX_ENDED = 20
 
 
-class Schedules:
-    """Of one scheduler, by name.
+class ScheduleRunner:
+    """The schedules of one scheduler, by name.
 
     Parameters
     ----------
-    resident
-        Its lease is taken, and its restarts of workers are used.
+    plugin
+        The scheduler plugin, whose lease and restarts are used.
     """
 
-    def __init__(self, resident: Any):
-        self.resident = resident
-        self.scheduler = resident.scheduler
+    def __init__(self, plugin: Any):
+        self.plugin = plugin
+        self.scheduler = plugin.scheduler
         self.kept: dict[str, Schedule] = {}
         self.task: asyncio.Task[None] | None = None
         self.idle_since = time()
         self.seen = -1  # transitions of tasks
-        self.again, self.breath = AGAIN, BREATH
-        self.most_waiting, self.most_ended = MOST_WAITING, MOST_ENDED
+        self.again, self.pause = RETRY, PAUSE
+        self.max_waiting, self.max_ended = MAX_WAITING, MAX_ENDED
 
-    # --- what is asked for ------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------
 
     def add(self, terms: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep one more, and wait for its gap; ``refused`` where too many wait."""
-        if len(self._waiting()) >= self.most_waiting:
-            text = f"{self.most_waiting} restarts wait already: cancel some of them"
+        """Add a schedule; ``refused`` if too many schedules wait."""
+        if len(self._waiting()) >= self.max_waiting:
+            text = f"{self.max_waiting} restarts wait already: cancel some of them"
             return {"refused": text}
         now, name = time(), uuid4().hex[:6]
         self.kept[name] = Schedule(name, terms, now)
-        self._tell(self.kept[name], "made")
+        self._log(self.kept[name], "made")
         self._begin_watch()
         return self.kept[name].describe(now)
 
@@ -72,7 +77,7 @@ class Schedules:
         return [s.describe(time()) for s in self.kept.values()]
 
     def cancel(self, name: str) -> dict[str, Any] | None:
-        """End one: at once, or when the worker whose turn it is is finished with."""
+        """Cancel a schedule: at once, or after the current worker."""
         schedule = self.kept.get(name)
         if schedule is None:
             return None
@@ -83,7 +88,7 @@ class Schedules:
         return schedule.describe(time())
 
     def running(self) -> dict[str, Any] | None:
-        """The schedule that restarts workers now: client, label and since when."""
+        """The schedule that restarts workers now: client, label and since."""
         for schedule in self.kept.values():
             if schedule.state == "running":
                 whose = {"client": schedule.terms["owner"], "since": schedule.made}
@@ -91,19 +96,19 @@ class Schedules:
         return None
 
     def state(self) -> dict[str, Any]:
-        """Plain data, for :meth:`restore` of the next resident."""
-        return {"kept": [s.state_of() for s in self.kept.values()]}
+        """Plain data, for :meth:`restore` of the next plugin."""
+        return {"kept": [s.to_state() for s in self.kept.values()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Wait for the gaps of these schedules from now on."""
+        """Continue the schedules of another plugin."""
         for one in state["kept"]:
-            schedule = Schedule.restored(one)
+            schedule = Schedule.from_state(one)
             self.kept[schedule.name] = schedule
         if self._waiting():
             self._begin_watch()
 
     def close(self, handed_over: bool = False) -> list[asyncio.Task[None]]:
-        """Stop waiting; the task that is still to end."""
+        """Stop waiting; return the cancelled task."""
         for schedule in () if handed_over else self._waiting():
             self._end(schedule, "cancelled")
         if self.task is None:
@@ -119,42 +124,42 @@ class Schedules:
     async def _watch(self) -> None:
         while waiting := self._waiting():
             for schedule in waiting:
-                await self._look_safely(schedule)
+                await self._check_safely(schedule)
             await asyncio.sleep(self._tick())
 
-    async def _look_safely(self, schedule: Schedule) -> None:
+    async def _check_safely(self, schedule: Schedule) -> None:
         try:
-            await self._look(schedule)
+            await self._check(schedule)
         except Exception as error:
             logger.exception("clustertune's scheduled restart failed")
             self._note(schedule, "failed", [], repr(error))
 
     def _tick(self) -> float:
         shortest = min((s.terms["idle_for"] for s in self._waiting()), default=TICK)
-        # a large cluster is looked at less often: below 1 ms of each second
+        # a large cluster is read less often: below 1 ms of each second
         return max(min(TICK, shortest / 4), 0.05, len(self.scheduler.workers) / 500)
 
     def _moment(self) -> Moment:
-        """What has begun and ended between two looks was work as well; so are holds."""
+        """The current moment; tasks and holds between two looks count as work."""
         scheduler, now = self.scheduler, time()
-        tasks = sum(begun(ws) for ws in scheduler.workers.values())
+        tasks = sum(begun_tasks(ws) for ws in scheduler.workers.values())
         queued = len(scheduler.queued) if scheduler.running else 0
-        lease = self.resident.holder()
-        holder = lease or next(iter(self.resident.holds.there()), None)
+        lease = self.plugin.lease.holder()
+        holder = lease or next(iter(self.plugin.holds.active()), None)
         worked = scheduler.transition_counter != self.seen
         if tasks or queued or worked or holder is not None:
             self.idle_since = now
         self.seen = scheduler.transition_counter
-        return Moment(now, tasks, queued, self.idle_since, holder and told(holder))
+        return Moment(now, tasks, queued, self.idle_since, holder and public(holder))
 
-    async def _look(self, schedule: Schedule) -> None:
+    async def _check(self, schedule: Schedule) -> None:
         moment = self._moment()
-        if schedule.ended:  # cancelled while another one had its turn
+        if schedule.ended:  # it was cancelled while another schedule had its turn
             return
         if moment.now >= schedule.terms["expires"]:
             self._end(schedule, "expired")
             return
-        reason = schedule.in_the_way(moment)
+        reason = schedule.obstacle(moment)
         if reason is not None:
             schedule.wait(reason)
             return
@@ -162,12 +167,12 @@ class Schedules:
             return
         workers = self._workers(schedule)
         if schedule.left is not None and not workers:
-            self._note(schedule, "done", [], "what was left is gone")
+            self._note(schedule, "done", [], "the remaining workers are gone")
             return
         problem = await self._obstacle(schedule, workers)
         if problem:
             schedule.wait({"for": "room", "text": problem}, time() + self.again)
-        elif not schedule.ended and schedule.in_the_way(self._moment()) is None:
+        elif not schedule.ended and schedule.obstacle(self._moment()) is None:
             await self._roll(schedule, workers)
 
     def _is_met(self, schedule: Schedule) -> bool:
@@ -177,28 +182,24 @@ class Schedules:
         yes, text = met(
             condition,
             self.scheduler,
-            self.resident.runs.kept,
+            self.plugin.runs.kept,
             schedule.lines,
-            self.resident.findings,
+            self.plugin.findings,
             schedule.restarted,
         )
         if yes:
             return True
-        if schedule.instants:  # there is another time for it
+        if schedule.instants:  # the next instant gives it another chance
             self._note(schedule, "not needed", [], text)
         else:
             schedule.wait({"for": "condition", "text": text}, time() + self.again)
         return False
 
-    # --- what hinders it --------------------------------------------------------------
+    # --- obstacles --------------------------------------------------------------------
 
     def _workers(self, schedule: Schedule) -> dict[Any, Any]:
-        """By id those that are to be restarted; also such as came later."""
-        there = {
-            worker_id(ws.address, ws.name, ws.nanny): ws
-            for ws in list(self.scheduler.workers.values())
-            if not is_parking(ws.name)
-        }
+        """The workers to restart, by id; all workers include those that came later."""
+        there = {id_of(ws): ws for ws in training_workers(self.scheduler)}
         wanted = schedule.left
         if wanted is None:
             wanted = schedule.terms["workers"]
@@ -207,17 +208,17 @@ class Schedules:
         return {id: there[id] for id in wanted if id in there}
 
     async def _obstacle(self, schedule: Schedule, workers: Mapping[Any, Any]) -> str:
-        """Why one of them could not be restarted now, or nothing."""
+        """Why one of the workers cannot be restarted now, or nothing."""
         if not workers:
-            return "none of its workers is there"
+            return "none of its workers is on the cluster"
         if any(is_parking(ws.name) for ws in self.scheduler.workers.values()):
             return (
                 "an earlier restart has left keys on a parking worker: `clustertune "
                 "restart` brings them back"
             )
-        found = await burdens(self.scheduler, [ws.address for ws in workers.values()])
+        found = await held_data(self.scheduler, [ws.address for ws in workers.values()])
         ceilings = self._lines(schedule).items()
-        # most room first: what one worker holds is soon seen to fit
+        # most room first, so that most workers fit at the first try
         rooms = sorted(((self._room(a, most), a) for a, most in ceilings), reverse=True)
         for id, ws in workers.items():
             if ws.address in found:
@@ -231,10 +232,10 @@ class Schedules:
         schedule: Schedule,
         id: Any,
         worker: Any,
-        burden: Sequence[int],
+        held: Sequence[int],
         rooms: Sequence[tuple[float, str]],
     ) -> str:
-        _, _, nbytes, _, actors = burden
+        _, _, nbytes, _, actors = held
         if not worker.nanny:
             return f"worker {id} has no nanny that could start it again"
         if actors:
@@ -253,12 +254,14 @@ class Schedules:
         return why and f"no headroom for worker {id}: {why}"
 
     async def _room_in_nanny(self, schedule: Schedule, worker: Any) -> Any:
-        """What a parking worker may fill there, or why that is not known."""
+        """The room for a parking worker, or why it is unknown."""
         code = self._parking(schedule, worker)
         if not code:
-            return "unknown, as it came after the restart was scheduled"
+            return "unknown, because the worker came after the restart was scheduled"
         wanted = {"what": "room"}
-        room, why = await call(self.scheduler, worker.nanny, code, wanted, ANSWERS)
+        room, why = await call(
+            self.scheduler, worker.nanny, code, wanted, ANSWER_TIMEOUT
+        )
         return f"unknown: {why}" if why else room
 
     def _parking(self, schedule: Schedule, worker: Any) -> bytes:
@@ -268,15 +271,15 @@ class Schedules:
         return code
 
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
-        """Those of the others, which may hold meanwhile what a worker has."""
+        """Ceilings of the other workers, which may take the worker's keys."""
         lines = self._lines(schedule)
         lines.pop(worker.address, None)
         return lines
 
     def _lines(self, schedule: Schedule) -> dict[str, int]:
-        """By address of those that run the bytes up to which none spills or pauses.
+        """By address of running workers, the bytes up to which none spills or pauses.
 
-        One that came later is taken for one like the others.
+        A worker that came later is assumed to be like the others.
         """
         lines = {id: min(at.values()) for id, at in schedule.lines.items() if at}
         lowest = min(lines.values(), default=0.0)
@@ -284,7 +287,7 @@ class Schedules:
         for ws in self.scheduler.running:
             if is_parking(ws.name):
                 continue
-            id = worker_id(ws.address, ws.name, ws.nanny)
+            id = id_of(ws)
             line = lines.get(id, 0.0 if id in schedule.lines else lowest)
             found[ws.address] = int(line * (ws.memory_limit or 0))
         return found
@@ -293,29 +296,29 @@ class Schedules:
         worker = self.scheduler.workers.get(address)
         if worker is None:
             return 0.0
-        return max(0.0, most - used(worker)) if most else float("inf")
+        return max(0.0, most - process_bytes(worker)) if most else float("inf")
 
     # --- the restart ------------------------------------------------------------------
 
     async def _roll(self, schedule: Schedule, workers: Mapping[Any, Any]) -> None:
-        """Restart them one after the other, until something comes in between."""
+        """Restart workers one after the other, until something interrupts."""
         schedule.state, schedule.waits = "running", {}
         workers = await self._ordered(workers)
         schedule.left = list(workers)
-        self._tell(schedule, "began")
+        self._log(schedule, "began")
         began = time()
         turns: list[dict[str, Any]] = []
         for id, worker in workers.items():
             if turns:
-                await asyncio.sleep(self.breath)
-            outcome, problem = self._stops(schedule, began)
+                await asyncio.sleep(self.pause)
+            outcome, problem = self._interruption(schedule, began)
             if not outcome and self.scheduler.workers.get(worker.address) is worker:
                 turn = await self._turn(schedule, worker)
                 turns.append({"worker": id} | turn)
-                outcome, problem = self._went_wrong(turn)
+                outcome, problem = self._judge(turn)
                 if turn["address"]:
                     schedule.left.remove(id)
-            elif not outcome:  # it went by itself
+            elif not outcome:  # the worker is gone
                 schedule.left.remove(id)
             if outcome:
                 self._note(schedule, outcome, turns, problem)
@@ -323,8 +326,8 @@ class Schedules:
         self._note(schedule, "done", turns, "")
 
     async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Those first that need least of the others."""
-        found = await burdens(self.scheduler, [ws.address for ws in workers.values()])
+        """Sort the workers by the room that they need on others, smallest first."""
+        found = await held_data(self.scheduler, [ws.address for ws in workers.values()])
 
         def needed(item: tuple[Any, Any]) -> int:
             ws = item[1]
@@ -333,17 +336,18 @@ class Schedules:
 
         return dict(sorted(workers.items(), key=needed))
 
-    def _went_wrong(self, turn: Mapping[str, Any]) -> tuple[str, str]:
+    def _judge(self, turn: Mapping[str, Any]) -> tuple[str, str]:
+        """The outcome of a worker's restart, and its problem."""
         if turn["lost"]:
             return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
         if not turn["problem"]:
             return "", ""
-        # it gave way to a task that came: everything is as it was
+        # it was undone because a task came
         gave_way = not turn["address"] and (turn["held"] or self._is_busy())
         return ("interrupted" if gave_way else "failed"), turn["problem"]
 
-    def _stops(self, schedule: Schedule, since: float) -> tuple[str, str]:
-        """What ends or interrupts it between two workers; work that is over, too."""
+    def _interruption(self, schedule: Schedule, since: float) -> tuple[str, str]:
+        """Why to stop between two workers, also because of tasks that have ended."""
         moment = self._moment()
         if schedule.cancelled:
             return "cancelled", ""
@@ -351,7 +355,7 @@ class Schedules:
             return "expired", ""
         if moment.holder is not None:
             return "interrupted", f"by {moment.holder['label']}"
-        # a fit whose tasks are between two phases goes on in a moment
+        # a fit between two phases continues in a moment
         if moment.tasks or moment.queued or moment.idle_since > since:
             return "interrupted", "tasks came"
         return "", ""
@@ -361,16 +365,16 @@ class Schedules:
         return bool(moment.tasks or moment.queued)
 
     async def _turn(self, schedule: Schedule, worker: Any) -> dict[str, Any]:
-        """One worker's restart, under the lease; nothing may hold it at this moment."""
-        resident, terms, token = self.resident, schedule.terms, uuid4().hex
+        """Restart one worker under the lease."""
+        plugin, terms, token = self.plugin, schedule.terms, uuid4().hex
         ceilings = self._ceilings(schedule, worker)
         label = f"a scheduled restart ({schedule.name})"
-        answer = resident.acquire(OWNER, label, token)
+        answer = plugin.acquire(SCHEDULER_OWNER, label, token)
         if "holder" in answer:
             nothing = {"address": "", "keys": 0, "nbytes": 0, "lost": 0, "held": True}
             return nothing | {"problem": f"held by {answer['holder']['label']}"}
         try:
-            name = resident.restart_worker(
+            name = plugin.restart_worker(
                 token,
                 worker.address,
                 terms["collections"],
@@ -380,14 +384,14 @@ class Schedules:
                 terms["timeout"],
                 parking=self._parking(schedule, worker),
             )
-            job = resident.jobs[name]
+            job = plugin.jobs.kept[name]
             problem = await job.task
         finally:
-            resident.release(token)
+            plugin.release(token)
         state: dict[str, Any] = job.work.state()
         return state | {"problem": problem, "held": False}
 
-    # --- what became of it ------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------
 
     def _note(
         self,
@@ -396,7 +400,7 @@ class Schedules:
         turns: list[dict[str, Any]],
         problem: str,
     ) -> None:
-        """Keep the result of an attempt, and what it means for the schedule."""
+        """Keep the result of an attempt, and change the schedule's state."""
         now = time()
         result = {
             "time": now,
@@ -413,32 +417,32 @@ class Schedules:
         if outcome == "done":
             schedule.restarted = now
         if outcome in ("done", "not needed"):
-            schedule.over(now)
+            schedule.end_instant(now)
         elif outcome == "failed":
             schedule.failed(now)
         elif outcome == "lost":
             schedule.end("failed")
         elif outcome == "interrupted":
-            schedule.wait_for_the_next_gap(now)
+            schedule.wait_for_next_gap(now)
         if outcome in ("cancelled", "expired"):
             schedule.end(outcome)
         elif schedule.cancelled and not schedule.ended:
             schedule.end("cancelled")
-        self._tell(schedule, outcome, result)
+        self._log(schedule, outcome, result)
         self._forget()
 
     def _end(self, schedule: Schedule, state: str) -> None:
         self._note(schedule, state, [], "")
 
     def _forget(self) -> None:
-        """Keep those that ended last."""
+        """Forget all but the schedules that ended last."""
         ended = [name for name, s in self.kept.items() if s.ended]
-        for name in ended[: -self.most_ended]:
+        for name in ended[: -self.max_ended]:
             del self.kept[name]
 
-    def _tell(
+    def _log(
         self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None
     ) -> None:
         event = {"action": "schedule", "id": schedule.name, "state": state}
         event |= {k: schedule.terms[k] for k in ("owner", "reason")}
-        self.resident.tell(event | dict(result or {}))
+        self.scheduler.log_event(TOPIC, event | dict(result or {}))

@@ -12,7 +12,7 @@ from distributed.utils_test import gen_cluster
 from clustertune.remote import keys
 from clustertune.remote.scheduler import bindings
 from clustertune.remote.scheduler.bindings import bound_to, follow
-from clustertune.remote.scheduler.plugin import Resident
+from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -20,7 +20,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 async def bound(c, s, where, count=3):
     """Tasks that run on one worker only, and the lease of the plan that bound them."""
-    lease = Resident(s)
+    lease = ClustertunePlugin(s)
     lease.attach()
     lease.acquire(c.id, "prepare", "t")
     name = await lease.pin("t", keys.pack([("bound", i) for i in range(count)]))
@@ -83,7 +83,7 @@ async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
     gate = Event("gate", client=c)
     blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
     await soon(lambda: a.state.executing)
-    lease = Resident(s)
+    lease = ClustertunePlugin(s)
     lease.attach()
     lease.acquire(c.id, "prepare", "t")
     name = await lease.pin("t", keys.pack(["bound"]))
@@ -121,7 +121,7 @@ async def test_no_worker_in_the_moment(c, s, a, resident):
     ``wake`` has nothing to do.
     """
     if resident:
-        Resident(s).attach()
+        ClustertunePlugin(s).attach()
     elsewhere = {"workers": [a.address], "allow_other_workers": True}
     future = c.submit(int, 7, **elsewhere, key="lost")
     other = c.submit(int, 8, workers=[a.address], key="bound")
@@ -244,7 +244,7 @@ async def test_workers_that_are_paused(c, s, a, b):
 async def test_bounds(c, s, a, b, monkeypatch):
     """So many tasks are looked at, and so many wants told: those of most tasks."""
     monkeypatch.setattr(bindings, "MAX_SHOWN", 1)
-    monkeypatch.setattr(bindings, "YIELD", 2)
+    monkeypatch.setattr(keys.in_turns, "__defaults__", (2,))
     some = c.map(float, range(3), workers=GONE)
     more = c.map(int, range(5), workers=["misspelt"])
     await soon(lambda: len(s.unrunnable) == 8)

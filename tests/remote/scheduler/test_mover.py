@@ -15,7 +15,7 @@ from distributed import Event, wait
 from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler import mover
-from clustertune.remote.scheduler.mover import ManagerHold, Placing, place
+from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 
 FOUR = [("127.0.0.1", 1)] * 4
 
@@ -46,8 +46,8 @@ def bound(patch: pytest.MonkeyPatch, name: str, value: float) -> None:
     Where a cluster ran in this process, the classes were shipped by value to where they
     came from, and their methods have globals of their own since.
     """
-    methods = [*vars(Placing).values(), *vars(ManagerHold).values()]
-    for function in (place, *methods):
+    methods = [*vars(MovePolicy).values(), *vars(ManagerHold).values()]
+    for function in (move_keys, *methods):
         if inspect.isfunction(function):
             patch.setitem(function.__globals__, name, value)
     patch.setattr(mover, name, value)
@@ -68,9 +68,9 @@ async def test_every_key_ends_on_its_target_alone(c, s, *workers):
     data = await load(c, [workers[0].address])
     values = await c.gather(data)
     targets = [workers[i % 4].address for i in range(len(data))]
-    policy = Placing(zip([f.key for f in data], targets), {})
+    policy = MovePolicy(zip([f.key for f in data], targets), {})
     hold = ManagerHold(s)
-    await place(s, policy, hold)
+    await move_keys(s, policy, hold)
     assert holders(s, data) == [{t} for t in targets]
     assert policy.done == policy.total == 20
     assert not policy.left
@@ -87,8 +87,8 @@ async def test_every_key_ends_on_its_target_alone(c, s, *workers):
 async def test_a_stopped_manager_stays_stopped(c, s, *workers):
     """A memory manager that the user has stopped is not started by a move."""
     data = await load(c, [workers[0].address], n=2)
-    policy = Placing([(data[0].key, workers[1].address)], {})
-    await place(s, policy, ManagerHold(s))
+    policy = MovePolicy([(data[0].key, workers[1].address)], {})
+    await move_keys(s, policy, ManagerHold(s))
     assert policy.done == 1
     assert not s.extensions["amm"].running
 
@@ -111,8 +111,8 @@ async def test_two_holds_end_with_the_last(c, s, *workers):
 async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
     """The client that stops it while copies are in flight has the last word."""
     data = await load(c, [workers[0].address], n=50)
-    policy = Placing([(f.key, workers[1].address) for f in data], {})
-    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
     await until(lambda: policy.flying)
     assert await c.amm.running()
     await c.amm.stop()
@@ -126,8 +126,8 @@ async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
 async def test_a_manager_started_during_a_move_runs(c, s, *workers):
     """A client that stops it and starts it again has it running afterwards."""
     data = await load(c, [workers[0].address], n=50)
-    policy = Placing([(f.key, workers[1].address) for f in data], {})
-    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
     await until(lambda: policy.flying)
     await c.amm.stop()
     await c.amm.start()
@@ -142,8 +142,8 @@ async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
     data = await load(c, [workers[0].address])
     workers[1].memory_manager.memory_pause_fraction = 1e-9  # pauses at once
     await until(lambda: len(s.running) == 3)
-    policy = Placing([(f.key, workers[1].address) for f in data], {})
-    await place(s, policy, ManagerHold(s))
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    await move_keys(s, policy, ManagerHold(s))
     assert policy.left == {f"{workers[1].address} is gone or paused": 20}
     assert holders(s, data) == [{workers[0].address}] * 20
 
@@ -152,13 +152,13 @@ async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
 async def test_a_target_that_leaves(c, s, *workers):
     """A target that is closed in mid-move loses nothing, and the move ends."""
     data = await load(c, [workers[0].address], n=100, size=20_000)
-    policy = Placing([(f.key, workers[1].address) for f in data], {})
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     with pytest.MonkeyPatch.context() as patch:
-        bound(patch, "MOST_KEYS", 2)
-        moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+        bound(patch, "MAX_KEYS", 2)
+        moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
         await until(lambda: policy.done > 0)
         await workers[1].close()
-        bound(patch, "MOST_KEYS", 100)  # the rest
+        bound(patch, "MAX_KEYS", 100)  # the rest
         await moving
     assert policy.left
     await wait(data)
@@ -174,14 +174,16 @@ async def test_the_ceiling_of_a_target_holds(c, s, *workers):
     one = s.tasks[data[0].key].nbytes
     target = s.workers[workers[1].address]
     ceiling = target.memory.process + 3 * one + one // 2
-    policy = Placing([(f.key, target.address) for f in data], {target.address: ceiling})
+    policy = MovePolicy(
+        [(f.key, target.address) for f in data], {target.address: ceiling}
+    )
     for _ in policy_steps(s, policy):
         pass
     assert len(policy.flying) == 3
     assert len(policy.waiting) == 7
 
 
-def policy_steps(s: Any, policy: Placing) -> Iterable[Any]:
+def policy_steps(s: Any, policy: MovePolicy) -> Iterable[Any]:
     """One cycle of a policy, its suggestions taken."""
     manager = mover.ActiveMemoryManagerExtension(
         s, policies={policy}, register=False, start=False
@@ -195,17 +197,17 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
     """The bytes and keys in flight are bounded, whatever there is to move."""
     data = await load(c, [workers[0].address], n=30, size=1000)
     with pytest.MonkeyPatch.context() as patch:
-        bound(patch, "MOST_KEYS", 5)
-        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        bound(patch, "MAX_KEYS", 5)
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
         assert len(policy.flying) == 5
-        bound(patch, "MOST_KEYS", 100)
-        bound(patch, "MOST_BYTES", 3 * s.tasks[data[0].key].nbytes)
-        bound(patch, "AGAIN", 0.2)  # nobody has sent what was suggested here
-        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        bound(patch, "MAX_KEYS", 100)
+        bound(patch, "MAX_BYTES", 3 * s.tasks[data[0].key].nbytes)
+        bound(patch, "RETRY", 0.2)  # nobody has sent what was suggested here
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
         assert len(policy.flying) == 3
-        await place(s, policy, ManagerHold(s))
+        await move_keys(s, policy, ManagerHold(s))
     assert policy.done == 30
 
 
@@ -213,8 +215,8 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
 async def test_a_key_that_is_released_in_mid_move(c, s, *workers):
     """A key that its owner lets go is counted as gone; the others arrive."""
     data = await load(c, [workers[0].address], n=50, size=20_000)
-    policy = Placing([(f.key, workers[1].address) for f in data], {})
-    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
     for future in data[10:]:
         future.release()
     await moving
@@ -234,8 +236,8 @@ async def test_a_copy_in_use_is_not_dropped(c, s, *workers):
 
     task = c.submit(use, data[0], event, workers=[workers[0].address])
     await until(lambda: getattr(s.tasks.get(task.key), "state", "") == "processing")
-    policy = Placing([(data[0].key, workers[1].address)], {})
-    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    policy = MovePolicy([(data[0].key, workers[1].address)], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
     await until(lambda: holders(s, data)[0] == {w.address for w in workers[:2]})
     await event.set()
     await moving
@@ -248,9 +250,9 @@ async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
     """A stopped move begins no more; every key is whole, most where they were."""
     data = await load(c, [workers[0].address], n=100, size=10_000)
     with pytest.MonkeyPatch.context() as patch:
-        bound(patch, "MOST_KEYS", 4)
-        policy = Placing([(f.key, workers[1].address) for f in data], {})
-        moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+        bound(patch, "MAX_KEYS", 4)
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
         await until(lambda: policy.done > 0)
         policy.stopped = True
         await moving
@@ -265,13 +267,13 @@ async def test_epochs_let_the_manager_run(c, s, *workers):
     data = await load(c, [workers[0].address], n=60, size=1000)
     with pytest.MonkeyPatch.context() as patch:
         bound(patch, "EPOCH", 0.05)
-        bound(patch, "MOST_KEYS", 3)
+        bound(patch, "MAX_KEYS", 3)
         runs = []
         default = s.extensions["amm"]
         run_once = default.run_once
         patch.setattr(default, "run_once", lambda: runs.append(run_once()))
-        policy = Placing([(f.key, workers[1].address) for f in data], {})
-        await place(s, policy, ManagerHold(s))
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        await move_keys(s, policy, ManagerHold(s))
     assert runs
     assert policy.done == 60
     assert holders(s, data) == [{workers[1].address}] * 60
@@ -281,8 +283,8 @@ async def test_epochs_let_the_manager_run(c, s, *workers):
 async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
     """A move that is cancelled leaves the default manager running, the lock free."""
     data = await load(c, [workers[0].address], n=50)
-    policy = Placing([(f.key, workers[1].address) for f in data], {})
-    moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
     await until(lambda: policy.flying)
     moving.cancel()
     with suppress(asyncio.CancelledError):
@@ -300,8 +302,8 @@ async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
         for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("PATIENCE", 0.5)):
             bound(patch, name, value)
         target = workers[1].address
-        policy = Placing([(f.key, target) for f in data], {target: 1})
-        await asyncio.wait_for(place(s, policy, ManagerHold(s)), 10)
+        policy = MovePolicy([(f.key, target) for f in data], {target: 1})
+        await asyncio.wait_for(move_keys(s, policy, ManagerHold(s)), 10)
     assert policy.left == {"its target has no room below its ceiling": 3}
     assert holders(s, data) == [{workers[0].address}] * 3
     assert s.extensions["amm"].running
@@ -314,9 +316,9 @@ async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
     lock, held = s._replica_lock(("test", object())), asyncio.Event()
     with pytest.MonkeyPatch.context() as patch:
         bound(patch, "PATIENCE", 0.3)
-        policy = Placing([(f.key, workers[1].address) for f in data], {})
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         async with lock:
-            moving = asyncio.ensure_future(place(s, policy, ManagerHold(s)))
+            moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(held.wait(), 0.6)  # twice its patience
         await moving

@@ -24,7 +24,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 async def opened(c, s):
     await monitor.open_door(c, await monitor.identify(c))
-    return s.plugins[NAME].showing
+    return s.plugins[NAME].page_data
 
 
 async def looked(c):
@@ -72,7 +72,7 @@ async def test_rows_are_counted_where_pieces_lie(c, s, a, b):
     await monitor.ask(c, "keep_facts", facts=handed(members=[pack(X), pack(y)]))
     await looked(c)
     await soon(lambda: showing.counted)
-    showing.made = 0.0
+    showing.made_at = 0.0
     (layout,) = (await looked(c))["collections"]
     assert layout["workers"] == {
         "id": [0, 1], "rows": [10, 20], "pieces": [1, 1], "due": [15.0, 15.0],
@@ -80,7 +80,7 @@ async def test_rows_are_counted_where_pieces_lie(c, s, a, b):
     assert (layout["apart"], layout["missing"]) == (1, 0)
     kept[1].release()
     await soon(lambda: ("X", 1) not in s.tasks)
-    showing.asked = showing.made = 0.0
+    showing.counted_at = showing.made_at = 0.0
     showing.look()
     await soon(lambda: showing.counted[0]["missing"] == 1)
 
@@ -92,7 +92,7 @@ async def test_while_nobody_looks_nothing_is_made(c, s, a, b):
     X, kept = await pieces(c, [a, b], "X")
     await monitor.ask(c, "keep_facts", facts=handed(members=[pack(X)]))
     await monitor.ask(c, "past")
-    assert showing.state == {}
+    assert showing.latest == {}
     assert showing.counting is None
 
 
@@ -119,8 +119,8 @@ async def test_what_is_kept_has_bounds(c, s, a, b):
     showing.keep(handed(members=[many]))
     assert not showing.keys
     assert not showing.facts["collections"]
-    showing.keep({"findings": {"found": [{}] * (page.MOST_FINDINGS + 1)}})
-    assert len(showing.facts["findings"]["found"]) == page.MOST_FINDINGS
+    showing.keep({"findings": {"found": [{}] * (page.MAX_FINDINGS + 1)}})
+    assert len(showing.facts["findings"]["found"]) == page.MAX_FINDINGS
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -157,7 +157,7 @@ def test_fields_that_are_not_ours(value: Any) -> None:
     (event,) = page._event_rows([(1.0, {"action": "move", "{keys}": value})])
     assert event["text"].startswith("move: ")
     assert ("many" in event["text"]) == (value == "many")
-    assert len(event["text"]) <= page.MOST_TEXT
+    assert len(event["text"]) <= page.MAX_TEXT
 
 
 MALFORMED: list[Any] = [

@@ -20,8 +20,8 @@ from clustertune.errors import (
 )
 from clustertune.monitor import monitor
 from clustertune.remote import keys
-from clustertune.remote.scheduler import lease, plugin
-from clustertune.remote.scheduler.plugin import NAME, Resident, install
+from clustertune.remote.scheduler import jobs, lease, plugin
+from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin, install
 from clustertune.remote.scheduler.runs import Measured
 from tests.processes import soon
 
@@ -55,7 +55,7 @@ async def test_installed_once(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_an_older_one_is_replaced(c, s, a, b):
     """An older resident gives way, its handler and its tasks with it."""
-    old = Resident(s)
+    old = ClustertunePlugin(s)
     old.protocol = plugin.PROTOCOL - 1
     old.attach()
     assert (await install(s))["protocol"] == plugin.PROTOCOL
@@ -65,7 +65,7 @@ async def test_an_older_one_is_replaced(c, s, a, b):
 
 def older(s):
     """The resident of an older release."""
-    old = Resident(s)
+    old = ClustertunePlugin(s)
     old.protocol = plugin.PROTOCOL - 1
     old.attach()
     return old
@@ -91,7 +91,7 @@ async def test_an_older_one_at_work_is_left(c, s, a, b):
         with pytest.raises(LeaseHeldError, match=f"night's training .client {c.id}"):
             await clustertune.check(newer)
         assert s.plugins[NAME] is old
-        assert old.holds.there()
+        assert old.holds.active()
         old.end_hold("h")
         await clustertune.check(newer)
     assert s.plugins[NAME] is not old
@@ -119,9 +119,9 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
     old.keep('{"x": 1}')
     old.keep_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
     now = time()
-    old.runs.tell(now - 100, True, {"w": Measured(3, 2, now - 100)})
-    old.runs.tell(now - 60, False, {"w": Measured(3, 2, now - 60)})
-    old.runs.tell(now - 1, True, {"w": Measured(5, 4, now - 1)})
+    old.runs.note(now - 100, True, {"w": Measured(3, 2, now - 100)})
+    old.runs.note(now - 60, False, {"w": Measured(3, 2, now - 60)})
+    old.runs.note(now - 1, True, {"w": Measured(5, 4, now - 1)})
     old.note_names(c.id, ["X"])
     before, listed = await old.past(), old.list_schedules()["schedules"]
     began = dict(vars(old.schedules.kept[name]))
@@ -167,7 +167,7 @@ async def test_one_that_cannot_be_read_is_left(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
     """A newer resident stays; the client is told to upgrade."""
-    new = Resident(s)
+    new = ClustertunePlugin(s)
     new.protocol = plugin.PROTOCOL + 1
     new.attach()
     with pytest.raises(VersionMismatchError, match="upgrade clustertune here"):
@@ -197,7 +197,7 @@ async def test_look_answers_for_given_keys_only(c, s, a, b):
 async def test_unknown_requests_are_refused(c, s, a, b):
     """Only the listed methods can be called through the handler."""
     await monitor.open_door(c, await monitor.identify(c))
-    with pytest.raises(VersionMismatchError, match="does not know"):
+    with pytest.raises(VersionMismatchError, match="has no method"):
         await monitor.ask(c, "attach")
 
 
@@ -226,7 +226,7 @@ async def test_the_lease_ends_with_its_client(c, s, a, b):
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     await monitor.ask(other, "acquire", owner=other.id, label="other", token="o")
     await other.close()
-    await soon(lambda: s.plugins[NAME].lease is None, seconds=lease.GRACE / 3)
+    await soon(lambda: s.plugins[NAME].lease.current is None, seconds=lease.GRACE / 3)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -249,11 +249,11 @@ async def test_a_lost_client_has_a_grace_period(c, s, a, b):
         other.scheduler_comm.comm.abort()
         await soon(lambda: other.id not in s.clients)
         assert "holder" in await monitor.ask(c, "acquire", **mine)
-        await soon(lambda: there.lease is None)
+        await soon(lambda: there.lease.current is None)
     (lost,) = [e for _, e in s.get_events(NAME) if e["action"] == "lease lost"]
     assert (lost["label"], lost["client"]) == ("theirs", other.id)
     assert "token" in await monitor.ask(c, "acquire", **mine)
-    assert there.graces == {}
+    assert there.owners.timers == {}
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -321,7 +321,7 @@ async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
     await monitor.ask(c, "release", token="late")
     with pytest.raises(LeaseHeldError, match="released"):
         await monitor.ask(c, "acquire", owner=c.id, label="x", token="late")
-    assert s.plugins[NAME].holder() is None
+    assert s.plugins[NAME].lease.holder() is None
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -350,7 +350,7 @@ async def test_the_deadline_of_a_move(c, s, a, b):
     asked = {"job": job, "token": token}
     state = await monitor.ask(c, "progress", **asked, wait=0)
     assert not state["finished"]
-    state = await monitor.ask(c, "progress", **asked, wait=plugin.LONGEST)
+    state = await monitor.ask(c, "progress", **asked, wait=jobs.MAX_WAIT)
     assert state["finished"]  # the answer came with the end
     assert "deadline" in state["error"]
     assert state["done"] == 0
@@ -366,13 +366,13 @@ async def test_a_report_is_kept(c, s, a, b):
     await monitor.ask(c, "keep", report='{"x": 1}')
     assert await monitor.ask(c, "recall") == '{"x": 1}'
     with pytest.raises(VersionMismatchError, match="not kept"):
-        await monitor.ask(c, "keep", report=" " * (plugin.MOST_REPORT + 1))
+        await monitor.ask(c, "keep", report=" " * (plugin.MAX_REPORT + 1))
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_who_wants_keys(c, s, a, b):
     """Keys that another client wants too are counted, also published ones."""
-    lease = Resident(s)
+    lease = ClustertunePlugin(s)
     futures = c.map(int, range(4))
     await wait(futures)
     packed = keys.pack([f.key for f in futures])

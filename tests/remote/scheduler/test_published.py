@@ -16,13 +16,15 @@ from clustertune.remote.scheduler import published
 from tests.processes import soon
 
 
-async def noted(c: Client, s: Any) -> tuple[published.Names, list[Any], list[Any]]:
+async def noted(
+    c: Client, s: Any
+) -> tuple[published.PublishedNames, list[Any], list[Any]]:
     """What a client has noted, the data, and other data for the same names."""
     old = c.persist([da.ones((8,), chunks=1), da.zeros((8,), chunks=1)])
     new = c.persist([da.ones((8,), chunks=2) + 1, da.zeros((8,), chunks=2) + 1])
     await wait([old, new])
     await c.publish_dataset(X=old[0], y=old[1])
-    found = published.Names(s)
+    found = published.PublishedNames(s)
     assert found.note(c.id, ["X", "y"]) == {"X": 0, "y": 0}
     return found, old, new
 
@@ -64,9 +66,9 @@ async def in_turns(work: Any, between: Callable[[], Any]) -> Any:
     with pytest.MonkeyPatch.context() as patched:
         turns = Turns(between)
         # of the functions, which a scheduler in this process may have been sent
-        point = published.Names.point.__globals__
+        point = published.PublishedNames.replace.__globals__
         patched.setitem(point, "asyncio", turns)
-        patched.setitem(point["_parts"].__globals__, "YIELD", 1)
+        patched.setitem(point["_batches"].__globals__, "KEYS_PER_CHANGE", 1)
         answer = await work
         assert turns.count > 2, answer
         return answer
@@ -84,7 +86,7 @@ async def test_all_names_change_in_one_turn(c: Client, s: Any, a: Any, b: Any) -
             now = will_be if seen[-1][0] else was
             assert key_set(now) <= wanted_by(s, name)
 
-    assert await in_turns(found.point(c.id, requested(new), {}), look) == {}
+    assert await in_turns(found.replace(c.id, requested(new), {}), look) == {}
     assert set(seen) == {(False, False), (True, True)}
     assert [wanted_by(s, name) for name in "Xy"] == [key_set(x) for x in new]
     assert not found.noted
@@ -103,7 +105,7 @@ async def test_somebody_publishes_between_two_turns(
         if next(did) == 0:
             await c.publish_dataset(theirs, name="y", override=True)
 
-    answer = await in_turns(found.point(c.id, requested(new), {"X": "o"}), publish)
+    answer = await in_turns(found.replace(c.id, requested(new), {"X": "o"}), publish)
     assert answer == {"changed": ["y"], "taken": [], "gone": 0}
     assert are_new(s) == (False, False)
     assert wanted_by(s, "X") == key_set(old[0])
@@ -124,7 +126,7 @@ async def test_somebody_publishes_old_pieces_again(
         if are_new(s)[0] and next(did) == 0:
             await c.publish_dataset(old[0], name="X", override=True)
 
-    assert await in_turns(found.point(c.id, requested(new), {}), publish) == {}
+    assert await in_turns(found.replace(c.id, requested(new), {}), publish) == {}
     assert next(did) > 0
     assert key_set(old[0]) <= wanted_by(s, "X")
 
@@ -137,12 +139,12 @@ async def test_new_pieces_are_gone(c: Client, s: Any, a: Any, b: Any) -> None:
     gone = key_set(new)
     del new
     await soon(lambda: not any(key in s.tasks for key in gone))
-    answer = await found.point(c.id, request, {})
+    answer = await found.replace(c.id, request, {})
     assert answer == {"changed": [], "taken": [], "gone": 8}
     assert are_new(s) == (False, False)
     # and what was not noted is not changed either
     found.forget(c.id)
-    answer = await found.point(c.id, [("X", keys.pack(list(key_set(old))), "z")], {})
+    answer = await found.replace(c.id, [("X", keys.pack(list(key_set(old))), "z")], {})
     assert answer["changed"] == ["X"]
     assert found.note("nobody", ["X"]) == {"X": 0}
     assert not found.noted

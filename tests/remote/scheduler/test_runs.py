@@ -9,8 +9,8 @@ from distributed.utils_test import captured_logger, gen_cluster
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote.scheduler import runs as module
 from clustertune.remote.scheduler.lease import Holds, Owners
-from clustertune.remote.scheduler.runs import GAP, MOST, Measured, Runs
-from clustertune.remote.scheduler.workers import worker_id
+from clustertune.remote.scheduler.runs import GAP, MAX_RUNS, Measured, Runs
+from clustertune.remote.scheduler.state import worker_id
 from tests.processes import soon
 
 
@@ -18,7 +18,7 @@ def told(*moments):
     """From (time, whether there was work, unmanaged memory)."""
     runs = Runs()
     for now, busy, unmanaged in moments:
-        runs.tell(now, busy, {"w": Measured(unmanaged + 100, unmanaged, now)})
+        runs.note(now, busy, {"w": Measured(unmanaged + 100, unmanaged, now)})
     return list(runs.kept)
 
 
@@ -50,13 +50,13 @@ async def test_a_failure_is_a_gap_and_not_the_end(c, s, a, monkeypatch):
     told = []
 
     class Odd(Runs):
-        def tell(self, now, busy, memory, held=False):
+        def note(self, now, busy, memory, held=False):
             told.append(now)
             if len(told) == 1:
                 raise ZeroDivisionError
 
     with captured_logger("distributed.clustertune") as log:
-        task = asyncio.ensure_future(module.watch(s, Odd(), Holds(Owners(s))))
+        task = asyncio.ensure_future(module.watch_runs(s, Odd(), Holds(Owners(s))))
         await soon(lambda: len(told) > 2)
         task.cancel()
     assert "ZeroDivisionError" in log.getvalue()
@@ -74,11 +74,11 @@ def test_each_run_has_its_own_peak():
 def test_the_last_ones_are_kept():
     """Not all since the scheduler started."""
     moments = []
-    for i in range(MOST + 5):
+    for i in range(MAX_RUNS + 5):
         moments += [(i * 100, True, i), (i * 100 + 50, False, i)]
     found = told(*moments)
-    assert len(found) == MOST
-    assert found[-1]["began"] == (MOST + 4) * 100
+    assert len(found) == MAX_RUNS
+    assert found[-1]["began"] == (MAX_RUNS + 4) * 100
 
 
 def both(now, process, unmanaged):
@@ -89,16 +89,16 @@ def test_what_an_old_process_left_is_forgotten():
     """Else a worker that leaked would be restarted again and again."""
     runs = Runs()
     for i in range(4):
-        runs.tell(i * 100, True, {})
-        runs.tell(i * 100 + 50, False, both(i * 100 + 50, 900 * i, 800 * i))
-    runs.tell(400, True, {})
-    runs.tell(401, False, both(401, 5000, 4000))
+        runs.note(i * 100, True, {})
+        runs.note(i * 100 + 50, False, both(i * 100 + 50, 900 * i, 800 * i))
+    runs.note(400, True, {})
+    runs.note(401, False, both(401, 5000, 4000))
     runs.forget(0)
     assert runs.floors == {1: (80, 10)}
     assert [dict(run["floors"]) for run in runs.kept] == [{1: 80}] * 4
     assert [dict(run["managed"]) for run in runs.kept] == [{1: 10}] * 4
     assert [dict(run["peaks"])[0] for run in runs.kept] == [0, 900, 1800, 2700]
-    runs.tell(450, False, both(450, 300, 200))
+    runs.note(450, False, both(450, 300, 200))
     assert dict(runs.kept[-1]["floors"]) == {0: 200, 1: 80}
     assert dict(runs.kept[-1]["peaks"]) == {0: 5000, 1: 90}
 
@@ -129,7 +129,7 @@ async def test_the_resident_keeps_them(c, s, a, b):
     resident = s.plugins["clustertune"]
     resident.runs.gap = 0.3
     assert await inquiry.past_runs(c) == ()
-    resident.runs.tell(0.0, True, {0: Measured(200, 100, 0.0)})
+    resident.runs.note(0.0, True, {0: Measured(200, 100, 0.0)})
     await soon(lambda: resident.runs.kept)
     (run,) = await inquiry.past_runs(c)
     assert set(run.floors) == {0, 1}
@@ -141,7 +141,7 @@ def end(runs, now, unmanaged, how, heard=None):
     memory = {
         "w": Measured(unmanaged + 100, unmanaged, now if heard is None else heard)
     }
-    runs.tell(now, True, memory)
+    runs.note(now, True, memory)
     runs.end(how, memory)
 
 
@@ -149,9 +149,9 @@ def test_runs_without_a_gap():
     """The least memory until the end of the next run counts for a run."""
     runs = Runs()
     end(runs, 1.0, 10, "training")
-    runs.tell(1.5, False, {"w": Measured(160, 60, 1.5)})
+    runs.note(1.5, False, {"w": Measured(160, 60, 1.5)})
     end(runs, 2.0, 90, "training")
-    runs.tell(2.5, False, {"w": Measured(210, 110, 2.5)})
+    runs.note(2.5, False, {"w": Measured(210, 110, 2.5)})
     assert [run["floors"] for run in runs.kept] == [[("w", 60)], [("w", 110)]]
     assert [run["ended_by"] for run in runs.kept] == ["training"] * 2
     assert not runs.recent[-1].pending
@@ -161,7 +161,7 @@ def test_a_heartbeat_from_before_the_end_does_not_count():
     """The worker has no value for a run after which it sent none."""
     runs = Runs()
     end(runs, 1.0, 10, "hold", heard=0.5)
-    runs.tell(1.2, False, {"w": Measured(110, 10, 0.5)})
+    runs.note(1.2, False, {"w": Measured(110, 10, 0.5)})
     assert runs.recent[-1].pending == {"w"}
     end(runs, 1.3, 10, "hold", heard=0.5)
     assert [run["floors"] for run in runs.kept] == [[], []]
@@ -172,8 +172,8 @@ def test_a_late_heartbeat_counts_for_the_run_before():
     runs = Runs()
     end(runs, 1.0, 10, "training", heard=0.5)
     end(runs, 2.0, 10, "training", heard=0.5)
-    runs.tell(2.2, False, {"w": Measured(130, 30, 1.5)})
-    runs.tell(2.8, False, {"w": Measured(150, 50, 2.5)})
+    runs.note(2.2, False, {"w": Measured(130, 30, 1.5)})
+    runs.note(2.8, False, {"w": Measured(150, 50, 2.5)})
     assert [run["floors"] for run in runs.kept] == [[("w", 30)], [("w", 50)]]
 
 
@@ -181,10 +181,10 @@ def test_a_gap_in_a_hold_ends_no_run():
     """The hold itself ends it."""
     runs = Runs()
     memory = {"w": Measured(110, 10, 0.0)}
-    runs.tell(0.0, True, memory, held=True)
-    runs.tell(10 * GAP, False, memory, held=True)
+    runs.note(0.0, True, memory, held=True)
+    runs.note(10 * GAP, False, memory, held=True)
     assert not runs.kept
-    runs.tell(10 * GAP + 1, False, memory)
+    runs.note(10 * GAP + 1, False, memory)
     assert runs.kept
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from clustertune.checks.memory_growth import find
 from clustertune.operations.scheduling import conditions
 from clustertune.remote.scheduler.schedule import (
-    MOST_RESULTS,
-    TRIES,
+    MAX_FAILURES,
+    MAX_RESULTS,
     Moment,
     Schedule,
     met,
@@ -49,21 +49,21 @@ def moment(now: float, **others: Any) -> Moment:
 )
 def test_what_is_in_the_way(now: float, others: Any, reason: Any) -> None:
     """A gap is when nothing runs, nothing is queued and nobody holds, for a while."""
-    assert schedule().in_the_way(moment(now, **others)) == reason
+    assert schedule().obstacle(moment(now, **others)) == reason
 
 
 def test_instants() -> None:
     """Not before the first; then in the next gap; each once."""
     it = schedule(instants=[100.0, 200.0, 210.0, 400.0])
     assert it.waits == {"for": "instant", "until": 100.0}
-    assert it.in_the_way(moment(99)) == {"for": "instant", "until": 100.0}
-    assert it.in_the_way(moment(101, tasks=1))["for"] == "busy"
-    assert it.in_the_way(moment(150)) is None
-    it.over(150)
+    assert it.obstacle(moment(99)) == {"for": "instant", "until": 100.0}
+    assert it.obstacle(moment(101, tasks=1))["for"] == "busy"
+    assert it.obstacle(moment(150)) is None
+    it.end_instant(150)
     assert it.waits == {"for": "instant", "until": 200.0}
-    it.over(250)  # one gap is enough for two of them
+    it.end_instant(250)  # one gap is enough for two of them
     assert (it.state, list(it.instants)) == ("waiting", [400.0])
-    it.over(450)
+    it.end_instant(450)
     assert it.state == "done"
 
 
@@ -72,26 +72,26 @@ def test_what_has_begun_needs_no_instant() -> None:
     it = schedule(instants=[100.0, 500.0])
     it.instants.popleft()
     it.left = ["b"]
-    it.wait_for_the_next_gap(150.0)
-    assert it.in_the_way(moment(170)) == {"for": "idle", "seconds": 20}
-    assert it.in_the_way(moment(181)) is None
+    it.wait_for_next_gap(150.0)
+    assert it.obstacle(moment(170)) == {"for": "idle", "seconds": 20}
+    assert it.obstacle(moment(181)) is None
 
 
 def test_without_instants_it_is_done_once() -> None:
     """After the restart, not before."""
     it = schedule()
     it.restarted = 50.0
-    it.over(50.0)
+    it.end_instant(50.0)
     assert it.ended
 
 
 def test_failures() -> None:
     """After three it stops; in between it waits for another gap."""
     it = schedule()
-    for n in range(1, TRIES):
+    for n in range(1, MAX_FAILURES):
         it.failed(100.0 * n)
         assert it.state == "waiting"
-        assert it.in_the_way(moment(100.0 * n + 5)) == {"for": "idle", "seconds": 5}
+        assert it.obstacle(moment(100.0 * n + 5)) == {"for": "idle", "seconds": 5}
     it.failed(300.0)
     assert it.state == "failed"
 
@@ -101,15 +101,15 @@ def test_what_takes_longer_to_see_is_not_asked_again_at_once() -> None:
     it = schedule()
     reason = {"for": "room", "text": "no headroom"}
     it.wait(reason, again=50.0)
-    assert it.in_the_way(moment(45)) == reason
-    assert it.in_the_way(moment(50)) is None
+    assert it.obstacle(moment(45)) == reason
+    assert it.obstacle(moment(50)) is None
 
 
 def test_results_are_bounded() -> None:
     """A restart every minute for a week keeps the last ones."""
     it = schedule()
-    it.results.extend({"time": i} for i in range(MOST_RESULTS + 5))
-    assert len(it.describe(0.0)["results"]) == MOST_RESULTS
+    it.results.extend({"time": i} for i in range(MAX_RESULTS + 5))
+    assert len(it.describe(0.0)["results"]) == MAX_RESULTS
 
 
 GIB = 2**30
@@ -219,4 +219,4 @@ def test_findings(text: str, since: float, yes: bool, seen: str) -> None:
     assert found == yes
     assert seen in said
     none = met(condition.plain(), scheduler(), [], {}, None, since)
-    assert none == (False, "nothing was looked for yet: clustertune check does")
+    assert none == (False, "no check has run yet: run clustertune check")

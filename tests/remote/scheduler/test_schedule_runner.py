@@ -13,7 +13,7 @@ from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler import schedule as one
 from clustertune.remote.scheduler import schedule_runner
-from clustertune.remote.scheduler.plugin import Resident
+from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -45,16 +45,16 @@ def terms(**others: Any) -> dict[str, Any]:
     return given | others
 
 
-def begin(s: Any, **others: Any) -> tuple[Resident, Any]:
+def begin(s: Any, **others: Any) -> tuple[ClustertunePlugin, Any]:
     """A resident with the modules of these tests, and one schedule in it."""
-    resident = Resident(s)
-    resident.schedules.again, resident.schedules.breath = 0.05, 0.3
+    resident = ClustertunePlugin(s)
+    resident.schedules.again, resident.schedules.pause = 0.05, 0.3
     resident.attach()
     name = resident.schedule(terms(**others))["id"]
     return resident, resident.schedules.kept[name]
 
 
-def tell(resident: Resident, found: list[Any]) -> None:
+def tell(resident: ClustertunePlugin, found: list[Any]) -> None:
     facts = {"findings": {"time": time(), "found": found}}
     resident.keep_facts(facts, diagnosis=True)
 
@@ -112,10 +112,10 @@ async def test_what_is_in_the_way(c: Any, s: Any, *workers: Any) -> None:
     s.running.discard(second)
     found = await check(it, {0: first})
     assert "no other worker runs" in found
-    assert "it came after the restart was scheduled" in found
+    assert "the worker came after the restart was scheduled" in found
     actor = await c.submit(dict, actor=True, workers=[first.address])
     assert "holds 1 actors" in await check(it, {0: first})
-    assert await check(it, {}) == "none of its workers is there"
+    assert await check(it, {}) == "none of its workers is on the cluster"
     s.running.add(second)
     first.nanny = second.nanny = None
     del actor
@@ -127,7 +127,7 @@ async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
     found = {"kind": "check", "check": "x", "severity": 2, "text": "x:warning"}
     resident, it = begin(s, condition=found)
     await waits(it, "condition")
-    assert it.waits["text"].startswith("nothing was looked for yet")
+    assert it.waits["text"].startswith("no check has run yet")
     row = {"check": "x", "severity": "warning", "message": "it is so"}
     tell(resident, [row])
     await waits(it, "room")  # and not the condition any more
@@ -163,13 +163,13 @@ async def test_three_failures(c: Any, s: Any, *workers: Any, monkeypatch: Any) -
     async def nothing(*_: Any) -> str:
         return ""
 
-    monkeypatch.setattr(schedule_runner.Schedules, "_obstacle", nothing)
+    monkeypatch.setattr(schedule_runner.ScheduleRunner, "_obstacle", nothing)
     resident, it = begin(s)
     await soon(lambda: it.ended)
     assert it.state == "failed"
-    assert len(it.results) == one.TRIES
+    assert len(it.results) == one.MAX_FAILURES
     assert "it has no nanny" in it.results[-1]["problem"]
-    assert resident.lease is None
+    assert resident.lease.current is None
     assert {ws.status.name for ws in s.workers.values()} == {"running"}
 
 
@@ -177,7 +177,7 @@ async def test_three_failures(c: Any, s: Any, *workers: Any, monkeypatch: Any) -
 async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
     """So many may wait, and the last that have ended are remembered."""
     resident, it = begin(s, idle_for=60.0)
-    resident.schedules.most_waiting, resident.schedules.most_ended = 2, 3
+    resident.schedules.max_waiting, resident.schedules.max_ended = 2, 3
     resident.schedule(terms(idle_for=60.0))
     assert "2 restarts wait already" in resident.schedule(terms())["refused"]
     for _ in range(5):
@@ -206,7 +206,7 @@ async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
     assert it.results[0]["outcome"] == "interrupted"
     assert len(it.results[0]["restarted"]) == len(it.results[0]["left"]) == 1
     assert it.state == "waiting"
-    assert resident.lease is None  # others may have it
+    assert resident.lease.current is None  # others may have it
     await waits(it, "busy")
     await gate.set()
     await fit
@@ -238,5 +238,5 @@ async def test_cancelled_in_mid_restart(c: Any, s: Any, *nannies: Any) -> None:
     await asyncio.wait_for(resident.schedules.task, 10)
 
 
-def jobs(resident: Resident) -> list[Any]:
-    return list(resident.jobs.values())
+def jobs(resident: ClustertunePlugin) -> list[Any]:
+    return list(resident.jobs.kept.values())

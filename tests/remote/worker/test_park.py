@@ -21,9 +21,9 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.remote import ship
-from clustertune.remote.scheduler.mover import ManagerHold, Placing, place
-from clustertune.remote.scheduler.restart import Restarting
-from clustertune.remote.scheduler.workers import PREFIX
+from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.scheduler.state import PARKING_PREFIX
 from clustertune.remote.worker import park
 from tests.processes import soon
 
@@ -34,7 +34,7 @@ ONE: dict[str, Any] = {
     "timeout": 60,
     "worker_kwargs": {"memory_limit": "1 GiB"},
 }
-NAME = f"{PREFIX}test"
+NAME = f"{PARKING_PREFIX}test"
 
 
 def parked(s: Any) -> Any:
@@ -46,12 +46,12 @@ async def closed(s: Any) -> None:
     await soon(lambda: all(w.status.name == "closed" for w in Worker._instances))
 
 
-def restarting(s: Any, timeout: float = 30) -> Restarting:
+def restarting(s: Any, timeout: float = 30) -> WorkerRestart:
     """Of the only worker."""
     (address,) = s.workers
     code = ship.pickled(park.act)
     hold = ManagerHold(s)
-    return Restarting(s, hold, address, {}, {}, 10, timeout, parking=code)
+    return WorkerRestart(s, hold, address, {}, {}, 10, timeout, parking=code)
 
 
 def of_the_process() -> list[Any]:
@@ -99,7 +99,7 @@ async def test_the_process_is_as_it_was(c: Any, s: Any, tmp_path: Path) -> None:
             folder = Path(worker.local_directory)
             there = {path.name for path in folder.parent.glob("*-*")}
             assert there == {folder.name, f"{folder.name}.dirlock"}
-            assert (work.keys, work.lost) == (5, 0)
+            assert (len(work.held), work.lost) == (5, 0)
             assert [int(v[0]) for v in await c.gather(kept)] == list(range(5))
 
 
@@ -137,12 +137,12 @@ async def test_more_than_memory(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     await park.open_parking(nanny, NAME, 10**7, 60)
     (worker,) = (w for w in Worker._instances if w.name == NAME)
     there = [(f.key, worker.address) for f in kept]
-    policy = Placing(there, {}, {address}, {worker.address})
-    await place(s, policy, ManagerHold(s))
+    policy = MovePolicy(there, {}, {address}, {worker.address})
+    await move_keys(s, policy, ManagerHold(s))
     assert not policy.left
     assert len(worker.data.disk) == 5
     assert not worker.data.memory
-    await place(s, Placing([(f.key, address) for f in kept], {}), ManagerHold(s))
+    await move_keys(s, MovePolicy([(f.key, address) for f in kept], {}), ManagerHold(s))
     await closed(s)
     assert [int(v[-1]) for v in await c.gather(kept)] == list(range(5))
 
@@ -172,7 +172,7 @@ async def test_left_and_brought_back(c: Any, s: Any, nanny: Any) -> None:
     work = restarting(s, timeout=2)
     problem = await work.run()
     assert "did not come back within 2 s" in problem
-    assert "5 keys lie on the parking worker clustertune-parking-" in problem
+    assert "5 keys are still on the parking worker clustertune-parking-" in problem
     assert "restart again" in problem
     assert work.lost == 0
     async with Nanny(s.address, nthreads=1, name="new"):
@@ -221,7 +221,7 @@ async def test_what_only_the_worker_can_read(c: Any, s: Any, tmp_path: Path) -> 
         assert value.status == "finished"
         work = restarting(s)
         assert await work.run() == ""
-        assert (work.keys, work.lost) == (1, 0)
+        assert (len(work.held), work.lost) == (1, 0)
         assert await c.submit(lambda v: v.number, value) == 7
         assert "only_there" not in sys.modules
 
