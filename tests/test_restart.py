@@ -251,8 +251,8 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     X = c.persist(da.ones((100, 10), chunks=10))
     await wait(X)
     with monkeypatch.context() as patch:
-        patch.setattr(park, "MEMORY", 0.0)
-        patch.setattr(park, "DISK", 0.0)
+        patch.setattr(park, "MEMORY_SHARE", 0.0)
+        patch.setattr(park, "DISK_SHARE", 0.0)
         with pytest.raises(
             RefusedError, match="may fill 0 B of memory and 0 B of disk"
         ):
@@ -286,8 +286,8 @@ async def test_no_room_on_the_others(
     await wait(some)
     before = layout(s)
     with monkeypatch.context() as patch:
-        patch.setattr(park, "MEMORY", 0.0)
-        patch.setattr(park, "DISK", 0.0)
+        patch.setattr(park, "MEMORY_SHARE", 0.0)
+        patch.setattr(park, "DISK_SHARE", 0.0)
         with pytest.raises(
             RefusedError,
             match=r"have room for .* below their thresholds, 209.8 MiB of keys need a "

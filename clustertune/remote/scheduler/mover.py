@@ -36,6 +36,7 @@ from distributed.core import Status
 from clustertune.remote.scheduler.state import counted_bytes
 
 logger = logging.getLogger("distributed.clustertune")
+
 CYCLE = 0.02  # seconds between two runs of the policy
 EPOCH = 20.0  # seconds for which the default memory manager is paused at a time,
 DRAIN = 5.0  # and further seconds in which keys in flight may arrive

@@ -25,6 +25,7 @@ from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.state import by_name, id_of, training_workers
 
 logger = logging.getLogger("distributed.clustertune")
+
 MAX_FINDINGS = 200
 MAX_EVENTS = 100
 COUNT_INTERVAL = 10.0  # seconds between two counts of holders

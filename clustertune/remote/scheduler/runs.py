@@ -18,6 +18,7 @@ from clustertune.remote.scheduler.lease import Holds
 from clustertune.remote.scheduler.state import Id, id_of, memory_of, training_workers
 
 logger = logging.getLogger("distributed.clustertune")
+
 MAX_RUNS = 50
 MAX_TOTALS = 450  # moments: 15 minutes, and more on a large cluster
 #: seconds without tasks after which a run has ended: longer than a client pauses

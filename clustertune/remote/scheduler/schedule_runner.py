@@ -29,6 +29,7 @@ from clustertune.remote.scheduler.state import (
 from clustertune.remote.scheduler.survey import held_data
 
 logger = logging.getLogger("distributed.clustertune")
+
 TICK = 1.0  # seconds between two looks; more on large clusters
 PAUSE = 1.0  # seconds between two workers, in which others can take the lease
 RETRY = 30.0  # seconds between two looks at conditions and room

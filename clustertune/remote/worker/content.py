@@ -1,7 +1,7 @@
-"""What the values of one piece are like; runs as a task where the piece lies.
+"""Describes the values of one partition; runs as a task on a worker that holds it.
 
-Answers in plain types, a few numbers for each piece, or arrays of them. NumPy and
-pandas are those of the worker, which made the piece.
+Answers are plain types, a few numbers for each partition, or arrays of them. NumPy and
+pandas are those of the worker, which made the partition.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-MOST_CLASSES = 1000  # different labels, above which y is no class
-EXACT = 2**53  # up to which floats hold all whole numbers
+MOST_CLASSES = 1000  # more different labels than that are no classes
+EXACT = 2**53  # floats hold all integers up to this one
 
 
 def each(look: Callable[[Any], dict[str, Any]], pieces: list[Any]) -> list[Any]:
-    """What one of the others says of every piece."""
+    """Apply one of the other functions to every partition."""
     return [look(piece) for piece in pieces]
 
 
@@ -24,7 +24,7 @@ def features(piece: Any) -> dict[str, Any]:
 
 
 def labels(piece: Any) -> dict[str, Any]:
-    """Values of labels that are not finite, how often each class is there, moments."""
+    """Labels that are not finite, the count of each class, and moments."""
     return {
         "not_finite": _not_finite(piece),
         "classes": _classes(piece),
@@ -39,15 +39,15 @@ def groups(piece: Any) -> dict[str, Any]:
 
 
 def runs(piece: Any) -> dict[str, Any]:
-    """What :func:`groups` says, and every group with its number of rows.
+    """The answer of :func:`groups`, and every group with its number of rows.
 
-    In the order of rows; where one comes back, in that of groups, each once.
+    Groups are in the order of rows. If one recurs, they are sorted, each once.
     """
     import numpy as np
 
     missing = _not_finite(piece)[0]
     values = np.asarray(piece).ravel()
-    if values.dtype.kind == "O":  # numbers that may lack a value, or texts
+    if values.dtype.kind == "O":  # numbers with missing values, or texts
         values = np.array(values.tolist())
         values = values.astype(str) if values.dtype.kind == "O" else values
     if not len(values):
@@ -77,14 +77,14 @@ def runs(piece: Any) -> dict[str, Any]:
 
 
 def classes(piece: Any, most: int) -> dict[str, Any]:
-    """How often each class is there, rows of some of each; moments, what is lacking.
+    """Counts and some row numbers of each class, moments, and missing values.
 
-    ``most`` is how many rows of each class are named at most; they lie far apart.
+    ``most`` is the number of rows of each class to return; they are far apart.
     """
     import numpy as np
 
     labels = np.asarray(piece)
-    if labels.ndim > 1 and labels.shape[1] == 1:  # a frame of one column
+    if labels.ndim > 1 and labels.shape[1] == 1:  # a DataFrame with one column
         labels = labels.ravel()
     if labels.dtype.kind == "f" and (np.abs(labels) < EXACT).all():
         whole = labels.astype("i8")  # 0.0 and 1.0 are classes too
@@ -108,12 +108,12 @@ def classes(piece: Any, most: int) -> dict[str, Any]:
 
 
 def moments(piece: Any) -> dict[str, Any]:
-    """Rows, sum and sum of squares of labels that are numbers; how many are none."""
+    """Rows, sum and sum of squares of numeric labels, and missing values."""
     return {"moments": _moments(piece), "not_finite": _not_finite(piece)}
 
 
 def types(piece: Any) -> dict[str, Any]:
-    """By column the lists of categories; the largest of all whole numbers."""
+    """Categories and their lists by column; the largest absolute integer."""
     import numpy as np
 
     if not hasattr(piece, "columns"):
@@ -140,7 +140,7 @@ def _columns(piece: Any) -> list[Any]:
 
 
 def _not_finite(piece: Any) -> list[int]:
-    """Count the values that are missing (NaN, NA, masked) and those that are infinite.
+    """Count missing values (NaN, NA, masked) and infinite ones.
 
     Only stored values of a sparse matrix are read: the others are zero.
     """
@@ -167,14 +167,14 @@ def _not_finite(piece: Any) -> list[int]:
 
 
 def _lacks(value: Any) -> bool:
-    """Whether an object stands for a value that is not there; NaN is not itself."""
+    """Whether an object stands for a missing value; NaN is not equal to itself."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float) and value != value  # noqa: PLR0124
 
 
 def _categories(piece: Any) -> dict[str, str]:
-    """By column of categories a text that is the same where they are, in order."""
+    """By column of categories, a text that is equal for equal ordered categories."""
     if not hasattr(piece, "columns"):
         return {}
     return {
@@ -185,7 +185,7 @@ def _categories(piece: Any) -> dict[str, str]:
 
 
 def _classes(piece: Any) -> list[list[Any]] | None:
-    """(class, rows) where labels are whole numbers or texts, and not too many."""
+    """(class, rows) if labels are integers or texts, and not too many."""
     import numpy as np
 
     values = np.asarray(piece)
@@ -201,7 +201,7 @@ def _classes(piece: Any) -> list[list[Any]] | None:
 
 
 def _moments(piece: Any) -> list[float] | None:
-    """(rows, sum, sum of squares) of the finite ones, where labels are numbers."""
+    """(rows, sum, sum of squares) of the finite labels, if they are numbers."""
     import numpy as np
 
     values = np.asarray(piece)
@@ -212,7 +212,7 @@ def _moments(piece: Any) -> list[float] | None:
 
 
 def _is_masked(piece: Any) -> bool:
-    """Whether values are masked, so that what is stored there is no label."""
+    """Whether some values are masked, so that the stored values are no labels."""
     import numpy as np
 
     return bool(np.ma.is_masked(piece))

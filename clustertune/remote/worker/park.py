@@ -1,13 +1,13 @@
 """A parking worker: keeps the keys of a worker while that worker is restarted.
 
 It runs in the process of that worker's nanny, which survives the restart, on its event
-loop. It takes no tasks: it never reports to the scheduler that it runs. It takes over
-spilled keys as links to their files, which need neither memory nor time. Keys that
+loop. It gets no tasks, because it never reports to the scheduler that it runs. It takes
+over spilled keys as links to their files, which need neither memory nor time. Keys that
 exceed its share of the free memory go to the disk. It keeps the others as the bytes in
 which they arrive and reads none of them: its process has neither the worker's
 environment, nor its modules, nor its GPU. With a ``LocalCluster`` that process is the
-user's own, so the effects of a worker on its process are avoided or undone: no
-preloads, no plugins, no lifetime, no threads of its own, no path to import from.
+user's own. So the effects of a worker on its process are avoided or undone: no
+preloads, plugins, lifetime, threads or import paths.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from distributed.spill import SpillBuffer, SpilledSize
 from clustertune.remote.worker.probe import available_memory, disk
 
 logger = logging.getLogger("distributed.clustertune")
-PATIENCE = 120.0  # seconds after which one that holds nothing closes by itself
-MEMORY = 0.5  # of the host's free memory that it fills
-DISK = 0.9  # of the disk's free bytes
-IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems that are no disk
-SPARE = 0.25  # of the memory below its nanny's line, which a worker may need to send
+
+PATIENCE = 120.0  # seconds after which an empty parking worker closes by itself
+MEMORY_SHARE = 0.5  # of the host's free memory
+DISK_SHARE = 0.9  # of the disk's free bytes
+IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disks
+SEND_SHARE = 0.25  # of the memory below the nanny's limit, which sending may use
 
 
 async def act(dask_worker: Any, what: str, **arguments: Any) -> bytes:
-    """Do one of the steps of parking, on a worker or its nanny.
+    """Do one step of parking, on a worker or its nanny.
 
     All steps are one function, so that the client sends their code once. The answer is
-    plain data: the scheduler need not unpickle it.
+    plain data, so that the scheduler need not unpickle it.
     """
     if what == "open":
         await open_parking(dask_worker, **arguments)
@@ -54,7 +55,7 @@ async def act(dask_worker: Any, what: str, **arguments: Any) -> bytes:
 
 
 def read(result: Serialized) -> Any:
-    """The answer of :func:`act`, as the scheduler gets it."""
+    """Read the answer of :func:`act`, as the scheduler gets it."""
     frames = result.frames
     if "compression" in result.header:
         frames = decompress(result.header, frames)
@@ -63,11 +64,11 @@ def read(result: Serialized) -> Any:
 
 
 def room(dask_worker: Any) -> dict[str, int]:
-    """Bytes that a parking worker of this nanny may fill: of memory, of its disk."""
+    """Bytes of memory and of disk that a parking worker of this nanny may fill."""
     kind, _, free = disk(dask_worker.local_directory)
     return {
-        "memory": int(MEMORY * available_memory()),
-        "disk": 0 if kind in IN_MEMORY else int(DISK * free),
+        "memory": int(MEMORY_SHARE * available_memory()),
+        "disk": 0 if kind in IN_MEMORY else int(DISK_SHARE * free),
     }
 
 
@@ -77,10 +78,10 @@ def room(dask_worker: Any) -> dict[str, int]:
 def spilled(dask_worker: Any) -> list[Any]:
     """Key, path, size in memory and size on disk of each spilled key of a worker.
 
-    None where the worker keeps its data in another way than Dask's own.
+    None are known if the worker does not keep its data in Dask's own buffer.
     """
     data: Any = dask_worker.data
-    if isinstance(data, Unread):
+    if isinstance(data, BytesBuffer):
         return [(k, str(f.path), *f.size) for k, f in data.linked.items()]
     if type(data) is not SpillBuffer:
         return []
@@ -95,23 +96,23 @@ def spilled(dask_worker: Any) -> list[Any]:
 def adopt(dask_worker: Any, files: Sequence[Any]) -> list[Any]:
     """Take over spilled keys of another worker on this host, as links to their files.
 
-    The keys that were taken over; a file may be gone, or on another file system.
-    Nothing is read, and a link stays when the other worker deletes its file.
+    A file may be gone, or on another file system; the keys that were taken over are
+    returned. Nothing is read, and a link stays when the other worker deletes its file.
     """
     data, taken = dask_worker.data, []
     kind = type(data)
     if kind is SpillBuffer:
         data.__class__ = _Adopting
-    elif kind is not Unread:
+    elif kind is not BytesBuffer:
         return []
     try:
         for key, path, *size in files:
             if key in dask_worker.state.tasks:
-                continue  # it is there, or on its way
+                continue  # the key is here or arrives
             try:
                 file = File(path, SpilledSize(*size))
                 data.take(key, file)
-            # of any kind: what is not taken over is sent as other keys are
+            # of any kind: such keys are sent as other keys are
             except Exception as error:  # noqa: BLE001
                 logger.debug("clustertune: %s is not taken over: %r", key, error)
                 continue
@@ -125,7 +126,10 @@ def adopt(dask_worker: Any, files: Sequence[Any]) -> list[Any]:
 class File:
     """A spilled value in a file, as Dask wrote it."""
 
-    __slots__ = ("path", "size")  # Dask caches values to which there are weak links
+    __slots__ = (
+        "path",
+        "size",
+    )  # without weak references, as Dask would cache the values
 
     def __init__(self, path: str, size: SpilledSize):
         self.path = Path(path)
@@ -135,7 +139,7 @@ class File:
         return self.size.memory
 
     def link(self, folder: str) -> None:
-        """Make a link to the file, and be that from now on."""
+        """Make a link to the file, and use the link from then on."""
         path = Path(folder, f"link-{uuid4().hex}")
         path.hardlink_to(self.path)
         self.path = path
@@ -150,7 +154,7 @@ class File:
 
 
 class _Nothing(bytes):
-    """Is written as nothing, and counts as so many bytes."""
+    """Is written as no bytes, and counts as ``nbytes``."""
 
     nbytes: int
 
@@ -159,7 +163,7 @@ class _Adopting(SpillBuffer):
     """Dask's buffer while it takes over files."""
 
     def take(self, key: Any, file: File) -> None:
-        """Have Dask write an empty file, with all that it notes, and replace that."""
+        """Have Dask write an empty file with all its entries, and replace that file."""
         slow: Any = self._slow_uncached
         file.link(slow.d.directory)
         nothing = _Nothing()
@@ -182,34 +186,34 @@ class _Adopting(SpillBuffer):
 async def open_parking(
     dask_worker: Any, name: str, nbytes: int, timeout: float
 ) -> None:
-    """Start one with this name, for so many bytes; it has registered when this ends.
+    """Start a parking worker and wait until it has registered.
 
-    ``timeout`` are the seconds in which it has to. It closes by itself where it holds
-    nothing after ``PATIENCE`` seconds: the scheduler may have forgotten it.
+    It must register within ``timeout`` seconds. If it holds nothing after ``PATIENCE``
+    seconds, it closes by itself, because the scheduler may have forgotten it.
     """
     nanny, free = dask_worker, room(dask_worker)
     if nbytes > free["memory"] + free["disk"]:
         raise RuntimeError(
-            f"{nbytes:,} bytes need a place, and {free['memory']:,} of memory and "
-            f"{free['disk']:,} of disk may be filled there"
+            f"{nbytes:,} bytes must be parked, and {free['memory']:,} of memory and "
+            f"{free['disk']:,} of disk are free there"
         )
     given = nanny.worker_kwargs
     worker = Parking(
         nanny.scheduler_addr,
         name=name,
         nthreads=1,
-        executor="offload",  # one that is there: closing it would start a thread
+        executor="offload",  # an existing one: closing it would start a thread
         local_directory=nanny.local_directory,
         security=nanny.security,
         protocol=given.get("protocol"),
         interface=given.get("interface"),
         host=given.get("host"),
-        # no limit of the process, much of which may be the user's: a share of its own
+        # the process may be the user's, so the buffer has a limit instead
         memory_limit=0,
         data=(_buffer, {"target": free["memory"]}),
         resources={},
         lifetime=0,
-        # none would mean those of the configuration; this one is there and does nothing
+        # none would mean those of the configuration; this module does nothing
         preload=["distributed"],
         preload_argv=[[]],
         death_timeout=timeout,
@@ -219,8 +223,8 @@ async def open_parking(
     if worker.local_directory in sys.path:
         sys.path.remove(worker.local_directory)
     logging.getLogger("distributed.worker").removeHandler(worker._deque_handler)
-    # one key at a time, where more could bring its worker to the line of the nanny
-    most = int(SPARE * _below_the_line(nanny))
+    # one key at a time, if more could bring its worker to the nanny's limit
+    most = int(SEND_SHARE * _room_below_limit(nanny))
     state = worker.state
     limit = state.transfer_message_bytes_limit
     state.transfer_message_bytes_limit = max(1, min(most, limit))
@@ -228,8 +232,8 @@ async def open_parking(
     worker.end = monotonic() + PATIENCE
 
 
-def _below_the_line(nanny: Any) -> float:
-    """Bytes by which its worker's process may grow before the nanny kills it."""
+def _room_below_limit(nanny: Any) -> float:
+    """Bytes by which the worker's process may grow before the nanny kills it."""
     manager = nanny.memory_manager
     if not manager.memory_limit or not manager.memory_terminate_fraction:
         return 2.0**40
@@ -242,10 +246,10 @@ def _below_the_line(nanny: Any) -> float:
 
 
 def _buffer(worker_local_directory: str, target: int) -> SpillBuffer:
-    return Unread(str(Path(worker_local_directory, "storage")), target)
+    return BytesBuffer(str(Path(worker_local_directory, "storage")), target)
 
 
-class Unread(SpillBuffer):
+class BytesBuffer(SpillBuffer):
     """Keeps values as header and bytes, which Dask can measure and write to disk.
 
     ``linked`` has the keys that are links to the files of another worker.
@@ -263,7 +267,7 @@ class Unread(SpillBuffer):
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, File):
             return  # it has been taken over
-        # copies: Dask reads several keys into one buffer, which stays for the last one
+        # copied, because Dask reads several keys into one buffer
         assert isinstance(value, Serialized)
         frames = [bytes(frame) for frame in value.frames]
         super().__setitem__(key, (value.header, frames))
@@ -305,7 +309,7 @@ class Parking(Worker):
         self.end = monotonic() + patience
 
     def _send_worker_status_change(self, stimulus_id: str) -> None:
-        """Never say that it runs: in that moment it would be given tasks."""
+        """Never report that it runs, because it would get tasks at once."""
         if self.status is not Status.running:
             super()._send_worker_status_change(stimulus_id)
 
@@ -320,11 +324,11 @@ class Parking(Worker):
         return Status.dont_reply
 
     async def plugin_add(self, *args: Any, **kwargs: Any) -> Any:
-        """Take none: what they set up would stay in the nanny's process."""
+        """Reject plugins: their changes would stay in the nanny's process."""
         return {"status": "OK"}
 
     async def heartbeat(self) -> None:
-        """Close if it was forgotten."""
+        """Close if the scheduler has forgotten it."""
         if monotonic() > self.end and not self.data:
             self.loop.add_callback(self.close, reason="clustertune-parking-forgotten")
         await super().heartbeat()

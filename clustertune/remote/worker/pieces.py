@@ -1,9 +1,9 @@
-"""One piece as a file, and back: a frame as Parquet, an array as Zarr.
+"""Saves a partition as a file and loads it: a frame as Parquet, an array as Zarr.
 
-Runs as a task where the piece lies. What was written is read again at once and compared
-with the piece: what a format does not keep is an error, and never another value later.
-NumPy, pandas, pyarrow and numcodecs are those of the worker. Files may have been
-changed by others: nothing that they contain is unpickled or run.
+Runs as a task on a worker that holds the partition. Written data is read again at once
+and compared with the partition: a loss by the format is an error now, and never another
+value later. NumPy, pandas, pyarrow and numcodecs are those of the worker. Files may
+have been changed by others: nothing that they contain is unpickled or run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TYPES = b"clustertune.types"  # in a file's metadata: a frame without rows
-TEXTS = b"clustertune.texts"  # and as JSON, by number of column, how texts are stored
+TYPES = b"clustertune.types"  # metadata of a file: a frame without rows
+TEXTS = (
+    b"clustertune.texts"  # metadata: the storage of texts by number of column, as JSON
+)
 MOST = 2**28  # bytes in one file of an array; compressors take less than 2 GiB
 OLDEST = "14.0.1"  # pyarrow that does not unpickle types of columns
 LEVEL = 1  # of compression
-KINDS = "biufcmMSU"  # of NumPy's types that are kept: none of them holds objects
+KINDS = "biufcmMSU"  # of NumPy's types that are saved: none of them holds objects
 Options = Mapping[str, Any]
 # --- tasks ----------------------------------------------------------------------------
 
@@ -39,7 +41,7 @@ def save_frame(url: str, options: Options, path: str, piece: Any) -> dict[str, A
 def load_frame(
     url: str, options: Options, path: str, crc: int, shape: list[int], series: bool
 ) -> Any:
-    """Read what :func:`save_frame` wrote."""
+    """Read a file of :func:`save_frame`."""
     from zlib import crc32
 
     files, root = _files(url, options)
@@ -80,7 +82,7 @@ def save_array(url: str, options: Options, path: str, piece: Any) -> dict[str, A
     saved |= {"bytes": len(written[".zarray"]), "crc32": []}
     for name, start, stop in _chunks(saved):
         chunk = piece[start:stop]
-        if len(chunk) < saved["rows"]:  # Zarr's chunks are all of the same shape
+        if len(chunk) < saved["rows"]:  # Zarr's chunks all have the same shape
             chunk = np.zeros((saved["rows"], *piece.shape[1:]), piece.dtype)
             chunk[: stop - start] = piece[start:stop]
         data = bytes(Zstd(LEVEL).encode(_bytes(chunk)))
@@ -94,9 +96,9 @@ def save_array(url: str, options: Options, path: str, piece: Any) -> dict[str, A
 
 
 def load_array(url: str, options: Options, path: str, saved: Mapping[str, Any]) -> Any:
-    """Read what :func:`save_array` wrote, of which the manifest says ``saved``.
+    """Read files of :func:`save_array`, which ``saved`` in the manifest describes.
 
-    Zarr itself would decode with whatever codecs the files name, and some of these
+    Zarr itself would decode with any codec that the files name, and some of these
     unpickle. So only the one encoding that is written here is read: the files' own
     description must match the manifest, and each file its checksum, before any byte is
     decoded.
@@ -121,7 +123,7 @@ def load_array(url: str, options: Options, path: str, saved: Mapping[str, Any]) 
                 f"{path}/{name} is not as it was saved: its checksum is another"
             )
         chunk = np.zeros((saved["rows"], *piece.shape[1:]), piece.dtype)
-        # it is filled up to its size, and never beyond
+        # the decoder never writes beyond its size
         Zstd().decode(data, out=_bytes(chunk))
         piece[start:stop] = chunk[: stop - start]
     return piece
@@ -130,10 +132,10 @@ def load_array(url: str, options: Options, path: str, saved: Mapping[str, Any]) 
 async def leave_mark(
     dask_worker: Any, url: str, options: Options, path: str, packages: list[str]
 ) -> dict[str, Any]:
-    """Write a small file; who sees it shares the storage. Says what is in the way.
+    """Write a small file, by which the client finds workers that share the storage.
 
     Storage may be slow: the worker's event loop goes on meanwhile. An error is an
-    answer, since Dask would log the arguments with it, and options may be secrets.
+    answer, because Dask would log the arguments with it, and options may be secrets.
     """
     import asyncio
     from importlib.util import find_spec
@@ -148,7 +150,7 @@ async def leave_mark(
     try:
         if not missing:
             await asyncio.to_thread(write)
-    # storages raise errors of their own
+    # each storage has its own errors
     except Exception as error:  # noqa: BLE001
         failed = repr(error)
     name = f"{path}/{dask_worker.id}"
@@ -156,7 +158,7 @@ async def leave_mark(
 
 
 async def remove_mark(dask_worker: Any, url: str, options: Options, path: str) -> None:
-    """Remove the small file, also where nobody else sees it."""
+    """Remove the small file, also on storage that only this worker has."""
     import asyncio
     import logging
 
@@ -168,7 +170,7 @@ async def remove_mark(dask_worker: Any, url: str, options: Options, path: str) -
 
     try:
         await asyncio.to_thread(remove)
-    # it is empty and in nobody's way; and Dask would log the arguments, as above
+    # the file is empty; and Dask would log the arguments, as above
     except Exception as error:  # noqa: BLE001
         logger = logging.getLogger("distributed.worker")
         logger.warning("clustertune could not remove %s: %r", path, error)
@@ -185,7 +187,7 @@ def _files(url: str, options: Options) -> tuple[Any, str]:
 
 
 def _metadata(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``.zarray`` says of an array, in Zarr's second format."""
+    """The content of ``.zarray`` for an array, in Zarr's second format."""
     _, *others = saved["shape"]
     return {
         "zarr_format": 2,
@@ -200,7 +202,7 @@ def _metadata(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chunks(saved: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    """Names of the files of an array, and the rows of each: from, and up to."""
+    """Names of the files of an array, and the first and last row of each."""
     n, *others = saved["shape"]
     if 0 in others:
         return []
@@ -213,7 +215,7 @@ def _chunks(saved: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 
 
 def _bytes(array: Any) -> Any:
-    """The values as they are in memory, so that -0.0 is not 0.0."""
+    """The values as they are in memory, so that -0.0 differs from 0.0."""
     import numpy as np
 
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -226,8 +228,8 @@ def encode(frame: Any) -> bytes:
     """A DataFrame or Series as the bytes of a Parquet file.
 
     Parquet alone forgets some types of columns (categories of numbers, seconds of
-    dates); they go with it as an empty batch in Arrow's own format. That in turn has
-    texts stored as pandas does by default, which before pandas 3 is not as Dask does.
+    dates). They are added as an empty batch in Arrow's own format. Arrow in turn stores
+    texts as pandas does by default, which before pandas 3 differs from Dask.
     """
     import json
 
@@ -258,7 +260,7 @@ def encode(frame: Any) -> bytes:
 
 
 def decode(data: bytes, *, series: bool) -> Any:
-    """The frame, or the Series, that :func:`encode` has made bytes of."""
+    """The frame, or the Series, that :func:`encode` has encoded."""
     import json
 
     import pyarrow as pa
@@ -285,12 +287,12 @@ def decode(data: bytes, *, series: bool) -> Any:
 
 
 def refuse_old_pyarrow() -> None:
-    """Refuse a pyarrow that unpickles types of columns as it opens a file.
+    """Refuse a pyarrow that unpickles types of columns when it opens a file.
 
     Raises
     ------
     ValueError
-        It is such a release.
+        The installed release does so.
     """
     import pyarrow as pa
     from packaging.version import Version
@@ -303,7 +305,7 @@ def refuse_old_pyarrow() -> None:
 
 
 def _texts(frame: Any) -> dict[int, str]:
-    """How columns of texts are stored in which pandas.NA is what is lacking."""
+    """The storage of text columns whose missing values are pandas.NA."""
     import pandas as pd
 
     return {
@@ -314,19 +316,19 @@ def _texts(frame: Any) -> dict[int, str]:
 
 
 def _as(column: Any, dtype: Any) -> Any:
-    # where a text is lacking among objects, it is None
+    # a missing text among objects is None
     if dtype.kind == "O" and str(dtype) == "object":
         return column.astype(object).where(column.notna(), None)
     return column.astype(dtype)
 
 
 def refuse_lossy(frame: Any) -> None:
-    """See that a frame comes back as it is.
+    """Check that a frame survives encoding and decoding.
 
     Raises
     ------
     TypeError, ValueError, NotImplementedError
-        What of it does not.
+        The part that does not survive.
     """
     _refuse_other(frame, decode(encode(frame), series=frame.ndim == 1))
 
@@ -351,7 +353,7 @@ def _nested(column: Any) -> Any:
 
 
 def _refuse_other(piece: Any, again: Any) -> None:
-    """An error that names what of a piece did not come back as it was."""
+    """Raise an error that names the differences of a decoded frame."""
     ours, theirs = (x.to_frame() if x.ndim == 1 else x for x in (piece, again))
     names = [
         name

@@ -1,9 +1,10 @@
-"""What a worker and its nanny know of themselves and their host.
+"""Facts that a worker and its nanny read about themselves and their host.
 
-Facts are read where they hold: thresholds from the running memory manager and not
-from any configuration, CPUs from the affinity and from every level of the cgroup
-hierarchy, memory from the host and every cgroup level. Dask itself looks at the leaf
-cgroup only, and so misses a quota that is set on a parent.
+Facts are read at their source: thresholds from the running memory manager and not from
+any configuration, CPUs from the affinity and from every level of the cgroup hierarchy,
+memory from the host and every cgroup level. Dask itself looks at the leaf cgroup only,
+and so misses a quota that is set on a parent. Thread pools are those of the process:
+the environment may name a number of threads that a library has not taken.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import psutil
 ROOT = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
 BOOT = "/proc/sys/kernel/random/boot_id"
-LARGE = 10**6  # bytes of a transfer that tell how fast a link is, as Dask has it
+LARGE = 10**6  # bytes of a transfer that shows the speed of a link, as in Dask
 RECENT = 50  # transfers
 COPIED = 2**24  # bytes
 VARIABLES = (
@@ -34,9 +35,9 @@ VARIABLES = (
 
 
 def worker_facts(dask_worker: Any) -> dict[str, Any]:
-    """Thresholds, CPUs and memory as they hold for this worker; plain types."""
+    """Thresholds, CPUs and memory of this worker; plain types."""
     manager = dask_worker.memory_manager
-    spills = hasattr(dask_worker.data, "memory")  # a SpillBuffer: else nothing spills
+    spills = hasattr(dask_worker.data, "memory")  # only a SpillBuffer spills
     return {
         "target": (manager.memory_target_fraction or None) if spills else None,
         "spill": (manager.memory_spill_fraction or None) if spills else None,
@@ -50,7 +51,7 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
 def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
     """Bytes of keys with these names (the first part of the key) that arrived here.
 
-    From the worker's own log, which keeps its last 100,000 transfers.
+    The worker's own log keeps its last 100,000 transfers.
     """
     wanted, total = set(names), 0
     for transfer in dask_worker.transfer_incoming_log:
@@ -61,9 +62,9 @@ def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
 
 
 def speeds(dask_worker: Any, copying: bool) -> list[float]:
-    """Bytes per second that this worker lately received; that it copies, if asked.
+    """Bytes per second that this worker lately received, and that it copies.
 
-    0 where it has received nothing large yet. A copy takes about 10 ms.
+    0 if it has received nothing large yet. A copy takes about 10 ms.
     """
     recent = list(dask_worker.transfer_incoming_log)[-RECENT:]
     large = [t for t in recent if t["total"] >= LARGE]
@@ -73,7 +74,7 @@ def speeds(dask_worker: Any, copying: bool) -> list[float]:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in at least one of the spans: transfers may go on side by side."""
+    """Seconds in at least one of the spans, which may overlap."""
     total, until = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, until))
@@ -82,7 +83,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _copying() -> float:
-    """Into memory that is new, as that of a piece is: its pages are made meanwhile."""
+    """Bytes per second of a copy into new memory, whose pages are made meanwhile."""
     source = b"\1" * COPIED
     start = perf_counter()
     copy = bytearray(source)
@@ -95,9 +96,9 @@ def nanny_facts(dask_worker: Any) -> float | None:
 
 
 def row_counts(dask_worker: Any, keys: list[Any]) -> list[int]:
-    """Rows of each of these pieces; -1 where the piece is not in memory here.
+    """Rows of each of these partitions; -1 if it is not in memory here.
 
-    A spilled piece is left on disk: reading it here would block the event loop.
+    A spilled partition stays on disk: reading it here would block the event loop.
     """
     data = getattr(dask_worker.data, "memory", dask_worker.data)
     return [_rows(data[key]) if key in data else -1 for key in keys]
@@ -137,7 +138,7 @@ def host_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process can still take, of the host and every cgroup level."""
+    """Bytes that this process can still take, by the host and every cgroup level."""
     free = [psutil.virtual_memory().available]
     for _, folder in _levels("memory"):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
@@ -148,7 +149,7 @@ def available_memory() -> int:
 
 
 def machine() -> str:
-    """What this machine is told by, until it starts again; empty where nothing says."""
+    """An id of this machine until its next boot; empty if unknown."""
     return _read(Path(BOOT))
 
 
@@ -177,7 +178,7 @@ def _levels(controller: str) -> Iterator[tuple[str, Path]]:
 
 
 def _namespace() -> str:
-    """Two containers on a host may both call their cgroup ``/``."""
+    """The cgroup namespace, as two containers on a host may both use ``/``."""
     try:
         return str(Path("/proc/self/ns/cgroup").readlink())
     except OSError:
@@ -195,20 +196,20 @@ def _cpu_limit(folder: Path) -> float | None:
 
 
 def _number(folder: Path, *files: str) -> int | None:
-    """What the first of these files says that holds a number."""
+    """The first of these files that has a number."""
     texts = (_read(folder / file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of files that count as used and are given up when memory is short."""
+    """Bytes of the page cache that count as used but can be reclaimed."""
     lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
     found = {name: int(n) for name, n in lines}
     return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
 def _read(file: Path) -> str:
-    """The text of a file of the kernel's; empty where it does not exist."""
+    """The text of a file of the kernel; empty if it does not exist."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -233,7 +234,7 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Versions by name of distribution, of those that are installed here."""
+    """Versions of installed distributions, by name."""
     found = {name: _version(name) for name in packages}
     return {name: text for name, text in found.items() if text is not None}
 
@@ -246,7 +247,7 @@ def _version(name: str) -> str | None:
 
 
 def _resident(process: psutil.Process) -> int:
-    """Bytes resident in a process; one that has ended meanwhile has none."""
+    """Resident bytes of a process; 0 if it has ended meanwhile."""
     try:
         return int(process.memory_info().rss)
     except psutil.Error:
@@ -254,7 +255,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def pools() -> list[list[Any]] | None:
-    """(kind, library, threads) of every pool; None where nothing can tell."""
+    """(kind, library, threads) of every pool; None without threadpoolctl."""
     try:
         from threadpoolctl import threadpool_info
     except ImportError:
@@ -266,7 +267,7 @@ def pools() -> list[list[Any]] | None:
 
 
 def disk(path: str) -> list[Any]:
-    """Kind of file system, bytes in all, bytes free, where the worker spills."""
+    """Kind of file system, bytes in all and free bytes of the spill directory."""
     usage = psutil.disk_usage(path)
     inside = [
         p
@@ -278,7 +279,7 @@ def disk(path: str) -> list[Any]:
 
 
 def _paused(dask_worker: Any) -> float | None:
-    """Seconds since it paused, as far as its own log goes back; None: it has not."""
+    """Seconds since it paused, as far as its log goes back; None if it runs."""
     if dask_worker.status.name != "paused":
         return None
     for event in reversed(dask_worker.state.stimulus_log):
@@ -289,6 +290,6 @@ def _paused(dask_worker: Any) -> float | None:
 
 
 def _left(dask_worker: Any, process: psutil.Process) -> float | None:
-    """Seconds of its lifetime; counted from its process's start, a little early."""
+    """Seconds of its lifetime, counted from the start of its process."""
     lifetime = dask_worker.lifetime
     return process.create_time() + lifetime - time() if lifetime else None

@@ -1,7 +1,8 @@
-"""Changes with what threads, memory limit and environment a nanny starts its worker.
+"""Changes a worker's process: its memory now, and its size at the next start.
 
-Runs on the nanny. A change takes effect when the worker is started the next time, and
-holds for every start after that, also after a crash.
+A nanny starts its worker with threads, a memory limit and an environment. A change
+takes effect at the next start of the worker, and holds for every later start, also
+after a crash.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def change(
     memory_limit: int | None = None,
     env: Mapping[str, str | None] | None = None,
 ) -> None:
-    """Have the next process started with what is not None.
+    """Have the nanny start the next process with all values that are not None.
 
-    ``dask_worker`` is the nanny: distributed calls it so. A variable that is None is
-    not set. The nanny keeps what it had before, until :func:`settle`. Its own memory
-    limit stays until then: the nanny ends a process that comes close to it, and the
-    process that runs now may be larger.
+    ``dask_worker`` is the nanny, because distributed passes it under this name. A
+    variable whose value is None is removed. The nanny keeps the former values until
+    :func:`settle`. Its own memory limit stays until then: it would kill the current,
+    maybe larger process.
     """
     nanny, process = dask_worker, dask_worker.process
     if process is None:
@@ -42,18 +43,18 @@ def change(
         nanny.nthreads = nthreads
     if env is not None:
         before["env"] = nanny.pre_spawn_env, nanny.env
-        # distributed copies them into the nanny's own process, which may be a user's
+        # distributed copies them into the nanny's process, which may be a user's
         before["outer"] = {name: os.environ.get(name) for name in env}
-        # other dictionaries: changed in place they would change for others, too
+        # new dictionaries, as other nannies may share the old ones
         _start_with(nanny, _with(nanny.pre_spawn_env, env), _with(nanny.env, env))
     nanny.clustertune_before = before
 
 
 def settle(dask_worker: Any, keep: bool) -> None:
-    """Keep the last change now that its process runs, or undo it."""
+    """Keep the last change after its process has started, or undo it."""
     nanny = dask_worker
     before = getattr(nanny, "clustertune_before", None)
-    if before is None:  # the change has not arrived, or is settled
+    if before is None:  # the change has not arrived, or is settled already
         return
     del nanny.clustertune_before
     if keep and before["memory_limit"] is not None:
@@ -83,9 +84,9 @@ def _with(
 
 
 def least_memory(dask_worker: Any) -> int | None:
-    """Bytes that a worker's process has had at the least since its start.
+    """The least memory of a worker's process since its start, in bytes.
 
-    None where its system monitor does not reach back to the start.
+    None if its system monitor does not reach back to the start.
     """
     monitor = dask_worker.monitor
     if monitor.maxlen is not None and monitor.count > monitor.maxlen:
@@ -94,7 +95,7 @@ def least_memory(dask_worker: Any) -> int | None:
 
 
 def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
-    """What a worker has: threads, memory limit, variables, native pools."""
+    """The worker's threads, memory limit, variables and native pools."""
     return {
         "nthreads": dask_worker.state.nthreads,
         "memory_limit": dask_worker.memory_manager.memory_limit,
@@ -104,10 +105,14 @@ def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 async def trim(dask_worker: Any) -> list[Any]:
-    """(bytes before, bytes after, whether the C library could be asked).
+    """Return unneeded memory of a worker's process to its host.
 
-    The scheduler is told at once: whoever looks next, and forecasts by what processes
-    have, sees what is there now.
+    The scheduler gets the new value at once, so that forecasts use it.
+
+    Returns
+    -------
+    list
+        Bytes before, bytes after, and whether the C library could be asked.
     """
     process = psutil.Process()
     before = process.memory_info().rss
@@ -119,7 +124,7 @@ async def trim(dask_worker: Any) -> list[Any]:
 
 
 def _malloc_trim() -> bool:
-    """Only glibc has it: not musl, nor macOS, nor Windows."""
+    """Call glibc's ``malloc_trim``; musl, macOS and Windows do not have it."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
@@ -128,10 +133,10 @@ def _malloc_trim() -> bool:
 
 
 async def tell(dask_worker: Any) -> int:
-    """Measure and tell now, and not when it would be due; answers with the bytes.
+    """Measure the memory of the process and send it to the scheduler at once.
 
-    Until then the scheduler has the process as it was up to a second ago, beside the
-    keys as they are: bytes that have just left look like bytes that are nobody's.
+    The scheduler's value is up to a second old, while its list of keys is current. Keys
+    that just left would look like unmanaged memory.
     """
     measured = dask_worker.monitor.update()
     await dask_worker.heartbeat()

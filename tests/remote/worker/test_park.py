@@ -131,7 +131,7 @@ async def test_it_takes_no_tasks(c: Any, s: Any, nanny: Any) -> None:
 @gen_cluster(**ONE)
 async def test_more_than_memory(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
     """Goes to the nanny's disk, and comes back from there."""
-    monkeypatch.setattr(park, "MEMORY", 0.0)
+    monkeypatch.setattr(park, "MEMORY_SHARE", 0.0)
     (address,) = s.workers
     kept = await c.scatter([np.full(10**6, i) for i in range(5)], hash=False)
     await park.open_parking(nanny, NAME, 10**7, 60)
@@ -158,7 +158,7 @@ async def test_forgotten(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
 @gen_cluster(**ONE)
 async def test_no_room(c: Any, s: Any, nanny: Any) -> None:
     """It is not opened, and the worker works on."""
-    with pytest.raises(RuntimeError, match="of disk may be filled there"):
+    with pytest.raises(RuntimeError, match="of disk are free there"):
         await park.open_parking(nanny, NAME, 2**60, 60)
     assert len(s.workers) == 1
 
