@@ -324,7 +324,7 @@ async def test_stopped_before_the_answer_came(c: Any, s: Any, a: Any, b: Any) ->
 
     resident.begin_hold = taken
     block = asyncio.ensure_future(_held(c))
-    await soon(resident.holds.there)
+    await soon(resident.holds.active)
     block.cancel()
     with pytest.raises(asyncio.CancelledError):
         await block

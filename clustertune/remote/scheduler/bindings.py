@@ -139,18 +139,9 @@ async def follow(
 ) -> None:
     """Bind tasks to a worker's new address that are bound to its former ones.
 
-    Otherwise its lost keys could never be computed again.
-
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    keys
-        Tasks that were bound to the worker before its restart. Other tasks that are
-        bound to a former address mean this worker only if no other worker has that
-        address by now.
-    former, address
-        Its former addresses, and the new one.
+    Otherwise its lost keys could never be computed again. ``keys`` are tasks that were
+    bound to the worker before its restart. Other tasks that are bound to a former
+    address mean this worker only if no other worker has that address by now.
     """
     if not former:
         return

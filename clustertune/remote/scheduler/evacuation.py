@@ -95,24 +95,9 @@ class HeldKeys:
 
 
 class Evacuation:
-    """Chooses a place for each key of a worker.
+    """Chooses a place for each key of a worker; arguments as of ``WorkerRestart``.
 
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    address
-        Of the worker.
-    pieces
-        Places of keys in row-aligned collections: keys with the same place stay
-        together.
-    ceilings
-        Bytes of process memory to fill at most, by address of the other workers; 0:
-        any. Workers that are not named get nothing.
-    parking
-        The parking worker; once it is open, it gets all keys without another copy.
-    held
-        Notes the keys and their places.
+    Once the parking worker is open, it gets all keys without another copy.
     """
 
     def __init__(

@@ -34,15 +34,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one lease, by name.
-
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    manager
-        Pauses Dask's own memory manager while keys move.
-    """
+    """The jobs of one lease, by name; ``manager`` pauses Dask's own memory manager."""
 
     def __init__(self, scheduler: Any, manager: ManagerHold):
         self.scheduler = scheduler

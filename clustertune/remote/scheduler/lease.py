@@ -29,15 +29,7 @@ class LeaseEndedError(PermissionError):
 
 
 class Owners:
-    """The last sign of each client: a heartbeat, a request or a connection.
-
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    grace
-        Seconds.
-    """
+    """The last sign of each client: a heartbeat, a request or a connection."""
 
     def __init__(self, scheduler: Any, grace: float = GRACE):
         self.scheduler = scheduler
@@ -121,15 +113,7 @@ class Holds:
 
 
 class Lease:
-    """The lease of one scheduler.
-
-    Parameters
-    ----------
-    owners, holds
-        The clients that own the lease or a hold, and the holds.
-    on_end
-        Called whenever a lease ends.
-    """
+    """The lease of one scheduler; ``on_end`` is called whenever a lease ends."""
 
     def __init__(self, owners: Owners, holds: Holds, on_end: Callable[[], None]):
         self.owners = owners

@@ -103,25 +103,11 @@ class ManagerHold:
 class MovePolicy(ActiveMemoryManagerPolicy):
     """Brings each key to its target, and drops it elsewhere.
 
-    Parameters
-    ----------
-    wanted
-        Keys and addresses of their targets.
-    ceilings
-        Bytes of process memory, by address, above which a target gets no keys.
-    sources
-        Addresses of workers from which keys are dropped; None: all workers.
-    shelters
-        Addresses of workers that take keys though they do not run.
-
-    Attributes
-    ----------
-    waiting
-        Keys and their targets that are still to do.
-    flying
-        Keys that were requested and are not confirmed.
-    left
-        By reason, how many keys were given up.
+    ``wanted`` has keys and addresses of their targets. A target gets no keys above its
+    ceiling, in bytes of process memory; 0: any. Keys are dropped from ``sources`` only,
+    if given. ``shelters`` take keys though they do not run. ``waiting`` has the keys
+    that are still to do, ``flying`` the requested ones, and ``left`` counts by reason
+    the keys that were given up.
     """
 
     def __init__(

@@ -32,10 +32,7 @@ async def call(
 ) -> tuple[Any, str]:
     """Run a pickled function on a worker or a nanny.
 
-    Returns
-    -------
-    tuple
-        The answer, which only ``park.act`` has, and the problem or an empty text.
+    Returns the answer, which only ``park.act`` has, and the problem or an empty text.
     """
     work = scheduler.rpc(address).run(
         function=function, kwargs=pickle.dumps(dict(arguments))
@@ -58,15 +55,7 @@ def set_status(scheduler: Any, worker: Any, status: Status) -> None:
 
 
 class Parking:
-    """The parking worker of one restart, and links to spilled files.
-
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    code
-        The pickled ``park.act``. Empty: no parking worker may be opened.
-    """
+    """The parking worker of one restart; ``code`` is the pickled ``park.act``."""
 
     def __init__(self, scheduler: Any, code: bytes):
         self.scheduler = scheduler
@@ -142,15 +131,10 @@ class Parking:
 class Resizing:
     """How a nanny starts its worker with another size, and how to undo that.
 
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    terms
-        ``change``, ``settle``: pickled functions of ``remote/worker/process.py``.
-        ``wanted``: arguments of ``change``. ``line``, ``most``: bytes of process memory
-        that a worker with a lower limit may have with all its keys, and while they
-        return; 0: any.
+    ``terms`` has the pickled functions ``change`` and ``settle`` of
+    ``worker/process.py``, and the arguments ``wanted`` of the first. A worker with a
+    lower limit may have ``line`` bytes of process memory with all its keys, and
+    ``most`` while they return; 0: any.
     """
 
     def __init__(self, scheduler: Any, terms: Mapping[str, Any]):

@@ -30,10 +30,7 @@ class PublishedNames:
     def note(self, owner: str, names: Sequence[str]) -> dict[str, int]:
         """Remember the entries of names until the client leaves.
 
-        Returns
-        -------
-        dict
-            By name, how many of its keys are gone.
+        Returns how many keys of each name are gone.
         """
         entries = {name: self._datasets().get(name) for name in names}
         if owner in self.scheduler.clients:
@@ -51,20 +48,9 @@ class PublishedNames:
     ) -> dict[str, Any]:
         """Replace the data of names, and publish noted entries under other names.
 
-        Parameters
-        ----------
-        owner
-            A client that has noted the names.
-        new
-            Names, their packed keys and serialized data.
-        kept
-            By noted name, a new name for its entry.
-
-        Returns
-        -------
-        dict
-            Nothing if all names were replaced; else ``changed`` and ``taken`` names,
-            and how many keys are ``gone``.
+        ``new`` are names, their packed keys and serialized data. ``kept`` has a new
+        name by noted name. If all names were replaced, the answer is empty. Else it has
+        ``changed`` and ``taken`` names, and the number of keys that are ``gone``.
         """
         old = self.noted.get(owner, {})
         entries = {n: {"data": data, "keys": list(unpack(k))} for n, k, data in new}
@@ -155,21 +141,9 @@ def unpublish(
 ) -> tuple[list[str], set[Any]]:
     """Remove the published names of keys that are about to be released.
 
-    A name that also holds data of other prefixes stays, and so do its keys.
-
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    going
-        Keys by client; changed in place.
-    prefixes
-        Prefixes that are released together.
-
-    Returns
-    -------
-    tuple
-        The removed names, and the keys that stay.
+    A name that also holds data of other prefixes stays, and so do its keys: they leave
+    ``going``, which has keys by client. Returns the removed names, and the keys that
+    stay.
     """
     removed: list[str] = []
     staying: set[Any] = set()

@@ -93,29 +93,12 @@ async def release(
 ) -> tuple[int, int, list[str]]:
     """Release the keys of a prefix for the clients that want them.
 
+    Keys that other clients want stay unless ``others`` is set, and so do ``kept`` keys.
     Tasks that are still to run keep their inputs until they have run. Names that were
-    published for these keys are removed first, so that none points to nothing.
+    published for these keys are removed first, so that none points to nothing. A name
+    that also holds keys of prefixes that are not in ``together`` keeps all of its keys.
 
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    owner
-        The client that asks.
-    prefix
-        Of the keys.
-    kept
-        Keys that stay.
-    others
-        Whether to release keys that other clients want, too.
-    together
-        Prefixes that are released as well. A name that also holds keys of further
-        prefixes keeps all of its keys.
-
-    Returns
-    -------
-    tuple
-        The number of released keys, their bytes, and the names that were removed.
+    Returns the number of released keys, their bytes, and the removed names.
     """
     sizes: dict[Any, int] = {}
     going: dict[str, list[Any]] = {}
@@ -144,21 +127,10 @@ async def release(
 class ClusterRestart:
     """A restart of all workers at once, without their data.
 
-    Running tasks are waited for, and the data is counted once more before it is lost.
-    Nothing changes until then.
-
-    Parameters
-    ----------
-    scheduler
-        The scheduler.
-    owner
-        The client that asks.
-    others
-        Whether data that other clients want may be lost, too.
-    wait
-        Seconds to wait for running tasks.
-    timeout
-        Seconds in which the workers must be back.
+    Running tasks are waited for, ``wait`` seconds at most, and the data is counted once
+    more before it is lost. Nothing changes until then. Unless ``others`` is set, data
+    that other clients want stops it. The workers must be back within ``timeout``
+    seconds.
     """
 
     def __init__(

@@ -495,11 +495,7 @@ class WorkerRestart:
     async def _settle_size(self, who: Any, problem: str) -> tuple[str, str]:
         """Keep the size, or restart the new, empty process with the former size.
 
-        Returns
-        -------
-        tuple
-            A problem that ends the job, and a note for the report of a job that goes
-            on.
+        Returns a problem that ends the job, and a note for a job that goes on.
         """
         assert self.resizing is not None
         size, nanny = self.resizing, who[0]
