@@ -21,7 +21,7 @@ from tests.processes import blocking
 
 
 def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
-    """The resident comes to life in a process that cannot import clustertune."""
+    """The plugin works in a process that cannot import clustertune."""
     file = tmp_path / "plugin.pickle"
     file.write_bytes(pickle.dumps(ship._Shipped(plugin.install)))
     code = (
@@ -76,7 +76,7 @@ def test_the_users_own_pickling_is_not_changed() -> None:
 
 
 def test_code_becomes_a_function_where_a_task_runs() -> None:
-    """Until then it is bytes, which tasks share, and nobody has to pickle it again."""
+    """Until then it is bytes, which tasks share and no process pickles again."""
     make = ship.Tasks(summing.batch)
     one, many = (pickle.dumps([make(i, i) for i in range(n)]) for n in (1, 100))
     assert len(many) < 2 * len(one)

@@ -1,4 +1,4 @@
-"""No code goes where it might do harm, and what is in the way is said."""
+"""Versions and private names of the other sides are checked before code is sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_another_python_minor() -> None:
     assert "worker tcp://w" in worker
 
 
-def test_software_that_does_not_say_its_version() -> None:
+def test_software_without_a_version() -> None:
     """A missing version is an objection, not a guess."""
     assert Sides(GOOD, GOOD | {"python": None}, {}).objections()
     assert Sides(GOOD, GOOD | {"cloudpickle": None}, {}).objections()

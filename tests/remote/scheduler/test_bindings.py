@@ -1,4 +1,4 @@
-"""Tasks that are bound to workers, and let go when worker or plan is gone."""
+"""Tasks bound to workers are unbound when the worker or the plan is gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def bound(c, s, where, count=3):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_tasks_are_let_go(c, s, a, b):
-    """Unpinned, no task is bound any more, nor by what it is computed again from."""
+    """After unpin no task is bound, and no task that it is computed from."""
     lease, name, futures = await bound(c, s, a.address)
     await wait(futures)
     tasks = [s.tasks[f.key] for f in futures]
@@ -112,15 +112,15 @@ async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
     assert not lease.bindings.kept
 
 
-@pytest.mark.parametrize("resident", [False, True], ids=["dask", "clustertune"])
+@pytest.mark.parametrize("plugin", [False, True], ids=["dask", "clustertune"])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_no_worker_in_the_moment(c, s, a, resident):
+async def test_no_worker_in_the_moment(c, s, a, plugin):
     """What may run elsewhere does so when a worker comes, if none was there at first.
 
     By itself Dask goes on waiting for the worker that is gone: if it no longer does,
     ``wake`` has nothing to do.
     """
-    if resident:
+    if plugin:
         ClustertunePlugin(s).attach()
     elsewhere = {"workers": [a.address], "allow_other_workers": True}
     future = c.submit(int, 7, **elsewhere, key="lost")
@@ -130,10 +130,10 @@ async def test_no_worker_in_the_moment(c, s, a, resident):
     await soon(lambda: len(s.unrunnable) == 2)
     async with Worker(s.address, nthreads=1):
         assert await c.submit(int, 9, key="new") == 9
-        if resident:
+        if plugin:
             assert await future == 7
         waiting = {ts.key for ts in s.unrunnable}
-        assert waiting == ({"bound"} if resident else {"bound", "lost"})
+        assert waiting == ({"bound"} if plugin else {"bound", "lost"})
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -231,7 +231,7 @@ async def test_without_workers(c, s):
 
 @gen_cluster(client=True, nthreads=WITH_GPU)
 async def test_workers_that_are_paused(c, s, a, b):
-    """Will run it later; that they are paused is said elsewhere."""
+    """They will run it later; another check reports that they are paused."""
     a.memory_manager.memory_pause_fraction = 1e-9
     await soon(lambda: s.workers[a.address].status is Status.paused)
     task = c.submit(int, 1, workers=[a.address], resources={"GPU": 1})

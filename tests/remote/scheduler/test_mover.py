@@ -203,7 +203,7 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
         assert len(policy.flying) == 5
         bound(patch, "MAX_KEYS", 100)
         bound(patch, "MAX_BYTES", 3 * s.tasks[data[0].key].nbytes)
-        bound(patch, "RETRY", 0.2)  # nobody has sent what was suggested here
+        bound(patch, "RETRY", 0.2)  # the suggestions were not carried out here
         policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
         assert len(policy.flying) == 3
@@ -213,7 +213,7 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_key_that_is_released_in_mid_move(c, s, *workers):
-    """A key that its owner lets go is counted as gone; the others arrive."""
+    """A key that its owner releases counts as gone; the others arrive."""
     data = await load(c, [workers[0].address], n=50, size=20_000)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))

@@ -108,7 +108,7 @@ async def test_thresholds_and_cpus_are_those_handed_over(c, s, a, b):
     facts = {"workers": {a.address: [1, 2, 3, None]}, "hosts": {"127.0.0.1": 4.0}}
     await monitor.ask(c, "keep_facts", facts=facts)
     state = await looked(c)
-    assert state["workers"]["pause"] == [3, None]  # of b nobody has said any
+    assert state["workers"]["pause"] == [3, None]  # b has not reported any
     assert state["hosts"]["cpus"] == [4.0]
 
 

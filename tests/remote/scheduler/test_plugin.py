@@ -1,4 +1,4 @@
-"""The resident: one lease, answers about given keys only, and a clean end."""
+"""The scheduler plugin: one lease, answers about given keys only, a clean end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def noted(handler, heard):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_installed_once(c, s, a, b):
-    """A second client finds the resident of the first, and code travels no more."""
+    """A second client finds the plugin of the first, and sends no code."""
     await monitor.open_door(c, await monitor.identify(c))
     first = s.plugins[NAME]
     second, heard = Client(s.address, asynchronous=True), []
@@ -49,12 +49,12 @@ async def test_installed_once(c, s, a, b):
         await monitor.open_door(second, await monitor.identify(second))
     assert s.plugins[NAME] is first
     assert len(heard) == 1
-    assert heard[0] < 2000  # bytes: a question, not the resident
+    assert heard[0] < 2000  # bytes: a question, not the plugin
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_an_older_one_is_replaced(c, s, a, b):
-    """An older resident gives way, its handler and its tasks with it."""
+    """A newer plugin replaces an older one, its handler and its tasks."""
     old = ClustertunePlugin(s)
     old.protocol = plugin.PROTOCOL - 1
     old.attach()
@@ -64,7 +64,7 @@ async def test_an_older_one_is_replaced(c, s, a, b):
 
 
 def older(s):
-    """The resident of an older release."""
+    """The plugin of an older release."""
     old = ClustertunePlugin(s)
     old.protocol = plugin.PROTOCOL - 1
     old.attach()
@@ -166,7 +166,7 @@ async def test_one_that_cannot_be_read_is_left(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
-    """A newer resident stays; the client is told to upgrade."""
+    """A newer plugin stays; the error asks to upgrade the client."""
     new = ClustertunePlugin(s)
     new.protocol = plugin.PROTOCOL + 1
     new.attach()
@@ -209,7 +209,7 @@ async def test_one_lease(c, s, a, b):
     second = await monitor.ask(c, "acquire", owner=c.id, label="two", token="2")
     assert second["holder"]["label"] == "one"
     assert "token" not in second["holder"]
-    await monitor.ask(c, "release", token="somebody else's")
+    await monitor.ask(c, "release", token="of another client")
     assert "holder" in await monitor.ask(
         c, "acquire", owner=c.id, label="two", token="2"
     )
@@ -287,7 +287,7 @@ async def test_an_expected_end_is_no_traceback(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
-    """A client that was not heard of for 15 s loses its lease to whoever asks."""
+    """A client without a sign for 15 s loses its lease to the next client."""
     await monitor.open_door(c, await monitor.identify(c))
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         await monitor.ask(other, "acquire", owner=other.id, label="frozen", token="f")
@@ -315,7 +315,7 @@ async def test_a_move_needs_the_lease(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
-    """A request for the lease that comes after its release is void: nobody would end
+    """A request for the lease that comes after its release is void: no call would end
     it."""
     await monitor.open_door(c, await monitor.identify(c))
     await monitor.ask(c, "release", token="late")
@@ -325,8 +325,8 @@ async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_scheduler_without_a_resident(c, s, a, b):
-    """A scheduler that was started again has no resident: said, not guessed."""
+async def test_a_scheduler_without_a_plugin(c, s, a, b):
+    """A scheduler that was started again has no plugin; the error names that."""
     with pytest.raises(ConnectionLostError, match="started again"):
         await monitor.ask(c, "recall")
 

@@ -146,5 +146,5 @@ async def test_new_pieces_are_gone(c: Client, s: Any, a: Any, b: Any) -> None:
     found.forget(c.id)
     answer = await found.replace(c.id, [("X", keys.pack(list(key_set(old))), "z")], {})
     assert answer["changed"] == ["X"]
-    assert found.note("nobody", ["X"]) == {"X": 0}
+    assert found.note("unknown", ["X"]) == {"X": 0}
     assert not found.noted

@@ -123,14 +123,14 @@ async def test_work_between_two_looks_is_seen(c, s, a):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_the_resident_keeps_them(c, s, a, b):
+async def test_the_plugin_keeps_them(c, s, a, b):
     """It watches by itself, and tells who asks."""
     await monitor.open_door(c, await monitor.identify(c))
-    resident = s.plugins["clustertune"]
-    resident.runs.gap = 0.3
+    plugin = s.plugins["clustertune"]
+    plugin.runs.gap = 0.3
     assert await inquiry.past_runs(c) == ()
-    resident.runs.note(0.0, True, {0: Measured(200, 100, 0.0)})
-    await soon(lambda: resident.runs.kept)
+    plugin.runs.note(0.0, True, {0: Measured(200, 100, 0.0)})
+    await soon(lambda: plugin.runs.kept)
     (run,) = await inquiry.past_runs(c)
     assert set(run.floors) == {0, 1}
     assert run.began == 0.0

@@ -48,7 +48,7 @@ def moment(now: float, **others: Any) -> Moment:
     ],
 )
 def test_what_is_in_the_way(now: float, others: Any, reason: Any) -> None:
-    """A gap is when nothing runs, nothing is queued and nobody holds, for a while."""
+    """A gap is a time without tasks, queued tasks and holds."""
     assert schedule().obstacle(moment(now, **others)) == reason
 
 

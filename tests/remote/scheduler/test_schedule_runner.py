@@ -46,17 +46,17 @@ def terms(**others: Any) -> dict[str, Any]:
 
 
 def begin(s: Any, **others: Any) -> tuple[ClustertunePlugin, Any]:
-    """A resident with the modules of these tests, and one schedule in it."""
-    resident = ClustertunePlugin(s)
-    resident.schedules.again, resident.schedules.pause = 0.05, 0.3
-    resident.attach()
-    name = resident.schedule(terms(**others))["id"]
-    return resident, resident.schedules.kept[name]
+    """A plugin made of the modules of these tests, with one schedule."""
+    plugin = ClustertunePlugin(s)
+    plugin.schedules.again, plugin.schedules.pause = 0.05, 0.3
+    plugin.attach()
+    name = plugin.schedule(terms(**others))["id"]
+    return plugin, plugin.schedules.kept[name]
 
 
-def tell(resident: ClustertunePlugin, found: list[Any]) -> None:
+def tell(plugin: ClustertunePlugin, found: list[Any]) -> None:
     facts = {"findings": {"time": time(), "found": found}}
-    resident.keep_facts(facts, diagnosis=True)
+    plugin.keep_facts(facts, diagnosis=True)
 
 
 def waits(it: Any, kind: str) -> Any:
@@ -69,43 +69,43 @@ def at_gate(name: str) -> None:
 
 @gen_cluster(**PLAIN)
 async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
-    """Tasks, a hold, a plan, and in the end workers that nobody would start again."""
+    """Tasks, a hold, a plan, and in the end workers that have no nanny."""
     gate = Event("gate", client=c)
     busy = c.submit(at_gate, gate.name)
     await soon(lambda: any(ws.processing for ws in s.workers.values()))
-    resident, it = begin(s)
+    plugin, it = begin(s)
     await waits(it, "busy")
     assert it.waits["tasks"] == 1
     await gate.set()
     await busy
-    resident.begin_hold(c.id, "training", "h")
+    plugin.begin_hold(c.id, "training", "h")
     await waits(it, "held")
     assert it.waits["label"] == "training"
-    resident.end_hold("h")
-    resident.acquire(c.id, "prepare", "t")
+    plugin.end_hold("h")
+    plugin.acquire(c.id, "prepare", "t")
     await soon(lambda: it.waits.get("label") == "prepare")
-    resident.release("t")
+    plugin.release("t")
     await waits(it, "room")
     assert "has no nanny" in it.waits["text"]
-    assert resident.cancel_schedule(it.name)["state"] == "cancelled"
-    await soon(resident.schedules.task.done)
-    assert resident.cancel_schedule("nobody") is None
+    assert plugin.cancel_schedule(it.name)["state"] == "cancelled"
+    await soon(plugin.schedules.task.done)
+    assert plugin.cancel_schedule("unknown") is None
 
 
 @gen_cluster(**PLAIN)
 async def test_what_is_in_the_way(c: Any, s: Any, *workers: Any) -> None:
     """Actors, no room, a worker that came later; each in words."""
-    resident, it = begin(s, lines=[(0, {"spill": 0.7, "pause": 0.8})])
-    resident.cancel_schedule(it.name)
+    plugin, it = begin(s, lines=[(0, {"spill": 0.7, "pause": 0.8})])
+    plugin.cancel_schedule(it.name)
     first, second = s.workers.values()
     first.nanny = second.nanny = "tcp://nanny"
-    check = resident.schedules._obstacle
+    check = plugin.schedules._obstacle
     assert await check(it, {0: first}) == ""
     x = c.submit(np.ones, 1000, workers=[first.address])
     await wait(x)
     # the one that came later spills where the other does
     second.memory_limit = 1000
-    assert resident.schedules._ceilings(it, first) == {second.address: 700}
+    assert plugin.schedules._ceilings(it, first) == {second.address: 700}
     found = await check(it, {0: first})
     assert "no headroom for worker 0: the others have room for 0 B" in found
     assert "7.8 KiB of keys need a place" in found
@@ -125,16 +125,16 @@ async def test_what_is_in_the_way(c: Any, s: Any, *workers: Any) -> None:
 async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
     """Of a gap that comes too early nothing is done; of an instant, neither."""
     found = {"kind": "check", "check": "x", "severity": 2, "text": "x:warning"}
-    resident, it = begin(s, condition=found)
+    plugin, it = begin(s, condition=found)
     await waits(it, "condition")
     assert it.waits["text"].startswith("no check has run yet")
     row = {"check": "x", "severity": "warning", "message": "it is so"}
-    tell(resident, [row])
+    tell(plugin, [row])
     await waits(it, "room")  # and not the condition any more
-    tell(resident, [])
+    tell(plugin, [])
     soon_ = time() + 0.3
-    it = resident.schedules.kept[
-        resident.schedule(terms(condition=found, instants=[soon_, soon_ + 900]))["id"]
+    it = plugin.schedules.kept[
+        plugin.schedule(terms(condition=found, instants=[soon_, soon_ + 900]))["id"]
     ]
     await soon(lambda: it.results)
     assert (it.results[0]["outcome"], it.results[0]["problem"]) == (
@@ -142,13 +142,13 @@ async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
         "x:warning was not found",
     )
     assert list(it.instants) == [soon_ + 900]
-    await resident.close()
+    await plugin.close()
 
 
 @gen_cluster(**PLAIN)
 async def test_it_expires(c: Any, s: Any, *workers: Any) -> None:
     """However long it might have waited; it is in the event log."""
-    resident, it = begin(s, expires=time() + 0.2)
+    plugin, it = begin(s, expires=time() + 0.2)
     await soon(lambda: it.ended)
     assert it.state == "expired"
     events = [e for _, e in s.get_events("clustertune")]
@@ -164,30 +164,30 @@ async def test_three_failures(c: Any, s: Any, *workers: Any, monkeypatch: Any) -
         return ""
 
     monkeypatch.setattr(schedule_runner.ScheduleRunner, "_obstacle", nothing)
-    resident, it = begin(s)
+    plugin, it = begin(s)
     await soon(lambda: it.ended)
     assert it.state == "failed"
     assert len(it.results) == one.MAX_FAILURES
     assert "it has no nanny" in it.results[-1]["problem"]
-    assert resident.lease.current is None
+    assert plugin.lease.current is None
     assert {ws.status.name for ws in s.workers.values()} == {"running"}
 
 
 @gen_cluster(**PLAIN)
 async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
     """So many may wait, and the last that have ended are remembered."""
-    resident, it = begin(s, idle_for=60.0)
-    resident.schedules.max_waiting, resident.schedules.max_ended = 2, 3
-    resident.schedule(terms(idle_for=60.0))
-    assert "2 restarts wait already" in resident.schedule(terms())["refused"]
+    plugin, it = begin(s, idle_for=60.0)
+    plugin.schedules.max_waiting, plugin.schedules.max_ended = 2, 3
+    plugin.schedule(terms(idle_for=60.0))
+    assert "2 restarts wait already" in plugin.schedule(terms())["refused"]
     for _ in range(5):
-        resident.cancel_schedule(it.name)
-        it = resident.schedules.kept[resident.schedule(terms(idle_for=60.0))["id"]]
-    states = [answer["state"] for answer in resident.list_schedules()["schedules"]]
+        plugin.cancel_schedule(it.name)
+        it = plugin.schedules.kept[plugin.schedule(terms(idle_for=60.0))["id"]]
+    states = [answer["state"] for answer in plugin.list_schedules()["schedules"]]
     assert sorted(states) == ["cancelled"] * 3 + ["waiting"] * 2
-    await resident.close()
-    assert all(s.ended for s in resident.schedules.kept.values())
-    assert resident.schedules.task.done()
+    await plugin.close()
+    assert all(s.ended for s in plugin.schedules.kept.values())
+    assert plugin.schedules.task.done()
 
 
 @gen_cluster(**NANNIES)
@@ -198,7 +198,7 @@ async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
     await wait(x)
     pids = await c.run(os.getpid)
     before = {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
-    resident, it = begin(s)
+    plugin, it = begin(s)
     await soon(lambda: it.left is not None and len(it.left) == 1)
     gate = Event("gate", client=c)
     fit = c.submit(at_gate, gate.name)
@@ -206,7 +206,7 @@ async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
     assert it.results[0]["outcome"] == "interrupted"
     assert len(it.results[0]["restarted"]) == len(it.results[0]["left"]) == 1
     assert it.state == "waiting"
-    assert resident.lease.current is None  # others may have it
+    assert plugin.lease.current is None  # others may have it
     await waits(it, "busy")
     await gate.set()
     await fit
@@ -226,17 +226,17 @@ async def test_cancelled_in_mid_restart(c: Any, s: Any, *nannies: Any) -> None:
     """The worker whose turn it is comes back with what it held, and no other goes."""
     parts = await c.scatter([np.arange(10) + i for i in range(4)], hash=False)
     pids = set((await c.run(os.getpid)).values())
-    resident, it = begin(s)
+    plugin, it = begin(s)
     first = next(iter(s.workers.values())).name
-    await soon(lambda: any(job.work.doing == "restarting" for job in jobs(resident)))
-    assert resident.cancel_schedule(it.name)["state"] == "running"
+    await soon(lambda: any(job.work.doing == "restarting" for job in jobs(plugin)))
+    assert plugin.cancel_schedule(it.name)["state"] == "running"
     await soon(lambda: it.ended)
     assert it.state == "cancelled"
     assert it.results[0]["restarted"] == [first]
     assert len(pids & set((await c.run(os.getpid)).values())) == 1
     assert len(await c.gather(parts)) == 4
-    await asyncio.wait_for(resident.schedules.task, 10)
+    await asyncio.wait_for(plugin.schedules.task, 10)
 
 
-def jobs(resident: ClustertunePlugin) -> list[Any]:
-    return list(resident.jobs.kept.values())
+def jobs(plugin: ClustertunePlugin) -> list[Any]:
+    return list(plugin.jobs.kept.values())

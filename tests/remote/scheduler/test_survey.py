@@ -57,7 +57,7 @@ async def test_tasks_by_prefix(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_bytes_are_those_in_memory(c, s, a, b):
-    """Not what was computed and let go; and what tasks to come will need."""
+    """Released results do not count; inputs of waiting tasks do."""
     X = c.persist(da.random.random((4, 100), chunks=(1, 100)))
     await wait(X)
     gate = Event("gate", client=c)
@@ -128,7 +128,7 @@ async def test_published_names(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_only_so_many_are_read(c, s, a, b, monkeypatch):
-    """A scheduler with a million kinds of tasks is asked for some, and that is said."""
+    """Of a million kinds of tasks some are read; the answer is marked incomplete."""
     monkeypatch.setattr(module, "MOST", 3)
     futures = [c.submit(increment, i, key=f"kind{'x' * i}-{i}") for i in range(6)]
     await wait(futures)

@@ -143,7 +143,7 @@ def test_classes_and_where_they_are(values):
     ids=["NaN", "inf", "fractions", "two columns", "NA", "None"],
 )
 def test_what_are_no_classes(piece):
-    """Nothing is said of them."""
+    """They are not reported."""
     found = content.classes(piece, 9)
     assert found["classes"] is None
     assert found["positions"] == {}

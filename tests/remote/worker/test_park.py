@@ -86,7 +86,7 @@ async def test_the_process_is_as_it_was(c: Any, s: Any, tmp_path: Path) -> None:
     with dask.config.set({"distributed.worker.preload": [str(preload)]}):
         async with Nanny(s.address, **options):
             kept = await c.scatter([np.full(10, i) for i in range(5)], hash=False)
-            await offload(int)  # its thread stays, whoever is the first to use it
+            await offload(int)  # its thread stays, whatever uses it first
             before, ran = of_the_process(), running()
             work = restarting(s)
             assert await work.run() == ""
@@ -112,7 +112,7 @@ class Loud(WorkerPlugin):
 
 @gen_cluster(**ONE)
 async def test_it_takes_no_tasks(c: Any, s: Any, nanny: Any) -> None:
-    """Not even those that waited for a worker; nor does it set up plugins."""
+    """Not even tasks that waited for a worker; and it sets up no plugins."""
     await c.register_plugin(Loud())
     (address,) = s.workers
     s.handle_worker_status_change("closing_gracefully", address, "test")

@@ -187,7 +187,7 @@ async def test_asked_through_a_client(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
-    """Its answer is an error, and that is said; the others are heard."""
+    """Its answer is an error, which is reported; the other answers count."""
     await monitor.open_door(c, await monitor.identify(c))
     snapshot, _ = await monitor.look(c, [])
     a.local_directory = "/no/such/folder"
@@ -199,7 +199,7 @@ async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
 
 @pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pid": 1, "disk": 3}])
 def test_garbage(answer):
-    """Is no knowledge; why is said."""
+    """It makes values unknown, with a reason."""
     found = inquiry._read_details(answer, 0.0)
     assert isinstance(found, Unknown)
     assert "cannot be read" in found.reason
@@ -209,7 +209,7 @@ def test_garbage(answer):
 
 
 def test_what_the_nanny_sets():
-    """In a process of its own the worker has pools of one, and is daemonic."""
+    """In its own process the worker has pools of one thread, and is daemonic."""
     options = {
         "n_workers": 1,
         "threads_per_worker": 1,
