@@ -161,20 +161,11 @@ async def _count(
     for piece, keys in enumerate(zip(*map(unpack, members), strict=True)):
         if piece * len(keys) % KEYS_PER_COUNT < len(keys):
             await asyncio.sleep(0)
-        nbytes: dict[Any, int] = {}
-        whole: set[Any] | None = None
-        for key in keys:
-            ts = tasks.get(key)
-            holders = ts.who_has if ts is not None and ts.who_has else ()
-            for ws in holders:
-                nbytes[ws] = nbytes.get(ws, 0) + ts.nbytes
-            whole = set(holders) if whole is None else whole & set(holders)
-            if not holders:
-                missing += 1
-                whole = None
-                break
-        if whole is None:
+        found = _holders(tasks, keys)
+        if found is None:
+            missing += 1
             continue
+        nbytes, whole = found
         apart += not whole
         home = index.get(max(nbytes, key=lambda ws: nbytes[ws]))
         if home is not None:
@@ -200,6 +191,23 @@ async def _count(
             "due": [every * claim / all_claims for claim in claims],
         },
     }
+
+
+def _holders(tasks: Mapping[Any, Any], keys: Iterable[Any]) -> Any:
+    """Bytes of a partition by worker, and the workers that hold all of it.
+
+    None if no worker holds one of its keys.
+    """
+    nbytes: dict[Any, int] = {}
+    whole: set[Any] | None = None
+    for key in keys:
+        ts = tasks.get(key)
+        if ts is None or not ts.who_has:
+            return None
+        for ws in ts.who_has:
+            nbytes[ws] = nbytes.get(ws, 0) + ts.nbytes
+        whole = set(ts.who_has) if whole is None else whole & set(ts.who_has)
+    return nbytes, whole
 
 
 # --- plain data -----------------------------------------------------------------------

@@ -141,7 +141,7 @@ class ClustertunePlugin(SchedulerPlugin):
             task.cancel()
         tasks += self.bindings.ending
         await asyncio.gather(*tasks, return_exceptions=True)
-        # two clients ship two classes, so the methods of two plugins are never equal
+        # the next plugin may have replaced the handler
         if getattr(self.scheduler.handlers.get(NAME), "__self__", None) is self:
             del self.scheduler.handlers[NAME]
 
