@@ -16,7 +16,7 @@ from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
 from clustertune.dashboard import mount, serving, showing
-from clustertune.dashboard.page_data import beside
+from clustertune.dashboard.showing import beside
 from clustertune.dashboard.state import verdict
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.monitor.connection import connected

@@ -1,4 +1,4 @@
-"""Where the keys of a worker go before it restarts: other or parking workers."""
+"""Chooses where the keys of a worker go before it restarts."""
 
 from __future__ import annotations
 

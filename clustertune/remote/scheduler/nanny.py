@@ -1,4 +1,4 @@
-"""What a worker's restart does with its nanny: parking keys, and another size."""
+"""Calls of nannies during a restart: parking keys, and starting with another size."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Parking:
 
 
 class Resizing:
-    """How a nanny starts its worker with another size, and how to undo that.
+    """Has a nanny start its worker with another size, or undoes that.
 
     ``terms`` has the pickled functions ``change`` and ``settle`` of
     ``worker/process.py``, and the arguments ``wanted`` of the first. A worker with a

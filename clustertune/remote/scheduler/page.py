@@ -284,17 +284,17 @@ def _kind(event: Mapping[str, Any]) -> str:
 
 def _words(event: Mapping[str, Any]) -> str:
     """An event as text: its action, then its fields in their order."""
-    said = [
+    texts = [
         _FIELD_TEXTS[name](value) if name in _FIELD_TEXTS else f"{name} {value}"
         for name, value in event.items()
         if name not in _HIDDEN_FIELDS and _is_shown_value(value)
     ]
     steps = event.get("steps") or ()
-    said += [step["summary"] for step in steps]
+    texts += [step["summary"] for step in steps]
     action = event["action"]
     if action == "schedule":  # each change of its state is an event
         action = f"schedule {event.get('state')}"
-    return f"{action}: {', '.join(said)}"[:MAX_TEXT]
+    return f"{action}: {', '.join(texts)}"[:MAX_TEXT]
 
 
 def _is_shown_value(value: Any) -> bool:

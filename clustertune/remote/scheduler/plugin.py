@@ -146,7 +146,7 @@ class ClustertunePlugin(SchedulerPlugin):
             del self.scheduler.handlers[NAME]
 
     def busy(self) -> dict[str, Any] | None:
-        """Who would lose something if the plugin ended now: client, label, since.
+        """The user of the cluster that the end of the plugin would harm.
 
         A lease, a hold and a running job belong to a client that speaks this protocol.
         They cannot be handed over to a newer plugin.

@@ -31,7 +31,7 @@ from clustertune.remote.scheduler.state import (
 
 logger = logging.getLogger("distributed.clustertune")
 
-MAX_GROUPS = 5000  # prefixes and their owners that are told apart
+MAX_GROUPS = 5000  # of prefix and owners that are reported
 REASON = "released"
 MESSAGE = "Its data was released on purpose, by clustertune. Load or compute it again."
 

@@ -1,4 +1,4 @@
-"""What the scheduler reports about keys, tasks, clients and workers.
+"""Reports about keys, tasks, clients and workers, from the scheduler's state.
 
 Reports about given keys or workers take time that grows with those keys or workers. The
 survey for a diagnosis reads the scheduler's own counts: its time grows with workers,
@@ -89,7 +89,7 @@ async def wanted_by_others(scheduler: Any, keys: Sequence[Run], owner: str) -> i
 
 
 async def claims(scheduler: Any, owner: str, keys: Sequence[Run]) -> dict[str, bytes]:
-    """Which packed keys will not be in memory, and which the owner does not want.
+    """Packed keys that will not be in memory, or that the owner does not want.
 
     Positions as bytes of int64 arrays. Nothing computes a released key unless a graph
     names it again.

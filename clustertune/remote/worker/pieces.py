@@ -344,7 +344,7 @@ def _refuse_kind(frame: Any) -> None:
 
 
 def _nested(column: Any) -> Any:
-    """Which objects are arrays: pandas before 3 takes lists for equal to these."""
+    """Mark objects that are arrays: pandas before 3 takes lists for equal to them."""
     import numpy as np
 
     if column.dtype != object:
