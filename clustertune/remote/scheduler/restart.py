@@ -197,7 +197,7 @@ class WorkerRestart:
             problem, note = await self._settle_size(who, problem)
         if problem:
             return problem
-        self.doing = "bringing its keys back"
+        self.doing = "bringing back its keys"
         return "; ".join(filter(None, [note, await self._bring_back(who)]))
 
     async def _undo(self, worker: Any, who: Any = None) -> None:
@@ -304,7 +304,7 @@ class WorkerRestart:
     async def _empty(self, worker: Any) -> None:
         """Move all its keys; those with other copies are dropped here only."""
         self.touched = True
-        self.doing = "moving its keys away"
+        self.doing = "moving away its keys"
         left: Mapping[str, int] = {}
         for _ in range(ROUNDS):
             self._refuse_late(worker)
@@ -389,7 +389,7 @@ class WorkerRestart:
         self.doing = "opening a parking worker in its nanny"
         why = await self.evacuation.park(worker, max(0.0, self.end - monotonic()))
         if not why:
-            self.doing = "moving its keys away"
+            self.doing = "moving away its keys"
         return why
 
     # --- the new process --------------------------------------------------------------
@@ -490,7 +490,7 @@ class WorkerRestart:
         problem = await self.resizing.change(nanny)
         if problem:
             raise Refused(f"its nanny did not take the new size: {problem}")
-        self.doing = "moving its keys away"
+        self.doing = "moving away its keys"
 
     async def _settle_size(self, who: Any, problem: str) -> tuple[str, str]:
         """Keep the size, or restart the new, empty process with the former size.
