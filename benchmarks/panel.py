@@ -21,8 +21,8 @@ from distributed.scheduler import WorkerState, heartbeat_interval
 
 from clustertune.dashboard.page import Page
 from clustertune.remote.keys import pack
-from clustertune.remote.page import Showing
-from clustertune.remote.resident import Resident
+from clustertune.remote.scheduler.page import PageData
+from clustertune.remote.scheduler.plugin import ClustertunePlugin
 
 GIB = 2**30
 UPDATES = 60
@@ -62,8 +62,8 @@ async def measure(n):
     ) as scheduler:
         some = random.Random(0)
         add_workers(scheduler, n)
-        resident = Resident(scheduler)
-        showing = Showing(scheduler, resident)
+        resident = ClustertunePlugin(scheduler)
+        showing = PageData(scheduler, resident)
         facts = {
             "workers": {
                 a: [int(f * 16 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]

@@ -302,18 +302,19 @@ async def entered(scheduler, n_workers):
 async def turns_of(n_workers):
     from distributed import Scheduler
 
-    from clustertune.remote import runs
     from clustertune.remote.keys import Places, pack
-    from clustertune.remote.resident import Resident
-    from clustertune.remote.restart import Restarting, burdens
-    from clustertune.remote.schedule import Schedule
+    from clustertune.remote.scheduler import runs
+    from clustertune.remote.scheduler.plugin import ClustertunePlugin
+    from clustertune.remote.scheduler.restart import WorkerRestart
+    from clustertune.remote.scheduler.schedule import Schedule
+    from clustertune.remote.scheduler.survey import held_data
 
     figures = {}
     async with Scheduler(
         host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0"
     ) as s:
         await entered(s, n_workers)
-        resident = Resident(s)
+        resident = ClustertunePlugin(s)
         packed = [
             pack([(name, i) for i in range(n_workers * LIVE_EACH)]) for name in "Xy"
         ]
@@ -341,17 +342,17 @@ async def turns_of(n_workers):
             return function(*arguments)
 
         async def emptied():
-            work = Restarting(
+            work = WorkerRestart(
                 s, resident.manager, addresses[0], Places(packed),
                 dict.fromkeys(addresses[1:], int(0.7 * 16 * GIB)), 1, 1,
             )  # fmt: skip
-            return await work._assign(worker)  # noqa: SLF001 - what is measured
+            return await work.evacuation.assign(worker)
 
         schedules = resident.schedules
         work = {
             "look at workers": lambda: resident.look([]),
             "look with holders of pieces": lambda: resident.look(packed),
-            "burdens of all workers": lambda: burdens(s, addresses),
+            "held data of all workers": lambda: held_data(s, addresses),
             "what a worker holds, to where": emptied,
             "obstacles of a scheduled restart": lambda: schedules._obstacle(  # noqa: SLF001
                 one,
@@ -359,17 +360,17 @@ async def turns_of(n_workers):
             ),
             "its condition": lambda: now(schedules._is_met, one),  # noqa: SLF001
             "watch of runs": lambda: now(
-                resident.runs.tell,
+                resident.runs.note,
                 time(),
                 False,
                 runs.measured(s),
             ),
-            "take what the panel is told": lambda: now(resident.showing.keep, facts),
-            "page state": lambda: now(resident.showing._make),
-            "count rows for the page": resident.showing._count,  # noqa: SLF001
+            "take what the panel is told": lambda: now(resident.page_data.keep, facts),
+            "page state": lambda: now(resident.page_data._make),
+            "count rows for the page": resident.page_data._count,  # noqa: SLF001
         }
         for name, begin in work.items():
-            if name == "count rows for the page" and not resident.showing.keys:
+            if name == "count rows for the page" and not resident.page_data.keys:
                 continue  # of so many pieces a client tells nothing
             figures[name] = await turn(begin)
             print(f"  {name}: {figures[name]}", file=sys.stderr)

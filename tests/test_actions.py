@@ -364,10 +364,10 @@ def imports(file: Path) -> set[str]:
     return found
 
 
-def files(folder: str) -> list[Any]:
+def files(folder: str, pattern: str = "*.py") -> list[Any]:
     return [
         pytest.param(path, id=f"{folder}/{path.name}")
-        for path in sorted((PACKAGE / folder).glob("*.py"))
+        for path in sorted((PACKAGE / folder).glob(pattern))
     ]
 
 
@@ -409,7 +409,10 @@ def modules(name: str) -> list[Path]:
 SHIPPED = {"distributed", "psutil", "dask.system", "clustertune.remote"}
 
 
-SENT = [*files("remote"), pytest.param(PACKAGE / "dashboard/mount.py", id="mount")]
+SENT = [
+    *files("remote", "**/*.py"),
+    pytest.param(PACKAGE / "dashboard/mount.py", id="mount"),
+]
 
 
 @pytest.mark.parametrize("file", SENT)
@@ -418,19 +421,18 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
     more = {
         "ship.py": {"cloudpickle", "dask._task_spec", "dask.utils"},
         "content.py": {"numpy"},  # in functions that are given arrays
-        "details.py": {"threadpoolctl"},  # if it is there
         # distributed needs these, too
-        "holdings.py": {"dask.utils"},
-        "names.py": {"dask.utils"},
-        "survey.py": {"dask.utils"},
+        "published.py": {"dask.utils"},
         "park.py": {"msgpack"},
         # where a dashboard is, these are
         "mount.py": {"bokeh", "clustertune.dashboard", "tornado"},
+        "probe.py": {"threadpoolctl"},  # if it is there
         # which travels, too
         "page.py": {"clustertune.core.wording"},
-        "restart.py": {"clustertune.core.admission", "clustertune.core.wording"},
-        "schedules.py": {"clustertune.core.admission"},
-        "conditions.py": {"clustertune.core.growth"},
+        "restart.py": {"clustertune.core.admission"},
+        "state.py": {"clustertune.core.wording"},
+        "schedule_runner.py": {"clustertune.core.admission"},
+        "schedule.py": {"clustertune.core.growth"},
         # in functions of tasks, which say what is missing
         "pieces.py": {"fsspec", "numcodecs", "numpy", "packaging", "pandas", "pyarrow"},
     }

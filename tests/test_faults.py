@@ -20,7 +20,7 @@ import pytest
 from distributed import Client, futures_of, wait
 
 import clustertune
-from clustertune.remote import move
+from clustertune.remote.scheduler import mover
 from tests.processes import cluster, process, until, workers_of
 
 
@@ -28,16 +28,17 @@ def slowly(dask_scheduler: Any) -> None:
     """Make the mover of a scheduler slow: two keys in flight, so that there is time."""
     from types import FunctionType
 
-    place = type(dask_scheduler.plugins["clustertune"])._carry_out.__globals__["place"]
-    assert isinstance(place, FunctionType)
-    policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["Placing"]
-    policy._launch.__globals__["MOST_KEYS"] = 2
+    plugin = dask_scheduler.plugins["clustertune"]
+    move_keys = type(plugin.jobs)._move.__globals__["move_keys"]
+    assert isinstance(move_keys, FunctionType)
+    policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["MovePolicy"]
+    policy._launch.__globals__["MAX_KEYS"] = 2
 
 
 def quickly(dask_scheduler: Any) -> None:
     """Undo that: schedulers of the same process share what was shipped to one."""
-    policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["Placing"]
-    policy._launch.__globals__["MOST_KEYS"] = move.MOST_KEYS
+    policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["MovePolicy"]
+    policy._launch.__globals__["MAX_KEYS"] = mover.MAX_KEYS
 
 
 def state(dask_scheduler: Any) -> dict[str, Any]:
@@ -46,9 +47,9 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
     return {
         "manager": dask_scheduler.extensions["amm"].running,
         "holds": resident.manager.holders,
-        "lease": resident.holder() is not None,
-        "jobs": [(j.work.done, j.work.total) for j in resident.jobs.values()],
-        "ended": all(job.task.done() for job in resident.jobs.values()),
+        "lease": resident.lease.holder() is not None,
+        "jobs": [(j.work.done, j.work.total) for j in resident.jobs.kept.values()],
+        "ended": all(job.task.done() for job in resident.jobs.kept.values()),
     }
 
 
@@ -253,4 +254,4 @@ def _gone(pid: int) -> bool:
 
 def test_the_mover_is_what_the_tests_make_slow() -> None:
     """The bound that ``slowly`` lowers is the one that the mover uses."""
-    assert "MOST_KEYS" in move.Placing._launch.__globals__
+    assert "MAX_KEYS" in mover.MovePolicy._launch.__globals__

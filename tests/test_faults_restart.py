@@ -29,7 +29,7 @@ def source() -> da.Array:
 def doing(dask_scheduler: Any) -> str:
     """What the restart that is going on does now."""
     resident = dask_scheduler.plugins.get("clustertune")
-    jobs = [] if resident is None else resident.jobs.values()
+    jobs = [] if resident is None else resident.jobs.kept.values()
     return next(
         (j.work.doing for j in jobs if hasattr(j.work, "doing") and not j.task.done()),
         "",
@@ -43,9 +43,9 @@ def statuses(dask_scheduler: Any) -> set[str]:
 def is_free(dask_scheduler: Any) -> bool:
     """No lease, no job at work, the memory manager on."""
     resident = dask_scheduler.plugins["clustertune"]
-    jobs = any(not job.task.done() for job in resident.jobs.values())
+    jobs = any(not job.task.done() for job in resident.jobs.kept.values())
     running = dask_scheduler.extensions["amm"].running
-    return resident.holder() is None and not jobs and bool(running)
+    return resident.lease.holder() is None and not jobs and bool(running)
 
 
 class Restarting(threading.Thread):

@@ -35,9 +35,9 @@ async def test_measures(c: Any, s: Any, a: Any, b: Any) -> None:
     """One line after the block, and the figures behind it."""
     async with clustertune.hold(c, label="mine") as held:
         assert held.measures is None
-        assert s.plugins["clustertune"].holds.there()[0]["label"] == "mine"
+        assert s.plugins["clustertune"].holds.active()[0]["label"] == "mine"
         await c.gather(c.map(np.ones, range(1000, 1010)))
-    assert s.plugins["clustertune"].holds.there() == []
+    assert s.plugins["clustertune"].holds.active() == []
     measures = held.measures
     assert measures is not None
     assert measures.peaks.keys() == {0, 1}
@@ -52,9 +52,9 @@ async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
     X = da.random.random((1000, 20), chunks=(100, 20))
     async with await clustertune.prepare(c, X, X[:, 0]) as prepared:
         X, y = prepared
-        assert s.plugins["clustertune"].holds.there()
+        assert s.plugins["clustertune"].holds.active()
         await c.compute(X.sum())
-    assert s.plugins["clustertune"].holds.there() == []
+    assert s.plugins["clustertune"].holds.active() == []
     assert "predicted)" in str(prepared.hold.measures)
 
 
@@ -151,11 +151,11 @@ def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         holds = local.scheduler.plugins["clustertune"].holds
-        assert [h["label"] for h in holds.there()] == ["theirs"]
+        assert [h["label"] for h in holds.active()] == ["theirs"]
         assert holds.owners.grace == 15
         holds.owners.grace = 3  # a heartbeat comes every 200 ms here
         other.send_signal(fate)
-        until(lambda: not holds.there())
+        until(lambda: not holds.active())
         other.kill()
 
 
@@ -173,7 +173,7 @@ async def test_a_client_with_a_slow_heartbeat(
         resident.owners.grace = 0.6
         began = s.clients[c.id].last_seen
         await soon(lambda: time() - began > 2)
-        assert resident.holds.there()
+        assert resident.holds.active()
         assert s.clients[c.id].last_seen == began
     assert held.measures is not None
     assert held.measures.unheld == 0
@@ -255,7 +255,7 @@ async def test_an_error_in_the_block(c: Any, s: Any, a: Any, b: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         async with clustertune.hold(c):
             raise ZeroDivisionError
-    assert s.plugins["clustertune"].holds.there() == []
+    assert s.plugins["clustertune"].holds.active() == []
     assert not [t for t in asyncio.all_tasks() if "Hold" in t.get_coro().__qualname__]
 
 
@@ -284,7 +284,7 @@ async def test_a_plan_that_is_going_on(
             with pytest.raises(LeaseHeldError, match="a long plan"):
                 async with clustertune.hold(c):
                     raise AssertionError
-        assert resident.holds.there() == []
+        assert resident.holds.active() == []
         asked: list[dict[str, Any]] = []
         begin = resident.begin_hold
         resident.begin_hold = lambda **k: asked.append(begin(**k)) or asked[-1]
@@ -326,8 +326,8 @@ async def test_stopped_before_the_answer_came(c: Any, s: Any, a: Any, b: Any) ->
 
     resident.begin_hold = taken
     block = asyncio.ensure_future(_held(c))
-    await soon(resident.holds.there)
+    await soon(resident.holds.active)
     block.cancel()
     with pytest.raises(asyncio.CancelledError):
         await block
-    assert resident.holds.there() == []
+    assert resident.holds.active() == []

@@ -153,7 +153,7 @@ def test_predicted_seconds_are_those_of_this_cluster() -> None:
         assert done.status == "done", str(done)
 
         def seen(dask_scheduler: Any) -> list[float]:
-            return list(dask_scheduler.plugins["clustertune"].restarts)
+            return list(dask_scheduler.plugins["clustertune"].jobs.restarts)
 
         (seconds,) = client.run_on_scheduler(seen)
         (step,) = clustertune.restart(client, workers=[1], dry_run=True).steps

@@ -1,7 +1,8 @@
-"""Names of Dask's that are no public interface: where one is gone, it is said which.
+"""Private names of Dask that the package needs, and the modules that use each.
 
-Other tests fail then too, but of what they were about. Here it is said which
-modules need it. ``docs/design.md`` says what pins what the names do.
+The scheduler plugin checks its names at installation (``remote/versions.py``). Here the
+tables are compared with live objects and with the code. ``docs/design.md`` names the
+tests of what the names do.
 """
 
 from __future__ import annotations
@@ -17,113 +18,19 @@ from typing import Any
 
 import distributed
 import pytest
-from distributed import LocalCluster, Nanny, wait
+from distributed import LocalCluster, Nanny, active_memory_manager, wait
 from distributed.deploy.spec import SpecCluster
 from distributed.utils_test import gen_cluster
 
 import clustertune
+from clustertune.remote.versions import REQUIRED
 
 PACKAGE = Path(clustertune.__path__[0])
 TABLE = (
     (PACKAGE.parent / "docs" / "design.md").read_text().partition("## Private names")[2]
 )
 
-#: of things in a scheduler's process, by what they are
-SCHEDULER = {
-    "scheduler": (
-        "_replica_lock",
-        "_tick_interval_observed",
-        "aliases",
-        "client_desires_keys",
-        "client_releases_keys",
-        "clients",
-        "coerce_hostname",
-        "extensions",
-        "get_events",
-        "handle_worker_status_change",
-        "handlers",
-        "host_info",
-        "log_event",
-        "periodic_callbacks",
-        "plugins",
-        "queued",
-        "remove_worker",
-        "report",
-        "request_acquire_replicas",
-        "restart",
-        "restart_workers",
-        "retire_workers",
-        "rpc",
-        "running",
-        "task_prefixes",
-        "tasks",
-        "transition_counter",
-        "transitions",
-        "unrunnable",
-        "worker_ttl",
-        "workers",
-    ),
-    "worker's state": (
-        "actors",
-        "executing",
-        "has_what",
-        "host",
-        "last_seen",
-        "memory",
-        "memory_limit",
-        "metrics",
-        "nanny",
-        "nbytes",
-        "nthreads",
-        "processing",
-        "resources",
-        "status",
-        "time_delay",
-    ),
-    "worker's memory": (
-        "managed",
-        "process",
-        "spilled",
-        "unmanaged",
-    ),
-    "task's state": (
-        "actor",
-        "annotations",
-        "host_restrictions",
-        "loose_restrictions",
-        "nbytes",
-        "prefix",
-        "priority",
-        "processing_on",
-        "resource_restrictions",
-        "run_spec",
-        "state",
-        "waiters",
-        "waiting_on",
-        "who_has",
-        "who_wants",
-        "worker_restrictions",
-    ),
-    "client's state": (
-        "client_key",
-        "last_seen",
-        "wants_what",
-    ),
-    "prefix of tasks": (
-        "all_durations",
-        "groups",
-        "nbytes_total",
-        "state_counts",
-        "states",
-    ),
-    "memory manager": (
-        "policies",
-        "run_once",
-        "running",
-        "start",
-        "stop",
-    ),
-}
+#: names in the processes of workers and nannies, by object
 WORKERS = {
     "worker": (
         "_deque_handler",
@@ -276,18 +183,22 @@ async def test_names_in_a_scheduler(c: Any, s: Any, a: Any) -> None:
     await wait(future)
     task, worker = s.tasks[future.key], s.workers[a.address]
     things = {
-        "scheduler": s,
-        "worker's state": worker,
-        "worker's memory": worker.memory,
-        "task's state": task,
-        "client's state": s.clients[c.id],
-        "prefix of tasks": task.prefix,
+        "Scheduler": s,
+        "WorkerState": worker,
+        "MemoryState": worker.memory,
+        "TaskState": task,
+        "ClientState": s.clients[c.id],
+        "TaskPrefix": task.prefix,
+        "TaskGroup": task.group,
+        "active_memory_manager": active_memory_manager,
         "memory manager": s.extensions["amm"],
+        "work stealing": s.extensions["stealing"],
+        "publish extension": s.extensions["publish"],
+        "variables extension": s.extensions["variables"],
+        "queues extension": s.extensions["queues"],
     }
-    assert [m for k, t in things.items() for m in lacking(t, k, SCHEDULER[k])] == []
-    assert hasattr(s.extensions["publish"], "datasets")
-    assert hasattr(s.extensions["variables"], "variables")
-    assert hasattr(s.extensions["queues"], "queues")
+    assert things.keys() == REQUIRED.keys()
+    assert [m for k, t in things.items() for m in lacking(t, k, REQUIRED[k])] == []
 
 
 @gen_cluster(
@@ -407,7 +318,23 @@ def test_what_the_table_names_is_there() -> None:
                 assert f"def {name}(" in text, name
 
 
+def of_scheduler(tree: ast.AST) -> Iterator[str]:
+    """Attributes of a scheduler that a module reads or calls."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            holder = getattr(node.value, "attr", getattr(node.value, "id", ""))
+            if holder in ("scheduler", "dask_scheduler"):
+                yield node.attr
+
+
+def test_all_attributes_of_the_scheduler_are_checked_at_installation() -> None:
+    files = (PACKAGE / "remote" / "scheduler").glob("*.py")
+    used = {n for p in files for n in of_scheduler(ast.parse(p.read_text()))}
+    assert len(used) > 30
+    assert used - {*REQUIRED["Scheduler"]} == set()
+
+
 def test_names_are_used() -> None:
-    """Or nobody would need them any more."""
-    for kinds in (SCHEDULER, WORKERS, CLIENT):
+    """Each name in the tables is used by the package."""
+    for kinds in (REQUIRED, WORKERS, CLIENT):
         assert [n for names in kinds.values() for n in names if not users(n)] == []

@@ -23,7 +23,7 @@ from clustertune.core import arguments
 from clustertune.core.model import Holding, Step, View
 from clustertune.errors import RefusedError
 from clustertune.planner import guards
-from clustertune.remote import holdings
+from clustertune.remote.scheduler.release import release as release_keys
 from clustertune.testing import MemoryCluster, view, worker
 from tests.processes import soon
 
@@ -299,7 +299,7 @@ async def test_a_name_that_got_other_data_meanwhile(c: Any, s: Any, *w: Any) -> 
     names = [f.key for f in X]
     del X, y
     await soon(lambda: len(s.tasks[names[0]].who_wants) == 1)
-    count, nbytes, gone = await holdings.release(s, c.id, "ones", (), True)
+    count, nbytes, gone = await release_keys(s, c.id, "ones", (), True)
     assert (count, nbytes, gone) == (0, 0, [])
     X, y = await c.get_dataset("both")
     assert len(await c.gather([*X, *y])) == 8

@@ -17,10 +17,10 @@ import clustertune
 from clustertune.core.model import Size
 from clustertune.errors import RefusedError
 from clustertune.integrations.managers import spec_cluster
-from clustertune.remote import resize as remote
 from clustertune.remote import ship
-from clustertune.remote.move import ManagerHold
-from clustertune.remote.restart import Restarting
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.worker import process as remote
 from tests.processes import cluster, until, workers_of
 
 GIB = 2**30
@@ -245,7 +245,7 @@ async def test_a_new_process_that_is_too_large(c: Any, s: Any, a: Any, b: Any) -
         "line": 2**20,
         "most": 2**20,
     }
-    work = Restarting(
+    work = WorkerRestart(
         s, ManagerHold(s), address, {}, {other: 0}, 10, 60, resizing=terms
     )
     problem = await work.run()

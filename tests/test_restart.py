@@ -18,9 +18,10 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import RefusedError
-from clustertune.remote import move, park
-from clustertune.remote.move import ManagerHold
-from clustertune.remote.restart import Restarting
+from clustertune.remote.scheduler import mover
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.worker import park
 from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3
@@ -119,7 +120,7 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
     assert statuses(s) == {"running"}
     assert s.extensions["amm"].running
     resident = s.plugins["clustertune"]
-    assert resident.lease is None
+    assert resident.lease.current is None
     events = [e for _, e in s.get_events("clustertune") if e["action"] == "restart"]
     assert [e.get("state", "called") for e in events] == [
         *["began", "ended"] * 3,
@@ -250,8 +251,8 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     X = c.persist(da.ones((100, 10), chunks=10))
     await wait(X)
     with monkeypatch.context() as patch:
-        patch.setattr(park, "MEMORY", 0.0)
-        patch.setattr(park, "DISK", 0.0)
+        patch.setattr(park, "MEMORY_SHARE", 0.0)
+        patch.setattr(park, "DISK_SHARE", 0.0)
         with pytest.raises(
             RefusedError, match="may fill 0 B of memory and 0 B of disk"
         ):
@@ -264,7 +265,7 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     assert before not in s.workers
     assert len(s.workers) == 1
     assert s.extensions["amm"].running
-    told = s.plugins["clustertune"].showing.facts["workers"]
+    told = s.plugins["clustertune"].page_data.facts["workers"]
     assert told.keys() == s.workers.keys()  # so the panel knows their thresholds
     assert (await c.compute(X.sum())) == 1000
     del X
@@ -285,8 +286,8 @@ async def test_no_room_on_the_others(
     await wait(some)
     before = layout(s)
     with monkeypatch.context() as patch:
-        patch.setattr(park, "MEMORY", 0.0)
-        patch.setattr(park, "DISK", 0.0)
+        patch.setattr(park, "MEMORY_SHARE", 0.0)
+        patch.setattr(park, "DISK_SHARE", 0.0)
         with pytest.raises(
             RefusedError,
             match=r"have room for .* below their thresholds, 209.8 MiB of keys need a "
@@ -365,7 +366,7 @@ async def test_one_that_is_undone_after_the_call(
     await soon(lambda: worker.processing)
     restarting = asyncio.ensure_future(clustertune.restart(c, workers=[worker.name]))
     await soon(lambda: "closing_gracefully" in statuses(s))
-    (job,) = resident.jobs.values()
+    (job,) = resident.jobs.kept.values()
     begun = job.work._undo
 
     async def late(*args: Any) -> None:
@@ -463,13 +464,13 @@ async def test_a_copy_of_an_earlier_round(c: Any, s: Any, a: Any, b: Any) -> Non
     """Is where the key is meanwhile, and no copy that was there before."""
     await c.amm.stop()
     (future,) = await c.scatter([np.arange(9)], workers=[a.address], hash=False)
-    work = Restarting(s, None, a.address, {}, {b.address: 0}, 1, 1)
+    work = WorkerRestart(s, None, a.address, {}, {b.address: 0}, 1, 1)
     worker = s.workers[a.address]
-    assert await work._assign(worker) == [(future.key, b.address)]
+    assert await work.evacuation.assign(worker) == [(future.key, b.address)]
     await c.replicate([future], workers=[b.address])
-    assert await work._assign(worker) == [(future.key, b.address)]
-    assert work.away == {future.key: b.address}
-    assert work.copied == set()
+    assert await work.evacuation.assign(worker) == [(future.key, b.address)]
+    assert work.held.away == {future.key: b.address}
+    assert work.held.copied == set()
 
 
 def test_a_restart_that_takes_longer_than_its_manager_waits(local_cluster: Any) -> None:
@@ -494,15 +495,15 @@ async def test_the_time_of_the_caller_ends(
     """While a worker is emptied: all is where it was, and there are no copies."""
     # slow, so that the time is too short; what was shipped in this process before has
     # given the class functions with other globals
-    monkeypatch.setitem(move.Placing._launch.__globals__, "MOST_KEYS", 2)
+    monkeypatch.setitem(mover.MovePolicy._launch.__globals__, "MAX_KEYS", 2)
     await c.amm.stop()  # it would delete copies
     source, other = s.workers
     some = [np.full(10_000, i) for i in range(300)]
     values = await c.scatter(some, workers=[source], hash=False)
-    work = Restarting(s, ManagerHold(s), source, {}, {other: 0}, 10, 0.5)
+    work = WorkerRestart(s, ManagerHold(s), source, {}, {other: 0}, 10, 0.5)
     problem = await work.run()
     assert "keys were still there when the time of 0 s was over" in problem
-    assert work.away
+    assert work.held.away
     assert [len(s.tasks[f.key].who_has) for f in values] == [1] * 300
     assert len(s.workers[source].has_what) == 300
     assert statuses(s) == {"running"}
@@ -513,7 +514,7 @@ async def test_the_time_of_the_caller_ends(
 async def test_the_time_of_the_caller_is_the_limit(c: Any, s: Any, *_: Any) -> None:
     """Not a constant: a job may take as long as the call."""
     await clustertune.restart(c, workers=[0], timeout="20 minutes")
-    (job,) = s.plugins["clustertune"].jobs.values()
+    (job,) = s.plugins["clustertune"].jobs.kept.values()
     assert 900 < job.work.timeout < 1200
 
 
@@ -608,7 +609,7 @@ async def test_a_shuffle_that_runs(c: Any, s: Any, *nannies: Any) -> None:
     assert "1 P2P shuffles still keep rows in its process" in report.steps[0].reason
     assert statuses(s) == {"running"}
     restarting = asyncio.ensure_future(clustertune.restart(c, workers=[name]))
-    jobs = s.plugins["clustertune"].jobs
+    jobs = s.plugins["clustertune"].jobs.kept
     await soon(lambda: any(not job.task.done() for job in jobs.values()))
     await Event("gate").set()
     assert (await result).tolist() == [100] * 8

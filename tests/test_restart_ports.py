@@ -12,9 +12,9 @@ from distributed import Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.remote.drop import Dropping
-from clustertune.remote.move import ManagerHold
-from clustertune.remote.restart import Restarting
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.release import ClusterRestart
+from clustertune.remote.scheduler.restart import WorkerRestart
 from tests.processes import soon
 
 NONE: dict[str, Any] = {"client": True, "nthreads": [], "timeout": 120}
@@ -132,7 +132,7 @@ async def test_a_process_that_comes_too_late(c: Any, s: Any) -> None:
             nannies.append(await stack.enter_async_context(nanny))
         first, other = (nanny.worker_address for nanny in nannies)
         nannies[0].process.worker_kwargs |= {"preload": [SLOW], "preload_argv": [[]]}
-        work = Restarting(s, ManagerHold(s), first, {}, {other: 0}, 1, 1)
+        work = WorkerRestart(s, ManagerHold(s), first, {}, {other: 0}, 1, 1)
         assert work.state()["unchanged"] is False  # unknown before it has run
         assert "did not come back within 1 s" in await work.run()
         await soon(lambda: first in s.workers)
@@ -149,7 +149,7 @@ async def test_dropped_and_too_late(c: Any, s: Any) -> None:
             nanny.process.worker_kwargs |= {"preload": [SLOW], "preload_argv": [[]]}
         there = set(s.workers)
         await values(c)
-        work = Dropping(s, c.id, others=False, wait=1, timeout=1)
+        work = ClusterRestart(s, c.id, others=False, wait=1, timeout=1)
         assert work.state()["began"] is False
         assert "2 workers did not come back" in await work.run()
         await soon(lambda: there <= set(s.workers))

@@ -23,7 +23,7 @@ from clustertune import errors
 from clustertune.core.model import Profile
 from clustertune.operations import dataset, sizing
 from clustertune.operations.sizing import Fit, Host, Sizing, decide, shapes, size
-from clustertune.remote import probe
+from clustertune.remote.worker import probe
 
 WHOLE = Profile(
     name="whole",

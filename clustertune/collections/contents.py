@@ -29,10 +29,11 @@ from clustertune.collections.inputs import Given, Inputs
 from clustertune.core.model import Contents, Conversion, Goal, Key, Layout, Member, View
 from clustertune.core.wording import printable
 from clustertune.errors import IncompleteError, NoWorkersError
-from clustertune.remote import content, ship
+from clustertune.remote import ship
+from clustertune.remote.worker import content
 
 Look = Callable[[Any], dict[str, Any]]
-"""Looks at a piece; of :mod:`clustertune.remote.content`."""
+"""Looks at a piece; of :mod:`clustertune.remote.worker.content`."""
 
 DEEP: Mapping[str, Look] = {
     "X": content.features,

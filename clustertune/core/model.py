@@ -88,7 +88,7 @@ class Contents:
     """What the values of a collection are like, by piece.
 
     As far as ``deep=True``, or the workload, asks for it: what functions of
-    :mod:`clustertune.remote.content` answer, under the same names.
+    :mod:`clustertune.remote.worker.content` answer, under the same names.
     """
 
     pieces: tuple[Mapping[str, Any], ...]

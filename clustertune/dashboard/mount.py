@@ -14,7 +14,7 @@ from typing import Any
 
 from clustertune.dashboard import page
 from clustertune.dashboard.state import make
-from clustertune.remote.resident import NAME
+from clustertune.remote.scheduler.plugin import NAME
 
 PATH = "/clustertune"
 #: parts with a page for each

@@ -15,7 +15,8 @@ import numpy as np
 from distributed import Client, Future
 
 from clustertune.core.model import Key, Member
-from clustertune.remote import probe, ship
+from clustertune.remote import ship
+from clustertune.remote.worker import probe
 
 PATIENCE = 10.0  # seconds in which a worker answers
 POLL = 1.0  # seconds between two looks whether any worker runs the tasks

@@ -27,7 +27,8 @@ from clustertune.core.model import (
     Unmet,
 )
 from clustertune.monitor import monitor
-from clustertune.remote import details, ship
+from clustertune.remote import ship
+from clustertune.remote.worker import probe
 
 PACKAGES = (  # of which versions are compared, by names of distributions
     "dask",
@@ -65,7 +66,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     answers, survey = await asyncio.gather(
         ship.on_workers(
             client,
-            details.worker_details,
+            probe.worker_details,
             asked,
             timeout=monitor.PATIENCE,
             packages=list(PACKAGES),
@@ -141,7 +142,7 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
         ),
         complete=answer["complete"],
         packages={
-            "client": details.installed(PACKAGES),
+            "client": probe.installed(PACKAGES),
             "scheduler": dict(answer["packages"]),
         },
     )

@@ -19,7 +19,8 @@ from dask._task_spec import Task, TaskRef
 from distributed import Client, wait
 
 from clustertune.collections import graphs
-from clustertune.remote import probe, ship
+from clustertune.remote import ship
+from clustertune.remote.worker import probe
 
 PREFIX = "clustertune-link"
 SIZES = (2**16, 2**24)  # bytes: the first ones also have to connect the two

@@ -49,18 +49,10 @@ from clustertune.monitor import connection, counting, links
 from clustertune.monitor import overhead as measuring
 from clustertune.planner import pricing
 from clustertune.planner.thresholds import ceiling, space
-from clustertune.remote import (
-    chunks,
-    keys,
-    park,
-    probe,
-    resident,
-    resize,
-    runs,
-    ship,
-    tell,
-    versions,
-)
+from clustertune.remote import keys, ship, versions
+from clustertune.remote.scheduler import plugin, survey
+from clustertune.remote.scheduler import state as scheduler_state
+from clustertune.remote.worker import park, probe, process
 
 Process = tuple[str, str]
 
@@ -164,22 +156,27 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
     Raises
     ------
     VersionMismatchError
-        A side runs software to which code must not go; nothing was sent.
+        A side runs software to which code must not go; nothing was sent. Or the
+        scheduler's Dask lacks a name that the plugin needs; nothing was installed.
     LeaseHeldError
         An older resident is at work and could not be replaced.
     """
     await approve(client, identity["workers"])
     try:
-        if await ship.on_scheduler(client, resident.present) == resident.PROTOCOL:
+        if await ship.on_scheduler(client, plugin.present) == plugin.PROTOCOL:
             return
-        answer = await ship.on_scheduler(client, resident.install)
+        names = await ship.on_scheduler(client, versions.missing_names)
+        if not names["missing"]:
+            answer = await ship.on_scheduler(client, plugin.install)
     # of any kind: it is that of another process
     except Exception as error:
         raise _of_scheduler(client, error) from error
-    if answer["protocol"] > resident.PROTOCOL:
+    if names["missing"]:
+        raise VersionMismatchError(versions.refusal(**names))
+    if answer["protocol"] > plugin.PROTOCOL:
         raise VersionMismatchError(
             "a newer clustertune is at work on this scheduler (protocol "
-            f"{answer['protocol']}, this one speaks {resident.PROTOCOL}); "
+            f"{answer['protocol']}, this one speaks {plugin.PROTOCOL}); "
             "upgrade clustertune here"
         )
     if answer["busy"] is not None:
@@ -448,7 +445,7 @@ async def hear(client: Client) -> None:
     # not one that has gone: it would be waited for
     approved = known(client).approved
     there = sorted(a for a, entry in workers.items() if _process(a, entry) in approved)
-    await ship.on_workers(client, tell.tell, there, timeout=SOON, again=False)
+    await ship.on_workers(client, process.tell, there, timeout=SOON, again=False)
 
 
 async def process_memory(client: Client, address: str) -> int | None:
@@ -458,7 +455,9 @@ async def process_memory(client: Client, address: str) -> int | None:
     except (ConnectionLostError, VersionMismatchError):
         return None
     asked = [address] if address in there else []
-    answers = await ship.on_workers(client, tell.tell, asked, timeout=SOON, again=False)
+    answers = await ship.on_workers(
+        client, process.tell, asked, timeout=SOON, again=False
+    )
     nbytes = answers.get(address)
     return nbytes if isinstance(nbytes, int) else None
 
@@ -488,7 +487,7 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
     approved = known(client).addresses
     there = [w.address for w in snapshot.workers if w.address in approved]
     answers = await ship.on_workers(
-        client, resize.least_memory, there, timeout=PATIENCE
+        client, process.least_memory, there, timeout=PATIENCE
     )
     least = {a: n for a, n in answers.items() if isinstance(n, int)}
     return replace(
@@ -604,7 +603,7 @@ def read(
 
 def worker_id(address: str, entry: Mapping[str, Any]) -> str | int:
     """What survives a restart: the name that was given, else the nanny's address."""
-    return runs.worker_id(address, entry["name"], entry["nanny"])
+    return scheduler_state.worker_id(address, entry["name"], entry["nanny"])
 
 
 def _worker(
@@ -638,7 +637,7 @@ def _worker(
         processing=processing,
         executing=int(counts.get("executing", 0)),
         cancelled=int(counts.get("cancelled", 0)),
-        parking=park.is_parking(entry["name"]),
+        parking=scheduler_state.is_parking(entry["name"]),
     )
 
 
@@ -722,6 +721,6 @@ async def chunk_types(
         return {}
     packed = {label: keys.pack(own) for label, own in arrays.items()}
     found: dict[str, list[str]] = await ship.on_scheduler(
-        client, chunks.types, chunks=packed
+        client, survey.chunk_types, chunks=packed
     )
     return found

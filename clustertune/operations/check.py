@@ -27,7 +27,7 @@ from clustertune.monitor import inquiry, monitor
 from clustertune.operations import page_facts
 from clustertune.operations.call import check_client
 from clustertune.planner import goals, layouts, trainers
-from clustertune.remote.survey import MOST
+from clustertune.remote.scheduler.survey import MOST
 
 CUT = (
     f"the scheduler has more than {MOST:,} clients, published names or kinds of tasks; "

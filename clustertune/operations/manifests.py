@@ -31,7 +31,7 @@ from clustertune.collections.inputs import Given
 from clustertune.core import decoding
 from clustertune.core.wording import bytes_text, printable
 from clustertune.errors import RefusedError, SaveError
-from clustertune.remote import pieces
+from clustertune.remote.worker import pieces
 
 SCHEMA_VERSION = 2
 MANIFEST = "clustertune.json"

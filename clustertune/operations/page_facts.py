@@ -14,8 +14,7 @@ from clustertune.core.model import Finding, Layout, Unknown, View, WorkerSnapsho
 from clustertune.core.wording import bytes_text
 from clustertune.planner import machines
 from clustertune.remote import keys
-from clustertune.remote.page import THRESHOLDS
-from clustertune.remote.shares import MOST_KEYS
+from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
 
 #: checks of worker processes; a restart makes their findings obsolete
 OF_PROCESSES = frozenset(

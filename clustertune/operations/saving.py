@@ -52,7 +52,8 @@ from clustertune.operations.manifests import (
     SavedSeries,
     Target,
 )
-from clustertune.remote import pieces, ship
+from clustertune.remote import ship
+from clustertune.remote.worker import pieces
 
 NEEDED = {SavedArray: "numcodecs", SavedFrame: "pyarrow", SavedSeries: "pyarrow"}
 SEEN = 30.0  # seconds until other processes see a new file, at most

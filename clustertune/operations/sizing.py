@@ -28,7 +28,7 @@ from clustertune.errors import CapacityError, RefusedError
 from clustertune.integrations import libraries
 from clustertune.operations import dataset
 from clustertune.operations.dataset import Dataset
-from clustertune.remote import probe
+from clustertune.remote.worker import probe
 
 SCHEMA_VERSION = 1
 OWN = 0.1  # of a host's memory, for its system, the scheduler and the user's process

@@ -1,6 +1,6 @@
 """Which classes of labels every worker holds, and how each can have all (pure).
 
-What is known of classes comes from :func:`clustertune.remote.content.classes`: how many
+What is known of classes comes from :func:`clustertune.remote.worker.content.classes`: how many
 rows of each are in every piece, and where some of them are. Those rows are *witnesses*:
 a worker that has one of a class has that class.
 """

@@ -1,6 +1,6 @@
 """Query groups (``qid``) of row-aligned collections: where they begin, how they lie.
 
-Pure. What is known of a group comes from :func:`clustertune.remote.content.runs`.
+Pure. What is known of a group comes from :func:`clustertune.remote.worker.content.runs`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What runs in other processes: scheduler, workers and nannies.
+"""Code that runs in other processes: the scheduler, workers and nannies.
 
 Modules here import the standard library and ``distributed`` only (and Dask and psutil,
 which that needs): the other side has neither clustertune nor, on a scheduler, NumPy.
-:mod:`clustertune.dashboard.mount` alone imports the panel, and Bokeh with it.
-They leave this process through :mod:`clustertune.remote.ship` alone, as bytes, and only
-after :mod:`clustertune.remote.versions` has seen that the other side can run them.
+Only :mod:`clustertune.dashboard.mount` imports the page, and Bokeh with it. Code leaves
+this process only through :mod:`clustertune.remote.ship`, as bytes, and only after
+:mod:`clustertune.remote.versions` has checked that the other side can run it.
 """

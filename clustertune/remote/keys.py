@@ -1,21 +1,24 @@
-"""Keys of collections on their way to the scheduler, as ranges where they are ranges.
+"""Keys of collections as compact ranges, for requests to the scheduler.
 
-A hundred thousand tuples take 50 ms of the scheduler's event loop to unpickle; the
-keys of one collection are almost always ``(name, 0), (name, 1), ...`` or
-``(name, 0, 0), (name, 1, 0), ...``, which is four values.
+A hundred thousand tuples take 50 ms of the scheduler's event loop to unpickle. The keys
+of a collection are almost always ``(name, 0), (name, 1), ...`` or
+``(name, 0, 0), (name, 1, 0), ...``, which is a range of four values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
+
+KEYS_PER_TURN = 2000  # keys that are handled in one turn of the event loop
 
 Key = Any
 Run = tuple[Any, ...]
 
 
 def pack(keys: Sequence[Key]) -> list[Run]:
-    """Runs that :func:`unpack` turns into the same keys in the same order."""
+    """Pack keys into ranges; :func:`unpack` returns the same keys in the same order."""
     runs: list[Run] = []
     start = 0
     while start < len(keys):
@@ -32,7 +35,7 @@ def pack(keys: Sequence[Key]) -> list[Run]:
 
 
 def unpack(runs: Sequence[Run]) -> Iterator[Key]:
-    """The keys of packed runs, one by one."""
+    """Iterate over the keys of packed ranges."""
     for run in runs:
         if run[0] == "list":
             yield from run[1]
@@ -43,14 +46,24 @@ def unpack(runs: Sequence[Run]) -> Iterator[Key]:
 
 
 def count(runs: Sequence[Run]) -> int:
-    """How many keys packed runs have."""
+    """Count the keys of packed ranges."""
     return sum(len(run[1]) if run[0] == "list" else run[3] for run in runs)
 
 
-class Places:
-    """By key its place in packed collections that have the same rows.
+async def in_turns(
+    items: Iterable[Any], size: int = KEYS_PER_TURN
+) -> AsyncIterator[Any]:
+    """Iterate over items, and let the event loop run once every ``size`` items."""
+    for number, item in enumerate(items, 1):
+        if number % size == 0:
+            await asyncio.sleep(0)
+        yield item
 
-    Ranges are not unpacked: of a hundred thousand keys only some are ever asked for.
+
+class Places:
+    """Positions of keys in packed collections that have the same rows.
+
+    Ranges stay packed, because callers look up few of a hundred thousand keys.
     """
 
     def __init__(self, collections: Iterable[Sequence[Run]]) -> None:
@@ -69,7 +82,7 @@ class Places:
                     place += count
 
     def get(self, key: Key) -> int | None:
-        """Its place; None: it is in none of them."""
+        """The position of a key, or None if no collection has it."""
         if isinstance(key, tuple) and len(key) > 1 and type(key[1]) is int:
             name, number, *tail = key
             for first, stop, place in self._ranges.get((name, *tail), ()):
@@ -80,10 +93,10 @@ class Places:
 
 
 def _end_of_range(keys: Sequence[Key], start: int) -> int:
-    """One past the last key that continues the range beginning at ``start``."""
+    """Return one past the last key of the range that begins at ``start``."""
     head = keys[start]
     stop = start + 1
-    # bool is an int, and True == 1: a key must come back as the very same value
+    # bool is an int and True == 1, but a key must come back with the same type
     if not (isinstance(head, tuple) and len(head) > 1 and type(head[1]) is int):
         return stop
     name, first, *rest = head

@@ -1,12 +1,14 @@
-"""The one door through which code goes to other processes.
+"""Sends code to other processes; all code goes through this module.
 
-A function is sent as cloudpickle bytes made while every module that travels
-(``clustertune.remote``, ``clustertune.dashboard`` and what they need) is registered to
-be pickled by value, so that it runs where clustertune is not installed. Distributed
-compares exact module names, so registering the package would not do; and the wrapper
+A function is sent as cloudpickle bytes. They are made while every module that travels
+(``clustertune.remote``, ``clustertune.dashboard`` and their needs) is registered to be
+pickled by value, so that the code runs where clustertune is not installed. Distributed
+compares exact module names, so registering the package would not suffice. The wrapper
 pickles as a plain call of ``cloudpickle.loads``, so that no class of ours is
 referenced. The registration is global to the user's process and would change how
-*their* objects are pickled: therefore it lasts for one ``dumps`` only, under a lock.
+*their* objects are pickled: it lasts for one ``dumps`` only, under a lock.
+
+Callers check with ``versions`` before that the other side can run the code.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dask.utils import apply
 if TYPE_CHECKING:
     from distributed import Client
 
-#: beginnings of modules' names
+#: prefixes of the names of modules that travel
 TRAVELLING = (
     "clustertune.remote.",
     "clustertune.dashboard.",
@@ -35,13 +37,13 @@ TRAVELLING = (
     "clustertune.training.frameworks",
     "clustertune.training.remote_",
 )
-FEW = 32  # workers, each of which is asked in a call of its own
+FEW = 32  # up to so many workers get one call each
 
 _lock = threading.Lock()
 
 
 class _Shipped:
-    """Pickles as the bytes of what it holds; workers of this process just call it."""
+    """A function that pickles as bytes; workers of this process just call it."""
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
@@ -58,7 +60,7 @@ class _Shipped:
 @contextmanager
 def _by_value() -> Iterator[None]:
     with _lock:
-        # what is not loaded here, nothing that is sent can refer to
+        # code cannot refer to modules that are not loaded
         modules = [m for name, m in list(sys.modules.items()) if _travels(name)]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
@@ -76,15 +78,14 @@ def _travels(name: str) -> bool:
 class Tasks:
     """Makes tasks that call a function of ``clustertune.remote``.
 
-    The code stays bytes until a task runs. A scheduler that has made a function of
-    them would pickle it again for each task, which takes longer than a small task. In a
-    graph all tasks of one maker share the bytes. The caller has asked the version guard
-    of all workers before.
+    The code stays bytes until a task runs. A scheduler that unpickled the function
+    would pickle it again for each task, which takes longer than a small task. In a
+    graph all tasks of one maker share the bytes.
 
     Parameters
     ----------
     function
-        What the tasks call.
+        The function that the tasks call.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -92,24 +93,18 @@ class Tasks:
         self._function = Task(None, cloudpickle.loads, code)
 
     def __call__(self, key: Any, *arguments: Any) -> Task:
-        """A task of this key; arguments are those of Dask's own tasks."""
-        # as a list: if one list is all there is, Dask takes it for the arguments
+        """Return a task with this key; arguments are those of Dask's own tasks."""
+        # as a list, because Dask would take a single list for the arguments
         return Task(key, apply, self._function, List(list(arguments)))
 
 
 def function(shipped: Callable[..., Any]) -> Any:
-    """A function of ``clustertune.remote`` that is sent as a value: it goes as it is.
-
-    The caller has asked the version guard of where it goes before.
-    """
+    """A function of ``clustertune.remote`` that can be sent as a value."""
     return _Shipped(shipped)
 
 
 def pickled(function: Callable[..., Any]) -> bytes:
-    """A function of ``clustertune.remote`` for the resident, that sends it on.
-
-    The caller has asked the version guard of where it goes before.
-    """
+    """A function of ``clustertune.remote`` as bytes, which the scheduler sends on."""
     code: bytes = cloudpickle.dumps(_Shipped(function))
     return code
 
@@ -117,10 +112,7 @@ def pickled(function: Callable[..., Any]) -> bytes:
 async def on_scheduler(
     client: Client, function: Callable[..., Any], **arguments: Any
 ) -> Any:
-    """Run a function of ``clustertune.remote`` on the scheduler.
-
-    Arguments are plain types. The caller has asked the version guard before.
-    """
+    """Run a function on the scheduler; arguments are plain types."""
     shipped: Any = _Shipped(function)
     return await client.run_on_scheduler(shipped, **arguments)
 
@@ -135,18 +127,17 @@ async def on_workers(
     again: bool = True,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Run a function on workers, or on their nannies; an error is that worker's answer.
+    """Run a function on workers or on their nannies; an error is an answer.
 
-    One call for each of a few workers, so that one that hangs hides no other's answer.
-    Many are asked in one call; only if somebody keeps the others waiting for
-    ``timeout`` seconds, each is asked again; not where ``again`` is False, for whoever
-    needs no answers. What :func:`function` has made of a function is not pickled again,
-    for whoever asks many workers different things.
+    A few workers get one call each, so that one that hangs hides no other's answer.
+    Many workers share one call. If one delays the others for ``timeout`` seconds, each
+    is asked alone, unless ``again`` is False because the caller needs no answers. The
+    result of :func:`function` is not pickled again.
 
     Returns
     -------
     dict
-        By address of worker what it answered, or the exception.
+        By address of worker its answer, or the exception.
     """
     if not workers:
         return {}
@@ -160,7 +151,7 @@ async def on_workers(
             answers: dict[str, Any] = await asyncio.wait_for(work, timeout)
         except asyncio.TimeoutError:
             return dict.fromkeys(some, TimeoutError(f"no answer within {timeout:g} s"))
-        # the worker left, say: an answer like any other
+        # such as a worker that has left: an answer like any other
         except Exception as error:  # noqa: BLE001
             return dict.fromkeys(some, error)
         return answers

@@ -1,14 +1,15 @@
-"""Which software runs on the other sides, and whether code may be sent there.
+"""Decides whether code may be sent to the other processes, and whether it works there.
 
-Python's bytecode differs between minor releases: functions pickled by one can crash a
-process of another outright. So the versions are read first, through calls of
-distributed's own that carry no code.
+Python's bytecode differs between minor releases: a function that one release has
+pickled can crash a process of another. So the versions are read first, through calls of
+distributed that carry no code. Before the scheduler plugin is installed, a small
+function then looks for the private names of distributed that the plugin needs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,49 @@ from distributed.versions import get_versions
 if TYPE_CHECKING:
     from distributed import Client
 
-OLDEST = (2025, 5)  # release of distributed whose scheduler the resident knows
+OLDEST = (2025, 5)  # release of distributed whose scheduler the plugin knows
+TESTED = ("2025.5.0", "2026.8.0")  # oldest and newest release in the tests
+MAX_NAMES = 3  # of missing names in a message
+
+#: names that the scheduler plugin needs, by the object or class that has them
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "Scheduler": (
+        "_replica_lock", "_tick_interval_observed", "add_keys", "add_plugin", "address",
+        "aliases", "client_comms", "client_desires_keys", "client_releases_keys",
+        "clients", "coerce_hostname", "extensions", "get_events",
+        "handle_worker_status_change", "handlers", "host_info", "log_event",
+        "periodic_callbacks", "plugins", "queued", "remove_plugin", "remove_worker",
+        "report", "request_acquire_replicas", "restart", "restart_workers",
+        "retire_workers", "rpc", "running", "status", "task_prefixes", "tasks",
+        "transition_counter", "transitions", "unrunnable", "worker_ttl", "workers",
+    ),
+    "WorkerState": (
+        "actors", "address", "executing", "has_what", "host", "last_seen", "memory",
+        "memory_limit", "metrics", "name", "nanny", "nbytes", "nthreads", "processing",
+        "resources", "status", "time_delay",
+    ),
+    "MemoryState": ("managed", "process", "spilled", "unmanaged"),
+    "TaskState": (
+        "actor", "annotations", "host_restrictions", "key", "loose_restrictions",
+        "nbytes", "prefix", "priority", "processing_on", "resource_restrictions",
+        "run_spec", "state", "type", "waiters", "waiting_on", "who_has", "who_wants",
+        "worker_restrictions",
+    ),
+    "ClientState": ("client_key", "last_seen", "wants_what"),
+    "TaskPrefix": (
+        "all_durations", "groups", "name", "nbytes_total", "state_counts", "states",
+    ),
+    "TaskGroup": ("dependencies", "nbytes_total", "states"),
+    "active_memory_manager": (
+        "ActiveMemoryManagerExtension", "ActiveMemoryManagerPolicy", "ReduceReplicas",
+        "Suggestion",
+    ),
+    "memory manager": ("add_policy", "policies", "run_once", "running"),
+    "work stealing": ("move_task_request",),
+    "publish extension": ("datasets",),
+    "variables extension": ("variables",),
+    "queues extension": ("queues",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +73,7 @@ class Sides:
     silent: tuple[str, ...] = ()  # workers that did not answer
 
     def objections(self) -> tuple[str, ...]:
-        """Why code must not go to the scheduler or to a worker; empty: it may."""
+        """Why code must not go to the scheduler or to a worker; empty if it may."""
         sides = {"the scheduler": self.scheduler} | {
             f"worker {address}": packages for address, packages in self.workers.items()
         }
@@ -41,13 +84,16 @@ class Sides:
         )
 
 
+# --- versions of all sides ------------------------------------------------------------
+
+
 async def read(
     client: Client,
     workers: Iterable[str] | None = None,
     packages: Iterable[str] = (),
     timeout: float = 10,
 ) -> Sides:
-    """Ask all sides for their versions; no code is sent.
+    """Read the versions of all sides; no code is sent.
 
     Parameters
     ----------
@@ -71,7 +117,7 @@ async def read(
         asked = list(identity["workers"])
     found = await _ask(client, asked, more, timeout)
     if len(asked) > 1 and all(answer is None for answer in found.values()):
-        # somebody kept all others waiting: ask each alone
+        # one silent worker delays the answers of all: ask each alone
         each = await asyncio.gather(*(_ask(client, [a], more, timeout) for a in asked))
         found = {a: answer for one in each for a, answer in one.items()}
     return Sides(
@@ -83,14 +129,14 @@ async def read(
 
 
 def _scheduler(client: Client) -> Any:
-    """Distributed makes these calls on the fly: they have no types."""
+    """The scheduler's remote calls, for which distributed has no types."""
     return client.scheduler
 
 
 async def _ask(
     client: Client, workers: list[str], packages: list[str], timeout: float
 ) -> dict[str, Mapping[str, str | None] | None]:
-    """By address what a worker says of its packages; None if it did not answer."""
+    """Versions by address of worker; None if a worker did not answer."""
     call = _scheduler(client).broadcast(
         msg={"op": "versions", "packages": packages},
         workers=workers,
@@ -104,7 +150,7 @@ async def _ask(
 
 
 def _packages(answer: Any) -> Mapping[str, str | None] | None:
-    """Versions by name; an answer that is none counts as none."""
+    """Versions by name; None if the answer has another form."""
     found = answer.get("packages") if isinstance(answer, dict) else None
     if isinstance(found, dict) and all(
         isinstance(v, str | None) for v in found.values()
@@ -135,15 +181,67 @@ def _objections(
 
 
 def _shown(packages: Mapping[str, str | None], name: str) -> str:
-    """A version that another process has said: shown as text that cannot act."""
+    """A version that another process has sent, as text without control characters."""
     return ascii(packages.get(name))[:40].strip("'")
 
 
 def _parts(packages: Mapping[str, str | None], name: str) -> tuple[int, ...]:
-    """The leading numbers of a version; empty where it is not known."""
+    """The leading numbers of a version; empty if it is unknown."""
     numbers = []
     for part in (packages.get(name) or "").split("."):
         if not part.isdigit():
             break
         numbers.append(int(part))
     return tuple(numbers)
+
+
+# --- private names of distributed -----------------------------------------------------
+
+
+def missing_names(dask_scheduler: Any) -> dict[str, Any]:
+    """Names that the scheduler plugin needs and this scheduler does not have.
+
+    Returns
+    -------
+    dict
+        ``version`` of distributed, and the ``missing`` names.
+    """
+    import distributed
+    from distributed import active_memory_manager, scheduler
+
+    extensions = getattr(dask_scheduler, "extensions", {})
+    things = {
+        "Scheduler": dask_scheduler,
+        "active_memory_manager": active_memory_manager,
+        "memory manager": extensions.get("amm"),
+        "work stealing": extensions.get("stealing"),
+        "publish extension": extensions.get("publish"),
+        "variables extension": extensions.get("variables"),
+        "queues extension": extensions.get("queues"),
+    }
+    for owner in REQUIRED.keys() - things.keys():
+        things[owner] = getattr(scheduler, owner, owner)
+    missing = [
+        f"{owner}.{name}"
+        for owner, names in REQUIRED.items()
+        if things[owner] is not None  # extensions may be switched off
+        for name in names
+        if not hasattr(things[owner], name)
+    ]
+    version = getattr(distributed, "__version__", None)  # as its types do not have it
+    return {"version": version, "missing": missing}
+
+
+def refusal(version: str | None, missing: Sequence[str]) -> str:
+    """The message for a scheduler that lacks names."""
+    names = [ascii(name).strip("'") for name in missing[:MAX_NAMES]]
+    more = len(missing) - len(names)
+    shown = ", ".join(names) + (f" and {more} more" if more else "")
+    oldest, newest = TESTED
+    found = _shown({"distributed": version}, "distributed")
+    return (
+        f"distributed {found} on the scheduler has no {shown}, which clustertune "
+        "needs. So clustertune was not installed on the scheduler, and nothing was "
+        f"changed. clustertune is tested with distributed {oldest} to {newest}: use "
+        "one of these releases on all sides"
+    )

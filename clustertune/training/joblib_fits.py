@@ -36,7 +36,8 @@ from clustertune.core.wording import (
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.monitor import monitor
 from clustertune.operations.call import check_client
-from clustertune.remote import probe, ship
+from clustertune.remote import ship
+from clustertune.remote.worker import probe
 from clustertune.training import remote_fits
 from clustertune.training.remote_fits import Call
 

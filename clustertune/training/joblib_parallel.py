@@ -33,7 +33,8 @@ from tlz import identity  # type: ignore[import-untyped]
 from clustertune.collections import graphs
 from clustertune.core.wording import printable
 from clustertune.errors import IncompleteError
-from clustertune.remote import copies, ship
+from clustertune.remote import ship
+from clustertune.remote.scheduler import replicas as copies
 from clustertune.training import remote_fits
 from clustertune.training.remote_fits import Call
 

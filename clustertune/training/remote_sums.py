@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed.protocol import pickle as dask_pickle
 
-from clustertune.remote.bindings import unbind
+from clustertune.remote.scheduler.bindings import unbind
 
 FAILED = "clustertune: failed at an item"  # first argument of our task errors
 

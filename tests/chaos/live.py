@@ -329,11 +329,11 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
     }
     if resident is not None:
         found |= {
-            "lease": resident.holder(),
-            "jobs": sum(not j.task.done() for j in resident.jobs.values()),
+            "lease": resident.lease.holder(),
+            "jobs": sum(not j.task.done() for j in resident.jobs.kept.values()),
             "manager held by": resident.manager.holders,
             "bound": sum(map(len, resident.bindings.kept.values())),
-            "holds": len(resident.holds.there()),
+            "holds": len(resident.holds.active()),
             "schedules": sum(not s.ended for s in resident.schedules.kept.values()),
         }
     found["paused"] = sum(

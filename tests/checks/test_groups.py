@@ -9,7 +9,7 @@ from clustertune.checks import ERRORS
 from clustertune.checks.groups import group_order, large_groups, split_groups
 from clustertune.core.model import Contents, Severity
 from clustertune.errors import GroupOrderError, GroupSplitError
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
 # --- group_order ----------------------------------------------------------------------

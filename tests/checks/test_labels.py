@@ -13,8 +13,8 @@ from clustertune.checks import ERRORS
 from clustertune.checks.labels import missing_classes, row_order
 from clustertune.core.model import Contents, Severity
 from clustertune.errors import ClassCoverageError
-from clustertune.remote import content
-from clustertune.remote.content import labels
+from clustertune.remote.worker import content
+from clustertune.remote.worker.content import labels
 from clustertune.testing import layout, view, worker
 
 # --- missing_classes ------------------------------------------------------------------

@@ -19,7 +19,7 @@ from clustertune.collections import contents, inputs
 from clustertune.collections.inputs import Given
 from clustertune.core.model import Contents, Goal
 from clustertune.integrations.libraries import generic
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import member
 
 

@@ -264,7 +264,7 @@ async def test_stopped_while_loading(c, s, *workers):
     with pytest.raises(asyncio.CancelledError):
         await work
     await soon(lambda: not s.tasks)
-    await soon(lambda: s.plugins["clustertune"].holder() is None)
+    await soon(lambda: s.plugins["clustertune"].lease.holder() is None)
 
 
 @gen_cluster(client=True, nthreads=THREE)

@@ -19,7 +19,7 @@ from clustertune.collections import reordering
 from clustertune.collections.reordering import ORDER
 from clustertune.core.model import Contents, Finding, Severity
 from clustertune.errors import CapacityError
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, member, view, worker
 
 KINDS = ("array", "matrix", "frame", "series")

@@ -264,7 +264,7 @@ async def test_a_failed_load_says_what_failed(c, s, a, b):
     X = da.ones((100, 4), chunks=(10, 4)).map_blocks(fail, meta=np.ones((1, 1)))
     with pytest.raises(errors.IncompleteError, match="broken file"):
         await clustertune.prepare(c, X)
-    assert s.plugins["clustertune"].holder() is None
+    assert s.plugins["clustertune"].lease.holder() is None
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
@@ -314,7 +314,7 @@ async def test_the_time_limit(c, s, a, b):
             break
     assert caught.value.report.steps[0].status == "failed"
     assert isinstance(caught.value, TimeoutError)
-    assert s.plugins["clustertune"].holder() is None
+    assert s.plugins["clustertune"].lease.holder() is None
 
 
 def _sleep(block: Any) -> Any:

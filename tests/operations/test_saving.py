@@ -33,7 +33,7 @@ import clustertune
 from clustertune.core import decoding
 from clustertune.errors import RefusedError, SaveError
 from clustertune.operations import manifests, saving
-from clustertune.remote import pieces
+from clustertune.remote.worker import pieces
 from tests.processes import blocking, cluster
 
 # zarr and fsspec start threads that keep running

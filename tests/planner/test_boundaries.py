@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clustertune.core.model import Contents
 from clustertune.planner import boundaries
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clustertune.core.model import Contents
 from clustertune.planner import chunking, coverage
 from clustertune.planner.coverage import finer, missing, present_in, spread
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
 

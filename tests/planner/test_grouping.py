@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clustertune.core.model import Contents
 from clustertune.planner import boundaries, grouping
 from clustertune.planner.chunking import at_edges
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, member, view, worker
 
 

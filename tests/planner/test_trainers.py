@@ -10,7 +10,7 @@ import pytest
 
 from clustertune.core.model import Contents, View
 from clustertune.planner import trainers
-from clustertune.remote import content
+from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
 

@@ -14,19 +14,21 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 from clustertune.dashboard import mount
-from clustertune.remote import keys, probe, resident, ship
+from clustertune.remote import keys, ship
+from clustertune.remote.scheduler import plugin
+from clustertune.remote.worker import probe
 from clustertune.training import remote_sums
 from tests.processes import blocking
 
 
 def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
-    """The resident comes to life in a process that cannot import clustertune."""
-    file = tmp_path / "resident.pickle"
-    file.write_bytes(pickle.dumps(ship._Shipped(resident.install)))
+    """The plugin works in a process that cannot import clustertune."""
+    file = tmp_path / "plugin.pickle"
+    file.write_bytes(pickle.dumps(ship._Shipped(plugin.install)))
     code = (
         "import pickle, sys\n"
         f"install = pickle.loads(open({str(file)!r}, 'rb').read())\n"
-        "cls = install.__globals__['Resident']\n"
+        "cls = install.__globals__['ClustertunePlugin']\n"
         "try:\n    import clustertune\n"
         "except ModuleNotFoundError:\n    print(cls.name, cls.protocol)\n"
     )
@@ -39,7 +41,7 @@ def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [resident.NAME, str(resident.PROTOCOL)]
+    assert done.stdout.split() == [plugin.NAME, str(plugin.PROTOCOL)]
 
 
 def test_the_panel_is_drawn_where_clustertune_is_not(tmp_path: Path) -> None:

@@ -1,13 +1,21 @@
-"""No code goes where it might do harm, and what is in the way is said."""
+"""Versions and private names of the other sides are checked before code is sent."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import distributed
+import pytest
+from distributed import Client
 from distributed.utils_test import gen_cluster
+from packaging.version import Version
 
+import clustertune
+from clustertune.errors import VersionMismatchError
 from clustertune.remote import versions
 from clustertune.remote.versions import Sides
+from tests.processes import cluster
 
 GOOD = {"python": "3.11.7.final.0", "cloudpickle": "3.1.2", "distributed": "2026.8.0"}
 
@@ -33,14 +41,14 @@ def test_another_python_minor() -> None:
     assert "worker tcp://w" in worker
 
 
-def test_software_that_does_not_say_its_version() -> None:
+def test_software_without_a_version() -> None:
     """A missing version is an objection, not a guess."""
     assert Sides(GOOD, GOOD | {"python": None}, {}).objections()
     assert Sides(GOOD, GOOD | {"cloudpickle": None}, {}).objections()
 
 
 def test_an_old_distributed() -> None:
-    """A scheduler older than the resident knows is refused with the oldest known."""
+    """A scheduler older than the plugin knows is refused with the oldest known."""
     (text,) = Sides(GOOD, GOOD | {"distributed": "2021.3.0"}, {}).objections()
     assert "2021.3.0" in text
     assert ".".join(map(str, versions.OLDEST)) in text
@@ -70,3 +78,67 @@ async def test_a_silent_worker(c, s, a, b):
     forever.set()
     assert sides.silent == (a.address,)
     assert set(sides.workers) == {b.address}
+
+
+# --- private names of distributed -----------------------------------------------------
+
+
+@gen_cluster(nthreads=[])
+async def test_no_name_is_missing(s):
+    """The installed release has all names, and is one of the tested ones."""
+    version = distributed.__version__
+    assert versions.missing_names(s) == {"version": version, "missing": []}
+    oldest, newest = map(Version, versions.TESTED)
+    assert oldest.release[:2] == versions.OLDEST
+    assert oldest <= Version(version) <= newest, "set versions.TESTED"
+
+
+@gen_cluster(nthreads=[])
+async def test_missing_names_are_found(s):
+    """Names of the scheduler, of its classes, and of its extensions."""
+
+    class Without:
+        def __init__(self, thing, name):
+            self.thing, self.name = thing, name
+
+        def __getattr__(self, name):
+            if name == self.name:
+                raise AttributeError(name)
+            return getattr(self.thing, name)
+
+    assert versions.missing_names(Without(s, "unrunnable"))["missing"] == [
+        "Scheduler.unrunnable"
+    ]
+    s.extensions["publish"] = Without(s.extensions["publish"], "datasets")
+    s.extensions["stealing"] = None  # switched off
+    assert versions.missing_names(s)["missing"] == ["publish extension.datasets"]
+
+
+def test_the_message_is_short() -> None:
+    """Versions and names come from another process."""
+    text = versions.refusal("2030.1.0\x1b[2J", [f"Scheduler.{n}" for n in "abcde"])
+    assert "\x1b" not in text
+    assert "Scheduler.c and 2 more, which clustertune needs" in text
+
+
+def test_a_scheduler_without_a_name_is_refused(tmp_path: Path) -> None:
+    """The call fails before the plugin is installed, and names what is missing."""
+
+    def remove(dask_scheduler):
+        del type(dask_scheduler).request_acquire_replicas
+
+    def installed(dask_scheduler):
+        return "clustertune" in dask_scheduler.plugins
+
+    with cluster(tmp_path, 1) as file, Client(scheduler_file=file) as client:
+        client.wait_for_workers(1, timeout=30)
+        client.run_on_scheduler(remove)
+        with pytest.raises(VersionMismatchError) as found:
+            clustertune.check(client)
+        text = str(found.value)
+        assert (
+            "has no Scheduler.request_acquire_replicas, which clustertune needs" in text
+        )
+        assert f"distributed {distributed.__version__} on the scheduler" in text
+        assert "tested with distributed 2025.5.0 to" in text
+        assert not client.run_on_scheduler(installed)

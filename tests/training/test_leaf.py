@@ -68,7 +68,7 @@ AVAILABLE = {
     "remote_context": {"dask.array.dispatch", "dask.dataframe.dispatch"},
     "remote_fits": {"joblib", "threadpoolctl"},
     "remote_roles": {"psutil"},
-    "remote_sums": {"clustertune.remote.bindings", "numpy"},
+    "remote_sums": {"clustertune.remote.scheduler.bindings", "numpy"},
     "frameworks": {"psutil", "tensorflow", "torch"},
 }
 

@@ -29,9 +29,10 @@ from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.monitor import monitor
-from clustertune.remote import keys, park, ship
-from clustertune.remote import resize as resizing
-from clustertune.remote import trim as trimming
+from clustertune.remote import keys, ship
+from clustertune.remote.worker import park
+from clustertune.remote.worker import process as resizing
+from clustertune.remote.worker import process as trimming
 
 logger = logging.getLogger("clustertune")
 

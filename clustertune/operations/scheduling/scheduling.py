@@ -37,7 +37,8 @@ from clustertune.operations.scheduling import schedule, triggers
 from clustertune.operations.scheduling.schedule import DATA, KEPT, Schedule
 from clustertune.operations.scheduling.triggers import Condition, time_text
 from clustertune.planner import guards
-from clustertune.remote import keys, park, ship
+from clustertune.remote import keys, ship
+from clustertune.remote.worker import park
 
 MAX_EXPIRES = 366 * 86400.0  # seconds
 MAX_REASON = 500  # characters

@@ -14,7 +14,7 @@ from clustertune.actions.cluster.lease import Lease
 from clustertune.errors import ConnectionLostError
 from clustertune.monitor import monitor
 from clustertune.remote import keys
-from clustertune.remote.resident import NAME
+from clustertune.remote.scheduler.plugin import NAME
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -46,7 +46,7 @@ async def test_a_job_whose_client_loses_its_connections(
             job = asyncio.ensure_future(
                 lease.job("move", quietly, **room, moves=[move], deadline=2.0)
             )
-            await soon(lambda: s.plugins[NAME].jobs)
+            await soon(lambda: s.plugins[NAME].jobs.kept)
             first = s.clients[other.id]
             for pool in (other.rpc.available, other.rpc.occupied):
                 for comm in [comm for comms in pool.values() for comm in comms]:
@@ -55,8 +55,8 @@ async def test_a_job_whose_client_loses_its_connections(
             state = await asyncio.wait_for(job, 20)
             assert "deadline" in state["error"]
             assert s.clients[other.id] is not first
-            assert s.plugins[NAME].lease["label"] == "a move"
-        assert s.plugins[NAME].lease is None
+            assert s.plugins[NAME].lease.current["label"] == "a move"
+        assert s.plugins[NAME].lease.current is None
 
 
 @gen_cluster(
@@ -74,8 +74,8 @@ async def test_a_call_that_asks_nothing_for_long(
         loop = asyncio.get_running_loop()
         end = loop.time() + 1.5
         await soon(lambda: loop.time() > end)
-        assert resident.holder()["label"] == "loading"
-    assert resident.lease is None
+        assert resident.lease.holder()["label"] == "loading"
+    assert resident.lease.current is None
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -94,9 +94,9 @@ async def test_a_lease_that_ends_while_the_client_reconnects(
     async with lease.held("x", quietly):
         c.scheduler_comm.comm.abort()
         await soon(lambda: c.status == "connecting")
-    assert s.plugins[NAME].lease is not None
+    assert s.plugins[NAME].lease.current is not None
     network.set()
-    await soon(lambda: s.plugins[NAME].lease is None)
+    await soon(lambda: s.plugins[NAME].lease.current is None)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -113,7 +113,7 @@ async def test_a_job_that_ends_with_the_scheduler(
         job = asyncio.ensure_future(
             lease.job("move", quietly, **room, moves=[move], deadline=60.0)
         )
-        await soon(lambda: s.plugins[NAME].jobs)
+        await soon(lambda: s.plugins[NAME].jobs.kept)
         await s.plugins[NAME].close()
         with pytest.raises(ConnectionLostError):
             await asyncio.wait_for(job, 20)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from clustertune.core.model import Severity
 from clustertune.operations.scheduling import triggers
 from clustertune.operations.scheduling.triggers import Condition, parse_condition
-from clustertune.remote.conditions import RANKS
+from clustertune.remote.scheduler.schedule import RANKS
 from clustertune.testing import worker
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -1,0 +1,8 @@
+"""Code that runs in the scheduler.
+
+``plugin`` answers requests. It uses ``lease`` (who may act), ``jobs`` (work in the
+background), ``survey`` and ``state`` (reading), and ``page``. The jobs are ``mover``,
+``restart`` (with ``evacuation`` and ``nanny``) and ``release``. ``runs`` and
+``schedule_runner`` watch the cluster. ``bindings``, ``replicas`` and ``published``
+guard where tasks run, which replicas stay, and what names point to.
+"""

@@ -1,0 +1,270 @@
+"""Tasks that wait for certain workers: bindings of ours, and unmet requirements.
+
+A binding by annotations outlives its task: if the task is computed again after its
+worker was lost, it waits for that worker without an end. Even a task that may run
+elsewhere can wait: Dask looks for other workers at the moment in which the task becomes
+ready, and if none runs at that moment, it does not look again. Runs on the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from clustertune.remote.keys import Run, in_turns, unpack
+
+logger = logging.getLogger(__name__)
+
+TICK = 1.0  # seconds between two looks for tasks that wait for lost workers
+MAX_DEPENDENTS = 2000  # dependents of a task that are searched
+MAX_TASKS = 5000  # waiting tasks that are looked at
+MAX_SHOWN = 20  # unmet requirements that are reported, and names of each
+
+Requirement = tuple[str, tuple[str, ...]]
+"""``worker``, ``host`` or ``resources``, and their names."""
+
+
+class Bindings:
+    """Sets of tasks that a plan binds to workers, by name."""
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+        self.kept: dict[str, set[Any]] = {}  # keys
+        self.ending: set[asyncio.Task[int]] = set()
+
+    async def unknown(self, runs: Sequence[Run]) -> set[Any]:
+        """The packed keys that the scheduler does not know.
+
+        A graph binds only new tasks. Known tasks, and their bindings, belong to an
+        earlier graph.
+        """
+        tasks = self.scheduler.tasks
+        return {key async for key in in_turns(unpack(runs)) if key not in tasks}
+
+    def keep(self, keys: set[Any]) -> str:
+        """Remember keys of tasks before they are bound; return the name of the set."""
+        name = uuid4().hex
+        self.kept[name] = keys
+        return name
+
+    async def free_stuck(self, name: str) -> int:
+        """Unbind tasks whose worker is gone or paused; return their number.
+
+        A paused worker keeps its tasks and does not start them, even tasks that are not
+        bound: Dask takes no short tasks from it. The tasks that ours depend on count as
+        well.
+        """
+        ours = self.kept.get(name, set())
+        stuck = [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
+        for ws in list(self.scheduler.workers.values()):
+            if ws.status.name != "running":
+                waiting = [ts for ts in ws.processing if ts not in ws.executing]
+                stuck += [ts.key for ts in waiting if _leads_to(ts, ours)]
+        return await self._unbind(stuck)
+
+    async def end(self, name: str) -> None:
+        """Unbind all tasks of a set."""
+        await self._unbind(self.kept.pop(name, set()))
+
+    def end_all(self) -> None:
+        """Unbind all tasks of all sets, in tasks of the event loop."""
+        for keys in self.kept.values():
+            task = asyncio.ensure_future(self._unbind(keys))
+            self.ending.add(task)
+            task.add_done_callback(self.ending.discard)
+        self.kept.clear()
+
+    async def watch(self) -> None:
+        """Start waiting tasks that may run elsewhere, every second until cancelled."""
+        while True:
+            try:
+                await self.wake()
+            except Exception:
+                logger.exception("clustertune could not start waiting tasks elsewhere")
+            await asyncio.sleep(TICK)
+
+    async def wake(self) -> None:
+        """Start tasks that may run elsewhere and wait for workers that are gone."""
+        if not self.scheduler.running:
+            return
+        waiting = [
+            ts
+            async for ts in in_turns(list(self.scheduler.unrunnable))
+            if ts.loose_restrictions and self._has_lost_all_workers(ts)
+        ]
+        start_waiting(self.scheduler, waiting)
+
+    def _has_lost_all_workers(self, task: Any) -> bool:
+        bound = task.worker_restrictions
+        return bool(bound) and not bound & self.scheduler.workers.keys()
+
+    async def _unbind(self, keys: Iterable[Any]) -> int:
+        """Undo bindings; return how many tasks waited for that."""
+        waiting = {}
+        async for key in in_turns(list(keys)):
+            ts = self.scheduler.tasks.get(key)
+            if ts is None:
+                continue
+            if ts.worker_restrictions:
+                unbind(ts)
+            if ts in self.scheduler.unrunnable:
+                waiting[key] = "processing"
+            elif ts.processing_on is not None and (
+                ts.processing_on.status.name != "running"
+            ):
+                waiting[key] = "released"  # a wanted task then goes to another worker
+        if waiting:
+            self.scheduler.transitions(waiting, f"clustertune-{time()}")
+        return len(waiting)
+
+
+async def bound_to(scheduler: Any, address: str) -> set[Any]:
+    """Keys of the tasks that are bound to a worker's address."""
+    return {
+        ts.key
+        async for ts in in_turns(list(scheduler.tasks.values()))
+        if ts.worker_restrictions and address in ts.worker_restrictions
+    }
+
+
+async def follow(
+    scheduler: Any, keys: Collection[Any], former: set[str], address: str
+) -> None:
+    """Bind tasks to a worker's new address that are bound to its former ones.
+
+    Otherwise its lost keys could never be computed again. ``keys`` are tasks that were
+    bound to the worker before its restart. Other tasks that are bound to a former
+    address mean this worker only if no other worker has that address by now.
+    """
+    if not former:
+        return
+    free = former - scheduler.workers.keys()
+    waiting = []
+    async for ts in in_turns(list(scheduler.tasks.values())):
+        bound = ts.worker_restrictions
+        gone = former if ts.key in keys else free
+        if bound and not gone.isdisjoint(bound):
+            ts.worker_restrictions = (bound - gone) | {address}
+            waiting.append(ts)
+    start_waiting(scheduler, waiting)
+
+
+def start_waiting(scheduler: Any, tasks: Collection[Any]) -> None:
+    """Start those of the tasks that wait for a worker."""
+    # the last recommendation is carried out first
+    order = sorted(tasks, key=attrgetter("priority"), reverse=True)
+    waiting = [ts.key for ts in order if ts in scheduler.unrunnable]
+    if waiting:
+        found = dict.fromkeys(waiting, "processing")
+        scheduler.transitions(found, f"clustertune-{time()}")
+
+
+def unbind(task: Any) -> None:
+    """Allow a task to run on any worker."""
+    task.worker_restrictions = None
+    task.loose_restrictions = False
+    task.annotations = {
+        k: v
+        for k, v in (task.annotations or {}).items()
+        if k not in ("workers", "allow_other_workers")
+    }
+
+
+def _leads_to(task: Any, keys: set[Any]) -> bool:
+    """Whether it is one of these tasks, or one of them depends on its result."""
+    seen, todo = {task}, [task]
+    while todo and len(seen) <= MAX_DEPENDENTS:
+        ts = todo.pop()
+        if ts.key in keys:
+            return True
+        new = {d for d in ts.waiters or () if d not in seen}
+        seen |= new
+        todo += new
+    return False
+
+
+# --- unmet requirements ---------------------------------------------------------------
+#
+# Dask lets tasks wait without an end for a lost worker, a host or resources, and logs
+# nothing. Tasks that may run on other workers as well do not count, nor do tasks of
+# paused workers.
+
+
+async def unmet_summary(scheduler: Any) -> list[list[Any]]:
+    """Unmet requirements of waiting tasks: kind, names, number of tasks."""
+    return await _unmet(scheduler, list(islice(scheduler.unrunnable, MAX_TASKS)))
+
+
+async def unmet_of_keys(scheduler: Any, keys: Iterable[Any]) -> list[list[Any]]:
+    """Unmet requirements of keys and of the tasks that they depend on."""
+    if not scheduler.unrunnable:
+        return []
+    todo = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
+    seen = set(todo)
+    async for ts in in_turns(todo):  # which grows meanwhile
+        new = set(ts.waiting_on or ()) - seen
+        seen |= new
+        todo += new
+    return await _unmet(scheduler, [ts for ts in todo if ts in scheduler.unrunnable])
+
+
+async def _unmet(scheduler: Any, tasks: list[Any]) -> list[list[Any]]:
+    alike: Counter[Any] = Counter()  # a million tasks may have the same requirements
+    async for ts in in_turns(tasks):
+        alike[_limits(ts)] += 1
+    unmet: Counter[Requirement] = Counter()
+    for limits, count in alike.items():
+        requirement = _unmet_requirement(scheduler, *limits)
+        if requirement is not None:
+            unmet[requirement] += count
+        await asyncio.sleep(0)
+    return [[kind, list(names), n] for (kind, names), n in unmet.most_common(MAX_SHOWN)]
+
+
+def _limits(task: Any) -> tuple[frozenset[str], frozenset[str], frozenset[Any]]:
+    """Addresses and hosts to which a task is bound, and resources that it needs."""
+    strict = not task.loose_restrictions
+    return (
+        frozenset((strict and task.worker_restrictions) or ()),
+        frozenset((strict and task.host_restrictions) or ()),
+        frozenset((task.resource_restrictions or {}).items()),
+    )
+
+
+def _unmet_requirement(
+    scheduler: Any, bound: frozenset[str], hosts: frozenset[str], needs: frozenset[Any]
+) -> Requirement | None:
+    """A requirement that no worker meets, whatever the status of the workers."""
+    workers = scheduler.workers
+    there = workers.keys()
+    if bound or hosts:
+        there = there & {*bound, *_on(scheduler, hosts)}
+        if not there:
+            names = sorted(map(str, bound | hosts))
+            return ("host" if hosts else "worker", tuple(names[:MAX_SHOWN]))
+    if needs and not any(_has(workers[a].resources, needs) for a in there):
+        names = sorted(f"{name}: {amount}" for name, amount in needs)
+        return ("resources", tuple(names[:MAX_SHOWN]))
+    return None
+
+
+def _on(scheduler: Any, hosts: Iterable[Any]) -> Iterator[str]:
+    """Addresses of the workers on these hosts."""
+    for host in hosts:
+        found = scheduler.host_info.get(scheduler.coerce_hostname(host))
+        yield from () if found is None else found["addresses"]
+
+
+def _has(there: Any, needs: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether a worker has all resources; amounts may be text, as Dask allows."""
+    return all(
+        isinstance(amount, int | float) and there.get(name, 0) >= amount
+        for name, amount in needs
+    )

@@ -1,0 +1,163 @@
+"""The jobs that a client has started: moves of keys and restarts of workers.
+
+A job goes on without its client. If the lease of the client ends, its jobs start
+nothing new: a move waits for the copies in flight, a restart undoes what it has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+from uuid import uuid4
+
+from clustertune.remote.scheduler.lease import TOPIC
+from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+from clustertune.remote.scheduler.release import ClusterRestart
+from clustertune.remote.scheduler.restart import WorkerRestart
+
+logger = logging.getLogger("distributed.clustertune")
+
+MAX_RESTARTS = 50  # durations that are kept
+MAX_WAIT = 1.0  # seconds that an answer about progress waits for the end of a job
+
+Work = MovePolicy | WorkerRestart | ClusterRestart
+
+
+class Job:
+    """Work and the task that carries it out; the reference keeps the task alive."""
+
+    def __init__(self, work: Work, task: Any):
+        self.work = work
+        self.task = asyncio.ensure_future(task)
+
+
+class Jobs:
+    """The jobs of one lease, by name; ``manager`` pauses Dask's own memory manager."""
+
+    def __init__(self, scheduler: Any, manager: ManagerHold):
+        self.scheduler = scheduler
+        self.manager = manager
+        self.kept: dict[str, Job] = {}
+        #: seconds from the end of a process to the next, of the last restarts
+        self.restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self.last_event: dict[str, Any] = {}  # of a worker that is being removed
+
+    # --- start ------------------------------------------------------------------------
+
+    def move(self, policy: MovePolicy, deadline: float) -> str:
+        """Start to move keys; return the name of the job."""
+        return self._begin(policy, self._move(policy, deadline))
+
+    def restart(self, work: WorkerRestart) -> str:
+        """Start to restart or to retire a worker; return the name of the job."""
+        return self._begin(work, self._restart(work))
+
+    def drop(self, work: ClusterRestart) -> str:
+        """Start to restart all workers without their data; return the job's name."""
+        return self._begin(work, self._drop(work))
+
+    def _begin(self, work: Work, task: Any) -> str:
+        name = uuid4().hex
+        self.kept[name] = Job(work, task)
+        return name
+
+    async def _move(self, policy: MovePolicy, deadline: float) -> str:
+        """Move keys; return a problem that concerns the job as a whole, or nothing."""
+        work = move_keys(self.scheduler, policy, self.manager)
+        try:
+            await asyncio.wait_for(work, deadline)
+        except asyncio.TimeoutError:
+            return f"the mover's deadline of {deadline:g} s passed"
+        except Exception as error:  # noqa: BLE001, _failed logs it
+            return self._failed("mover", error)
+        return ""
+
+    async def _restart(self, work: WorkerRestart) -> str:
+        event = {
+            "action": "retire" if work.retire else "restart",
+            "worker": work.address,
+        }
+        self.scheduler.log_event(TOPIC, event | {"state": "began"})
+        try:
+            problem = await work.run()
+        except Exception as error:  # noqa: BLE001, _failed logs it
+            problem = self._failed("restart", error)
+        if work.seconds is not None:
+            self.restarts.append(work.seconds)
+        self.scheduler.log_event(
+            TOPIC, event | work.state() | {"state": "ended", "problem": problem}
+        )
+        return problem
+
+    async def _drop(self, work: ClusterRestart) -> str:
+        event = {"action": "drop", "client": work.owner}
+        try:
+            problem = await work.run()
+        except Exception as error:  # noqa: BLE001, _failed logs it
+            problem = self._failed("restart", error)
+        self.scheduler.log_event(TOPIC, event | work.state() | {"problem": problem})
+        return problem
+
+    def _failed(self, what: str, error: Exception) -> str:
+        logger.error("clustertune's %s failed", what, exc_info=error)
+        self.scheduler.log_event(TOPIC, {"action": "failed", "error": repr(error)})
+        return f"the {what} failed: {error!r}"
+
+    # --- progress and end -------------------------------------------------------------
+
+    def are_running(self) -> bool:
+        return any(not job.task.done() for job in self.kept.values())
+
+    async def wait(self, name: str, seconds: float) -> None:
+        """Wait for the end of a job, but not for long."""
+        await asyncio.wait([self.kept[name].task], timeout=min(seconds, MAX_WAIT))
+
+    def state(self, name: str) -> dict[str, Any]:
+        """The state of a job, and its problem once it has finished."""
+        work, task = self.kept[name].work, self.kept[name].task
+        # only the end of the plugin cancels jobs, which then have no result
+        finished = task.done() and not task.cancelled()
+        return work.state() | {
+            "finished": finished,
+            "error": task.result() if finished else "",
+        }
+
+    def stop(self, name: str) -> None:
+        """Start no more moves; copies in flight arrive, other changes are undone."""
+        if name in self.kept:
+            self.kept[name].work.stopped = True
+
+    def stop_all(self) -> None:
+        for name in self.kept:
+            self.stop(name)
+
+    # --- lost keys --------------------------------------------------------------------
+
+    def note_event(self, topic: str, message: Any) -> None:
+        """Keep Dask's event about a removed worker until :meth:`worker_removed`.
+
+        Dask calls both within one turn of the event loop. The log itself is bounded.
+        """
+        event = message if topic == "all" and isinstance(message, dict) else {}
+        if event.get("action") == "remove-worker":
+            self.last_event = event
+
+    def worker_removed(self, worker: str, stimulus_id: str) -> None:
+        """Report the keys that were lost with a worker, each key to one restart."""
+        event, self.last_event = self.last_event, {}
+        if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):
+            logger.error("clustertune cannot count the keys lost with %s", worker)
+            return
+        restarts = [
+            job.work
+            for job in self.kept.values()
+            if isinstance(job.work, WorkerRestart) and not job.task.done()
+        ]
+        computed = event["lost-computed-tasks"]
+        scattered = event["lost-scattered-tasks"]
+        for work in restarts:
+            computed, scattered = work.held.worker_removed(worker, computed, scattered)
+        if restarts:
+            restarts[0].held.note_others(worker, computed | scattered)

@@ -1,0 +1,183 @@
+"""Calls of nannies during a restart: parking keys, and starting with another size."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from distributed.core import Status
+
+from clustertune.remote.scheduler.state import PARKING_PREFIX
+from clustertune.remote.worker.park import read
+
+logger = logging.getLogger("distributed.clustertune")
+
+GRACE = 60.0  # seconds to undo a restart in if the time of the caller is over
+ANSWER_TIMEOUT = 5.0  # seconds for the answer of a nanny, and between two questions
+
+
+async def call(
+    scheduler: Any,
+    address: str,
+    function: bytes,
+    arguments: Mapping[str, Any],
+    seconds: float,
+    *,
+    answers: bool = True,
+) -> tuple[Any, str]:
+    """Run a pickled function on a worker or a nanny.
+
+    Returns the answer, which only ``park.act`` has, and the problem or an empty text.
+    """
+    work = scheduler.rpc(address).run(
+        function=function, kwargs=pickle.dumps(dict(arguments))
+    )
+    try:
+        answer = await asyncio.wait_for(work, seconds)
+    except (OSError, asyncio.TimeoutError) as error:
+        return None, repr(error)
+    why = str(answer.get("exception_text", ""))
+    return read(answer["result"]) if answers and not why else None, why
+
+
+def set_status(scheduler: Any, worker: Any, status: Status) -> None:
+    """Change a worker's status on the scheduler only.
+
+    A worker that learned of it would not end its tasks.
+    """
+    name = f"clustertune-restart-{time()}"
+    scheduler.handle_worker_status_change(status, worker, name)
+
+
+class Parking:
+    """The parking worker of one restart; ``code`` is the pickled ``park.act``."""
+
+    def __init__(self, scheduler: Any, code: bytes):
+        self.scheduler = scheduler
+        self.code = code
+        self.worker: Any = None
+
+    def is_open(self) -> bool:
+        """Whether the parking worker is still registered."""
+        worker = self.worker
+        return worker is not None and (
+            self.scheduler.workers.get(worker.address) is worker
+        )
+
+    def may_open(self) -> bool:
+        return bool(self.code) and self.worker is None
+
+    async def open(self, nanny: str, nbytes: int, seconds: float) -> str:
+        """Open a parking worker in a nanny; return a problem or nothing.
+
+        If it comes too late, it closes by itself.
+        """
+        name = f"{PARKING_PREFIX}{uuid4().hex[:8]}"
+        wanted = {"what": "open", "name": name, "nbytes": nbytes, "timeout": seconds}
+        _, why = await call(self.scheduler, nanny, self.code, wanted, seconds)
+        self.worker = self.scheduler.workers.get(self.scheduler.aliases.get(name))
+        if self.worker is None:
+            return f"its nanny opened no parking worker: {why or 'it did not register'}"
+        return ""
+
+    async def spilled_files(self, worker: Any) -> list[Any]:
+        """Files of a worker's spilled keys; none if the worker does not answer."""
+        files, _ = await call(
+            self.scheduler,
+            worker.address,
+            self.code,
+            {"what": "spilled"},
+            ANSWER_TIMEOUT,
+        )
+        return list(files or ())
+
+    async def adopt(self, worker: Any, files: Sequence[Any]) -> list[Any]:
+        """Have a worker on the same host take over files; return its new keys."""
+        if not files:
+            return []
+        wanted = {"what": "adopt", "files": files}
+        taken, why = await call(
+            self.scheduler, worker.address, self.code, wanted, GRACE
+        )
+        if why:
+            logger.warning("clustertune: keys are read, as links failed: %s", why)
+        if taken and self.scheduler.workers.get(worker.address) is worker:
+            self.scheduler.add_keys(worker=worker.address, keys=taken)
+        return list(taken or ())
+
+    async def close(self) -> str:
+        """Close the parking worker; if it has the only copy of keys, report that."""
+        if not self.is_open():
+            return ""
+        alone = sum(len(ts.who_has) == 1 for ts in self.worker.has_what)
+        if alone:
+            return (
+                f"{alone} keys are still on the parking worker {self.worker.name}: "
+                "restart again once its worker runs, to bring them back"
+            )
+        await self.scheduler.remove_worker(
+            self.worker.address,
+            stimulus_id=f"clustertune-unpark-{time()}",
+            expected=True,
+        )
+        return ""
+
+
+class Resizing:
+    """Has a nanny start its worker with another size, or undoes that.
+
+    ``terms`` has the pickled functions ``change`` and ``settle`` of
+    ``worker/process.py``, and the arguments ``wanted`` of the first. A worker with a
+    lower limit may have ``line`` bytes of process memory with all its keys, and
+    ``most`` while they return; 0: any.
+    """
+
+    def __init__(self, scheduler: Any, terms: Mapping[str, Any]):
+        self.scheduler = scheduler
+        self.functions = terms["change"], terms["settle"]
+        self.wanted = dict(terms["wanted"])
+        self.line, self.most = int(terms["line"]), int(terms["most"])
+        self.changed = False  # the nanny has the size, and it may still be undone
+        self.kept = False  # the worker has the size
+
+    async def change(self, nanny: str) -> str:
+        """Have the nanny start the next process with the size; return a problem."""
+        self.changed = True  # also if the answer is lost
+        return await self._run(nanny, self.functions[0], self.wanted)
+
+    async def settle(self, nanny: str, *, keep: bool) -> str:
+        """Have the nanny keep the size, or undo it; return a problem or nothing."""
+        self.changed = False
+        problem = await self._run(nanny, self.functions[1], {"keep": keep})
+        return f"its nanny did not settle its size: {problem}" if problem else ""
+
+    async def undo(self, nanny: str) -> None:
+        """Have the nanny start its worker as before, unless the size is settled."""
+        if self.changed:
+            problem = await self.settle(nanny, keep=False)
+            if problem:
+                logger.warning("clustertune: %s", problem)
+            self.most = 0
+
+    async def _run(
+        self, nanny: str, function: bytes, arguments: Mapping[str, Any]
+    ) -> str:
+        _, why = await call(
+            self.scheduler, nanny, function, arguments, GRACE, answers=False
+        )
+        return why
+
+    def shortage(self, worker: Any, nbytes: int) -> str:
+        """Why a new process is too small for keys of so many bytes, or nothing."""
+        process = worker.memory.process
+        if not self.line or process + nbytes <= self.line:
+            return ""
+        return (
+            f"its new process had {process:,} bytes and gets back {nbytes:,}, and it "
+            f"spills or pauses above {self.line:,}"
+        )

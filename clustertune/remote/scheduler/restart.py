@@ -1,0 +1,590 @@
+"""Restarts or retires a worker without losing its data. Runs on the scheduler.
+
+The worker gets no new tasks, hands back the tasks that it has not begun and finishes
+the others. The mover empties it. Its nanny restarts it, and the mover brings its keys
+back, so that afterwards every key is on its worker again. Any failure before the
+restart is undone, also if the client is gone. If the other workers have no room, a
+parking worker in the nanny keeps the keys meanwhile. It also keeps those of a paused
+or spilling worker, which would have to read them into memory to send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from time import monotonic, time
+from types import MappingProxyType
+from typing import Any
+
+from distributed.core import Status
+
+from clustertune.core.admission import is_parked_first
+from clustertune.remote.keys import Places, in_turns
+from clustertune.remote.scheduler.bindings import bound_to, follow
+from clustertune.remote.scheduler.evacuation import (
+    Evacuation,
+    HeldKeys,
+    NoRoom,
+    Refused,
+)
+from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+from clustertune.remote.scheduler.nanny import (
+    ANSWER_TIMEOUT,
+    GRACE,
+    Parking,
+    Resizing,
+    set_status,
+)
+from clustertune.remote.scheduler.state import (
+    identity,
+    is_parking,
+    still_running,
+)
+
+logger = logging.getLogger("distributed.clustertune")
+
+LOOK = 0.1  # seconds between two looks at a worker
+FOLLOWS = 5.0  # seconds in which a worker's process ends after that of its nanny
+ROUNDS = 5  # times that a worker is emptied: keys may arrive meanwhile
+SILENCE = 30.0  # seconds without an answer after which a nanny counts as gone
+
+
+class WorkerRestart:
+    """One worker's restart.
+
+    Parameters
+    ----------
+    scheduler, hold
+        The scheduler, and the pause of its memory manager.
+    address
+        Of the worker.
+    pieces
+        Places of keys in row-aligned collections: keys with the same place stay
+        together meanwhile.
+    ceilings
+        Bytes of process memory to fill at most, by address of the other workers; 0:
+        any. Workers that are not named get nothing.
+    wait
+        Seconds to wait for running tasks.
+    timeout
+        Seconds that the caller has left. They limit the emptying and the wait for the
+        new process. Bringing keys back ends only without progress.
+    retire
+        Close the worker instead; its keys stay where they were moved.
+    parking
+        The pickled ``park.act``, which opens a parking worker in its nanny. Empty:
+        open none.
+    turn
+        Held while the worker is emptied: two at once would be given the same room.
+    resizing
+        The terms of ``Resizing``, to start the new process with another size.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        hold: ManagerHold,
+        address: str,
+        pieces: Places,
+        ceilings: Mapping[str, int],
+        wait: float,
+        timeout: float,
+        retire: bool = False,
+        parking: bytes = b"",
+        turn: asyncio.Lock | None = None,
+        resizing: Mapping[str, Any] | None = None,
+    ):
+        self.scheduler = scheduler
+        self.hold = hold
+        self.address = address
+        self.ceilings = dict(ceilings)
+        self.wait = wait
+        self.timeout = timeout
+        self.retire = retire
+        self.parking = Parking(scheduler, parking)
+        self.turn = turn or asyncio.Lock()
+        self.resizing = None if resizing is None else Resizing(scheduler, resizing)
+        self.end = monotonic() + timeout
+        self.stopped = False
+        self.process: Any = None  # its state on the scheduler; each process has its own
+        self.old_process: Any = None
+        self.own_status = Status.running  # which ours hides from the scheduler
+        self.asked: set[Any] = set()  # keys of tasks that it was asked to hand back
+        self.doing = "waiting for its tasks to end"
+        self.touched = True  # its keys were moved, or its nanny was asked
+        self.held = HeldKeys(scheduler, address)
+        self.evacuation = Evacuation(
+            scheduler, address, pieces, self.ceilings, self.parking, self.held
+        )
+        self.bound: Collection[Any] = ()  # keys of tasks that were bound to it
+        self.nbytes = 0  # that travelled
+        self.lost = 0
+        self.recomputed = 0
+        self.new_address = ""
+        self.seconds: float | None = None  # from the end of its process to the next
+
+    def state(self) -> dict[str, Any]:
+        """The progress; plain types."""
+        return {
+            "doing": self.doing,
+            "keys": len(self.held),
+            "nbytes": self.nbytes,
+            "lost": self.lost,
+            "again": self.recomputed,
+            "ended": sorted(self.held.ended),
+            "address": self.new_address,
+            "unchanged": self._is_unchanged(),
+            "resized": self.resizing is not None and self.resizing.kept,
+        }
+
+    def _is_unchanged(self) -> bool:
+        """Whether the worker is as before: nothing was changed, or all is undone.
+
+        It may have ended by itself before, with its keys. The address alone does not
+        identify a process, because its port may be fixed.
+        """
+        if self.old_process is None or not self._is_registered(self.old_process):
+            return not self.touched
+        return self.lost == self.held.lost_with_others
+
+    # --- the steps --------------------------------------------------------------------
+
+    async def run(self) -> str:
+        """Restart the worker; return a refusal, what is left to do, or nothing."""
+        self.touched = False
+        worker = self.scheduler.workers.get(self.address)
+        if worker is None:
+            return f"{self.address} is gone"
+        self.process = self.old_process = worker
+        self.end = monotonic() + self.timeout
+        problem = left = ""
+        try:
+            problem = await self._run(worker)
+        finally:
+            self.lost = self.held.count_lost() + self.held.lost_with_others
+            self.recomputed = self.held.count_recomputed()
+            left = await self.parking.close()
+        return "; ".join(filter(None, [problem, left]))
+
+    async def _run(self, worker: Any) -> str:
+        self.own_status, who = worker.status, identity(worker)
+        try:
+            self._refuse(worker)
+            await self._wait_for_tasks(worker)
+            self.bound = await bound_to(self.scheduler, self.address)
+            async with self.turn:
+                await self._empty(worker)
+                if self.resizing is not None:
+                    await self._change_size(worker.nanny)
+                    await self._empty(worker)  # keys may have arrived meanwhile
+        except BaseException as error:
+            # also if the job is cancelled: no change of state may remain
+            self.doing = "undoing what it has begun"
+            if self.resizing is not None:
+                await self.resizing.undo(worker.nanny)
+            await self._undo(worker, who)
+            if isinstance(error, Refused):
+                return str(error)
+            raise
+        if self.retire:
+            self.doing = "closing"
+            return await self._close(worker)
+        self.doing = "restarting"
+        problem, note = await self._restart(who, self.end), ""
+        if self.resizing is not None:
+            problem, note = await self._settle_size(who, problem)
+        if problem:
+            return problem
+        self.doing = "bringing back its keys"
+        return "; ".join(filter(None, [note, await self._bring_back(who)]))
+
+    async def _undo(self, worker: Any, who: Any = None) -> None:
+        if self.parking.worker is not None and not self.parking.is_open():
+            await self._wait_for_end(worker)
+        if self._is_registered(worker):
+            if worker.status is Status.closing_gracefully:
+                set_status(self.scheduler, worker, self.own_status)
+            await self._bring_home(self.address)
+        elif self.parking.is_open() and await self._returns(who, self._undo_end()):
+            await self._bring_back(who)
+
+    async def _wait_for_end(self, worker: Any) -> None:
+        """Wait until a worker ends whose nanny has ended with the parking worker.
+
+        A moment lies between the two; keys that are lost then count for this restart.
+        """
+        end = monotonic() + FOLLOWS
+        while monotonic() < end:
+            if not self._is_registered(worker):
+                return
+            await asyncio.sleep(LOOK)
+
+    def _undo_end(self) -> float:
+        """The deadline for undoing, as the time of the caller may be over."""
+        return max(self.end, monotonic() + GRACE)
+
+    def _is_registered(self, worker: Any) -> bool:
+        return self.scheduler.workers.get(worker.address) is worker
+
+    # --- tasks ------------------------------------------------------------------------
+
+    def _refuse(self, worker: Any) -> None:
+        if not worker.nanny and not self.retire:
+            raise Refused("it has no nanny that could start it again")
+        if worker.actors:
+            raise Refused(f"it holds {len(worker.actors)} actors, which cannot move")
+        stays = is_parking(worker.name) or worker.status in (
+            Status.running,
+            Status.paused,
+        )
+        if not stays:
+            raise Refused(f"it is {worker.status.name}")
+
+    def _block_tasks(self, worker: Any) -> None:
+        """Have the worker get no new tasks; its own status may have changed."""
+        if worker.status in (Status.running, Status.paused):
+            self.own_status = worker.status
+            set_status(self.scheduler, worker, Status.closing_gracefully)
+
+    async def _wait_for_tasks(self, worker: Any) -> None:
+        """Wait for its tasks, and for shuffles that keep rows in its process.
+
+        It gets no new tasks meanwhile, except while a shuffle runs: the tasks that end
+        a shuffle are bound to its workers.
+        """
+        end = monotonic() + self.wait
+        while True:
+            if not self._is_registered(worker):
+                raise Refused("it went while its tasks were waited for")
+            shuffling = bool(shuffles(self.scheduler, worker))
+            if not shuffling:
+                self._block_tasks(worker)
+                self._take_tasks_back(worker)
+            elif worker.status is Status.closing_gracefully:
+                set_status(self.scheduler, worker, self.own_status)
+            if not shuffling and not worker.processing:
+                return
+            if self.stopped:
+                raise Refused("stopped")
+            if monotonic() > end:
+                raise Refused(self._still_busy(worker))
+            await asyncio.sleep(LOOK)
+
+    def _take_tasks_back(self, worker: Any) -> None:
+        """Ask the worker for the tasks that it has not begun.
+
+        Work stealing does the same: the worker releases a task and confirms, or answers
+        that it runs. The scheduler then gives the task to another worker, or keeps it
+        until one runs, because the thief of this theft does not exist.
+        """
+        stealing = self.scheduler.extensions.get("stealing")
+        for ts in list(worker.processing) if stealing is not None else ():
+            if ts.key not in self.asked:
+                self.asked.add(ts.key)
+                stealing.move_task_request(ts, worker, NO_WORKER)
+
+    def _still_busy(self, worker: Any) -> str:
+        some = shuffles(self.scheduler, worker)
+        if some:
+            return (
+                f"{len(some)} P2P shuffles still keep rows in its process after "
+                f"{self.wait:g} s, such as {some[0][:200]}: a restart would begin them "
+                "again"
+            )
+        keys = sorted(str(ts.key) for ts in worker.processing)[:3]
+        return (
+            f"{still_running(len(worker.processing), self.wait)}, such as "
+            f"{', '.join(keys)[:200]}"
+        )
+
+    # --- emptying ---------------------------------------------------------------------
+
+    async def _empty(self, worker: Any) -> None:
+        """Move all its keys; those with other copies are dropped here only."""
+        self.touched = True
+        self.doing = "moving away its keys"
+        left: Mapping[str, int] = {}
+        for _ in range(ROUNDS):
+            self._refuse_late(worker)
+            self._block_tasks(worker)
+            if not worker.has_what:
+                break
+            wanted = await self._find_places(worker)
+            parked = self.parking.worker
+            shelters = () if parked is None else (parked.address,)
+            policy = MovePolicy(wanted, self.ceilings, {self.address}, shelters)
+            await self._move_away(policy)
+            self.nbytes += policy.nbytes
+            left = policy.left
+            if not self._is_registered(worker):
+                # a parking worker closes by itself once it is empty
+                if is_parking(worker.name) and not self.held.count_lost():
+                    return
+                raise Refused("it went while it was emptied")
+            if self.parking.worker is not None and left and not policy.done:
+                break  # there is one target only: another round would not help
+        if worker.has_what:
+            why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
+            raise Refused(f"{len(worker.has_what)} keys could not be moved away: {why}")
+        if worker.processing:
+            raise Refused("tasks have begun there meanwhile")
+        if shuffles(self.scheduler, worker):
+            raise Refused("a P2P shuffle has begun there meanwhile")
+
+    def _refuse_late(self, worker: Any) -> None:
+        if self.stopped:
+            raise Refused("stopped")
+        if monotonic() > self.end and worker.has_what:
+            raise Refused(
+                f"{len(worker.has_what)} keys were still there when the time of "
+                f"{self.timeout:.0f} s was over"
+            )
+
+    async def _move_away(self, policy: MovePolicy) -> None:
+        """Run the mover until the job is stopped, or the caller's time is over.
+
+        A copy in flight arrives in any case, and its source is dropped: a stopped mover
+        ends when nothing is in flight.
+        """
+        moving = asyncio.ensure_future(move_keys(self.scheduler, policy, self.hold))
+        try:
+            while not moving.done():
+                await asyncio.wait([moving], timeout=LOOK)
+                if self.stopped or monotonic() > self.end:
+                    policy.stopped = True
+                    if not policy.flying:  # it may wait for Dask's own moves
+                        moving.cancel()
+        finally:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+        if not moving.cancelled():
+            moving.result()
+
+    async def _find_places(self, worker: Any) -> list[tuple[Any, str]]:
+        """A target for each key: other workers, or the parking worker.
+
+        A worker that is paused or has spilled is parked first, so that its keys need
+        not be read there. A running one only if the others have no room.
+        """
+        why = ""
+        if self.parking.may_open() and self._is_full(worker):
+            why = await self._park(worker)
+        try:
+            return await self.evacuation.assign(worker)
+        except NoRoom as error:
+            if not self.parking.may_open():
+                raise
+            why = why or await self._park(worker)
+            if why:
+                raise Refused(f"{error}; {why}") from error
+        return await self.evacuation.assign(worker)
+
+    def _is_full(self, worker: Any) -> bool:
+        return is_parked_first(self.own_status.name, worker.memory.spilled)
+
+    async def _park(self, worker: Any) -> str:
+        """Open a parking worker and link spilled keys there; return a problem."""
+        self.doing = "opening a parking worker in its nanny"
+        why = await self.evacuation.park(worker, max(0.0, self.end - monotonic()))
+        if not why:
+            self.doing = "moving away its keys"
+        return why
+
+    # --- the new process --------------------------------------------------------------
+
+    async def _close(self, worker: Any) -> str:
+        if not self._is_registered(worker):
+            return ""
+        closed = await self.scheduler.retire_workers(
+            workers=[self.address],
+            close_workers=True,
+            remove=True,
+            stimulus_id=f"clustertune-retire-{time()}",
+        )
+        if self.address in closed:
+            return ""
+        await self._undo(worker)
+        return "the scheduler did not close it"
+
+    async def _restart(self, who: Any, end: float) -> str:
+        """Have its nanny end its process, and wait for the next one."""
+        answer, old, start = "", self.process, monotonic()
+        if self._is_registered(old):
+            answer = await self._end_process(old.address, max(0.0, end - monotonic()))
+        if await self._returns(who, end):
+            self.seconds = monotonic() - start
+            return ""
+        # OK is the nanny's answer about the old process, not about the new one
+        nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"
+        where = (
+            "" if self.parking.worker is not None else "; its keys are on the others"
+        )
+        return (
+            f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
+        )
+
+    async def _end_process(self, address: str, seconds: float) -> str:
+        try:
+            answers = await self.scheduler.restart_workers(
+                [address],
+                timeout=seconds,
+                # Dask counts workers: it would wait for one that leaves meanwhile, and
+                # take one that joins for ours
+                wait_for_workers=False,
+                on_error="return",
+                stimulus_id=f"clustertune-restart-{time()}",
+            )
+        except asyncio.TimeoutError:
+            return "timed out"
+        # Dask raises here whatever a nanny answers, and the worker may still come back
+        except Exception as error:  # noqa: BLE001, the caller reports it
+            return repr(error)
+        return str(answers.get(address, ""))
+
+    async def _returns(self, who: Any, end: float) -> bool:
+        """Wait for the next process of a nanny, and bind the bound tasks to it.
+
+        It may have the old address. The wait ends early if the nanny stops answering.
+        """
+        statuses = [Status.running]
+        if self.resizing is not None:  # a process that is too small pauses
+            statuses.append(Status.paused)
+        answered = asked = monotonic()
+        while True:
+            for ws in list(self.scheduler.workers.values()):
+                new = ws is not self.process and identity(ws) == who
+                if new and ws.status in statuses:
+                    await self._use_process(ws)
+                    return True
+            now = monotonic()
+            if now > end or now - answered > SILENCE:
+                return False
+            if now - asked > ANSWER_TIMEOUT:
+                asked = now
+                if await self._answers(who[0]):
+                    answered = monotonic()
+            await asyncio.sleep(LOOK)
+
+    async def _use_process(self, worker: Any) -> None:
+        """Continue with a worker as the next process of ours."""
+        self.process, self.new_address = worker, worker.address
+        self.held.own.add(worker.address)
+        gone = self.held.former - {worker.address}
+        await follow(self.scheduler, self.bound, gone, worker.address)
+        self.held.former.add(worker.address)
+
+    async def _answers(self, nanny: str) -> bool:
+        try:
+            await asyncio.wait_for(self.scheduler.rpc(nanny).identity(), ANSWER_TIMEOUT)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        return True
+
+    # --- another size -----------------------------------------------------------------
+
+    async def _change_size(self, nanny: str) -> None:
+        assert self.resizing is not None
+        self.doing = "sending the new size to its nanny"
+        problem = await self.resizing.change(nanny)
+        if problem:
+            raise Refused(f"its nanny did not take the new size: {problem}")
+        self.doing = "moving away its keys"
+
+    async def _settle_size(self, who: Any, problem: str) -> tuple[str, str]:
+        """Keep the size, or restart the new, empty process with the former size.
+
+        Returns a problem that ends the job, and a note for a job that goes on.
+        """
+        assert self.resizing is not None
+        size, nanny = self.resizing, who[0]
+        why = problem or size.shortage(self.process, self.held.nbytes())
+        if not why:
+            size.kept = True
+            return "", await size.settle(nanny, keep=True)
+        await size.undo(nanny)
+        self.doing = "restarting with its former size"
+        failure = await self._restart(who, self._undo_end())
+        if failure:
+            return f"{why}; with its former size {failure}", ""
+        return "", f"{why}; it was restarted with its former size"
+
+    # --- bringing keys back -----------------------------------------------------------
+
+    async def _bring_back(self, who: Any) -> str:
+        """Move keys to the new process; again, if it dies and keys are parked."""
+        for _ in range(ROUNDS):
+            problem = await self._bring_home(self.new_address)
+            is_back = bool(self.new_address) and self._is_registered(self.process)
+            if not problem or not self.parking.is_open() or is_back:
+                break
+            if not await self._returns(who, self._undo_end()):
+                break
+        return problem
+
+    async def _bring_home(self, address: str) -> str:
+        """Move the keys back that still exist, and copy those that had copies.
+
+        A worker that pauses meanwhile goes on once it has spilled.
+        """
+        target = self.scheduler.workers.get(address)
+        if target is not None and self.parking.is_open():
+            files = await self.evacuation.spilled_files(self.parking.worker)
+            await self.parking.adopt(target, files)
+        moved, copied = await self._find_returning(address)
+        left: Counter[str] = Counter()
+        most = self.resizing.most if self.resizing is not None else 0
+        for wanted, sources in ((moved, None), (copied, ())):
+            ceilings = {address: most} if most else {}
+            policy = MovePolicy(wanted, ceilings, sources, (address,))
+            await move_keys(self.scheduler, policy, self.hold)  # ends without progress
+            self.nbytes += policy.nbytes
+            left += policy.left
+        # a key that was released meanwhile is not missing
+        missing = sum(self._is_elsewhere(key, address) for key, _ in [*moved, *copied])
+        why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
+        return f"{missing} keys are still on the others ({why})" if missing else ""
+
+    async def _find_returning(
+        self, address: str
+    ) -> tuple[Sequence[tuple[Any, str]], Sequence[tuple[Any, str]]]:
+        """The keys that are moved back to an address, and those that are copied."""
+        moved, copied = [], []
+        async for key in in_turns([*self.held.away, *self.held.copied]):
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state != "memory":
+                continue
+            there = {ws.address for ws in ts.who_has}
+            if key in self.held.copied:
+                copied.append((key, address))
+            elif there <= self.held.targets | {address}:
+                moved.append((key, address))
+        return moved, copied
+
+    def _is_elsewhere(self, key: Any, address: str) -> bool:
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or ts.state != "memory":
+            return False
+        return all(ws.address != address for ws in ts.who_has)
+
+
+class NoWorker:
+    """The thief of tasks that a worker hands back: a worker that has ended."""
+
+    address = "clustertune-no-worker"
+    status = Status.closed
+    has_what: Mapping[Any, Any] = MappingProxyType({})
+    occupancy = 0.0
+
+
+NO_WORKER = NoWorker()
+
+
+def shuffles(scheduler: Any, worker: Any) -> list[str]:
+    """P2P shuffles that have rows in a worker's process, where Dask sees no keys."""
+    plugin = scheduler.plugins.get("shuffle")
+    active = getattr(plugin, "active_shuffles", {})
+    return [
+        str(i) for i, s in active.items() if worker.address in s.participating_workers
+    ]

@@ -1,0 +1,115 @@
+"""Facts about workers and keys that follow from the scheduler's own state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from distributed.core import Status
+
+from clustertune.core.wording import plural
+
+PARKING_PREFIX = "clustertune-parking-"  # of the names of parking workers
+WAITING = ("waiting", "no-worker", "queued")
+COMING = (*WAITING, "processing")  # states of tasks that have no result yet
+
+Id = str | int
+
+
+# --- names ----------------------------------------------------------------------------
+
+
+def worker_id(address: str, name: Any, nanny: str | None) -> Id:
+    """An id that survives a restart: the given name, else the nanny's address."""
+    if isinstance(name, str | int) and name not in ("", address):
+        return name
+    return nanny or address
+
+
+def id_of(worker: Any) -> Id:
+    """The id of a worker as the scheduler has it."""
+    return worker_id(worker.address, worker.name, worker.nanny)
+
+
+def identity(worker: Any) -> tuple[str | None, Any]:
+    """The nanny and the given name, which both survive a restart."""
+    return worker.nanny, None if worker.name == worker.address else worker.name
+
+
+def is_parking(name: Any) -> bool:
+    """Whether a worker's name is that of a parking worker."""
+    return isinstance(name, str) and name.startswith(PARKING_PREFIX)
+
+
+def training_workers(scheduler: Any) -> list[Any]:
+    """All workers but parking workers, which run in the processes of nannies."""
+    return [ws for ws in scheduler.workers.values() if not is_parking(ws.name)]
+
+
+def by_name(name: object) -> tuple[int, str]:
+    """Sort key of workers: ``worker-2`` comes before ``worker-10``."""
+    return len(str(name)), str(name)
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+class Memory(NamedTuple):
+    """Bytes on one worker."""
+
+    process: int  # resident memory, brought up to date
+    managed: int  # keys in memory, at most the memory of the process
+    spilled: int  # keys on disk
+    counted: int  # keys in memory, by Dask's sizes
+
+    @property
+    def unmanaged(self) -> int:
+        return self.process - self.managed
+
+
+def counted_bytes(worker: Any) -> int:
+    """Bytes of a worker's keys in memory, by Dask's sizes."""
+    on_disk = worker.metrics.get("spilled_bytes", {}).get("memory", 0)
+    in_memory: int = worker.nbytes - on_disk
+    return max(0, in_memory)
+
+
+def memory_of(worker: Any) -> Memory:
+    """Memory of a worker, with the keys that came and went since its last heartbeat.
+
+    The scheduler learns of every key at once, and of the process with each heartbeat.
+    Without the correction, keys that just left a worker would look like unmanaged
+    memory until the next heartbeat.
+    """
+    came: int = worker.nbytes - worker.metrics.get("managed_bytes", worker.nbytes)
+    # a worker without a heartbeat yet has 0 bytes, and keeps them
+    reported: int = worker.metrics.get("memory", 0)
+    process = max(0, reported + came) if reported else 0
+    counted = counted_bytes(worker)
+    return Memory(process, min(process, counted), worker.memory.spilled, counted)
+
+
+def process_bytes(worker: Any) -> int:
+    """Bytes of a worker's process; its keys may be newer than its last heartbeat."""
+    return int(max(worker.memory.process, counted_bytes(worker)))
+
+
+# --- tasks ----------------------------------------------------------------------------
+
+
+def is_gone(scheduler: Any, key: Any) -> bool:
+    """Whether a key is neither in memory nor going to be computed."""
+    ts = scheduler.tasks.get(key)
+    return ts is None or ts.state in ("released", "forgotten")
+
+
+def begun_tasks(worker: Any) -> int:
+    """Tasks that a worker runs or will run by itself: a paused worker starts none."""
+    if worker.status is Status.running:
+        return len(worker.processing)
+    return sum(ts in worker.executing for ts in worker.processing)
+
+
+def still_running(tasks: int, seconds: float) -> str:
+    """Why workers are busy after a wait."""
+    verb = "runs" if tasks == 1 else "run"
+    return f"{plural(tasks, 'task')} still {verb} after {seconds:g} s"

@@ -1,0 +1,266 @@
+"""Reports about keys, tasks, clients and workers, from the scheduler's state.
+
+Reports about given keys or workers take time that grows with those keys or workers. The
+survey for a diagnosis reads the scheduler's own counts: its time grows with workers,
+clients, names and task prefixes, of which it reads a bounded number, not with keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from time import time
+from typing import Any
+
+from distributed.core import Status
+
+from clustertune.remote.keys import Run, in_turns, unpack
+from clustertune.remote.scheduler.bindings import unmet_summary
+from clustertune.remote.scheduler.published import shared_names
+from clustertune.remote.scheduler.state import COMING, WAITING, is_gone, memory_of
+from clustertune.remote.worker.probe import installed
+
+MOST = 5000  # clients, names and prefixes that are read
+MAX_KEYS = 10_000  # of a published data set that are looked up
+PREFIXES_PER_TURN = 500  # prefixes between two yields to the event loop
+MAX_GROUPS = 20  # of a prefix whose inputs are looked up
+MAX_PREFIXES = 5  # of the tasks of a worker
+
+
+# --- given keys -----------------------------------------------------------------------
+
+
+async def look(
+    scheduler: Any, collections: Sequence[Sequence[Run]]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Memory of all workers; holders and bytes of packed keys.
+
+    Numbers are bytes of int64 arrays. ``time`` is by the scheduler's clock. Keys may
+    vanish between two yields; a key that is not in memory has no holder.
+    """
+    workers = dict(scheduler.workers)
+    index = {ws: i for i, ws in enumerate(workers.values())}
+    numbers = array("q")
+    for ws in workers.values():
+        numbers.extend((*memory_of(ws), len(ws.processing)))
+    found = [await _holders(scheduler, packed, index) for packed in collections]
+    memory = {"time": time(), "workers": list(workers), "memory": numbers.tobytes()}
+    return memory, found
+
+
+async def _holders(
+    scheduler: Any, packed: Sequence[Run], index: dict[Any, int]
+) -> dict[str, Any]:
+    nbytes, pieces, holders = array("q"), array("q"), array("q")
+    scattered = 0
+    position = -1
+    async for key in in_turns(unpack(packed)):
+        position += 1
+        ts = scheduler.tasks.get(key)
+        here = () if ts is None or ts.state != "memory" else ts.who_has
+        nbytes.append(ts.nbytes if here else 0)
+        scattered += bool(here) and ts.run_spec is None
+        for ws in here:
+            if ws in index:
+                pieces.append(position)
+                holders.append(index[ws])
+    return {
+        "nbytes": nbytes.tobytes(),
+        "pieces": pieces.tobytes(),
+        "holders": holders.tobytes(),
+        "scattered": scattered,
+    }
+
+
+async def wanted_by_others(scheduler: Any, keys: Sequence[Run], owner: str) -> int:
+    """Count packed keys that other clients want.
+
+    A published data set counts as a client, which wants its keys.
+    """
+    count = 0
+    async for key in in_turns(unpack(keys)):
+        ts = scheduler.tasks.get(key)
+        if ts is not None:
+            count += any(c.client_key != owner for c in ts.who_wants or ())
+    return count
+
+
+async def claims(scheduler: Any, owner: str, keys: Sequence[Run]) -> dict[str, bytes]:
+    """Packed keys that will not be in memory, or that the owner does not want.
+
+    Positions as bytes of int64 arrays. Nothing computes a released key unless a graph
+    names it again.
+    """
+    gone, unwanted = array("q"), array("q")
+    client = scheduler.clients.get(owner)
+    position = -1
+    async for key in in_turns(unpack(keys)):
+        position += 1
+        ts = scheduler.tasks.get(key)
+        if ts is None or ts.state in ("released", "forgotten"):
+            gone.append(position)
+        elif client not in (ts.who_wants or ()):
+            unwanted.append(position)
+    return {"gone": gone.tobytes(), "unwanted": unwanted.tobytes()}
+
+
+async def chunk_types(
+    dask_scheduler: Any, chunks: Mapping[str, Sequence[Run]]
+) -> dict[str, list[str]]:
+    """Types of packed chunks, by label, as workers have reported them.
+
+    Unknown keys are skipped.
+    """
+    found: dict[str, list[str]] = {}
+    for label, packed in chunks.items():
+        names: set[str] = set()
+        async for key in in_turns(unpack(packed)):
+            task = dask_scheduler.tasks.get(key)
+            if task is not None and task.type:
+                names.add(task.type)
+        found[label] = sorted(names)
+    return found
+
+
+# --- given workers --------------------------------------------------------------------
+
+
+async def held_data(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[int]]:
+    """By worker: keys; keys, bytes and scattered keys that are unique; actors.
+
+    A key is unique if no other running worker holds it.
+    """
+    found: dict[str, list[int]] = {}
+    tasks = (
+        (worker, ts)
+        for address in addresses
+        if (worker := scheduler.workers.get(address)) is not None
+        for ts in (None, *worker.has_what)
+    )
+    async for worker, ts in in_turns(tasks):
+        row = found.setdefault(worker.address, [0, 0, 0, 0, len(worker.actors)])
+        if ts is None:
+            continue
+        row[0] += 1
+        # a replica on a paused worker is at risk, as its nanny may kill that worker
+        others = (ws for ws in ts.who_has or () if ws is not worker)
+        if not any(ws.status is Status.running for ws in others):
+            row[1] += 1
+            row[2] += ts.nbytes
+            row[3] += ts.run_spec is None
+    return found
+
+
+async def running_tasks(
+    scheduler: Any, addresses: Sequence[str]
+) -> list[tuple[str, list[tuple[str, int]]]]:
+    """The tasks that each worker runs: prefixes and numbers.
+
+    A worker reports these with its heartbeats. Before the next one all its tasks
+    count, unless it is paused and starts none.
+    """
+    found = []
+    for address in addresses:
+        worker = scheduler.workers.get(address)
+        if worker is None:
+            continue
+        counts = Counter[str]()
+        begun = [ts for ts in list(worker.executing) if ts in worker.processing]
+        if not begun and worker.status is not Status.paused:
+            begun = list(worker.processing)
+        async for ts in in_turns(begun):
+            counts[str(ts.prefix.name)] += 1
+        found.append((address, counts.most_common(MAX_PREFIXES)))
+    return found
+
+
+# --- all clients, names and prefixes --------------------------------------------------
+
+
+async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[str, Any]:
+    """Clients, published names, task prefixes and queues; plain types."""
+    publisher = scheduler.extensions.get("publish")
+    datasets = {} if publisher is None else publisher.datasets
+    tables = (scheduler.clients, datasets, scheduler.task_prefixes)
+    return {
+        "me": owner,
+        "worker_ttl": scheduler.worker_ttl,
+        "loop_delay": scheduler._tick_interval_observed,
+        "queued": len(scheduler.queued),
+        "unrunnable": len(scheduler.unrunnable),
+        "unmet": await unmet_summary(scheduler),
+        "actors": sum(len(ws.actors) for ws in scheduler.workers.values()),
+        "clients": _clients(scheduler),
+        "published": await _published(scheduler, datasets),
+        "prefixes": await _prefixes(scheduler),
+        "complete": all(len(table) <= MOST for table in tables),
+        "packages": installed(packages),
+    }
+
+
+def _clients(scheduler: Any) -> list[list[Any]]:
+    """Id, number of keys and seconds of silence of each client that is a process."""
+    now, names = time(), shared_names(scheduler)
+    return [
+        [str(name), len(cs.wants_what), max(0.0, now - cs.last_seen)]
+        for name, cs in islice(scheduler.clients.items(), MOST)
+        if name not in names
+    ]
+
+
+async def _published(scheduler: Any, datasets: Any) -> list[list[Any]]:
+    """Name, number of keys and of lost keys of each published data set."""
+    found = []
+    for name, entry in list(islice(datasets.items(), MOST)):
+        keys = entry["keys"]
+        missing = sum(is_gone(scheduler, key) for key in islice(keys, MAX_KEYS))
+        found.append([str(name), len(keys), missing])
+        await asyncio.sleep(0)
+    return found
+
+
+async def _prefixes(scheduler: Any) -> list[list[Any]]:
+    found = []
+    prefixes = list(islice(scheduler.task_prefixes.values(), MOST))
+    async for tp in in_turns(prefixes, PREFIXES_PER_TURN):
+        states, durations = tp.states, tp.all_durations
+        found.append(
+            [
+                str(tp.name),
+                states["memory"],
+                sum(states.get(state, 0) for state in WAITING),
+                states["processing"],
+                states["erred"],
+                tp.state_counts["memory"],
+                durations.get("compute", 0.0),
+                _held(tp),
+                _inputs(tp),
+            ]
+        )
+    return found
+
+
+def _held(prefix: Any) -> int:
+    """Bytes in memory; Dask's total includes results that were released."""
+    there, gone = prefix.states["memory"], prefix.states["released"]
+    held: int = prefix.nbytes_total * there // max(1, there + gone)
+    return held
+
+
+def _inputs(prefix: Any) -> int:
+    """Bytes of the inputs of tasks that are still to run, by groups of tasks.
+
+    Inputs that are not computed yet count like the others of their group.
+    """
+    groups = islice(prefix.groups, MAX_GROUPS)
+    coming = [g for g in groups if any(g.states[s] for s in COMING)]
+    return sum(_expected(d) for d in {d for g in coming for d in g.dependencies})
+
+
+def _expected(group: Any) -> int:
+    known = group.states["memory"] + group.states["released"]
+    expected: int = group.nbytes_total * sum(group.states.values()) // max(1, known)
+    return expected

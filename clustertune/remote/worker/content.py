@@ -1,0 +1,224 @@
+"""Describes the values of one partition; runs as a task on a worker that holds it.
+
+Answers are plain types, a few numbers for each partition, or arrays of them. NumPy and
+pandas are those of the worker, which made the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+MOST_CLASSES = 1000  # more different labels than that are no classes
+EXACT = 2**53  # floats hold all integers up to this one
+
+
+def each(look: Callable[[Any], dict[str, Any]], pieces: list[Any]) -> list[Any]:
+    """Apply one of the other functions to every partition."""
+    return [look(piece) for piece in pieces]
+
+
+def features(piece: Any) -> dict[str, Any]:
+    """Values of features that are not finite, and categories by column."""
+    return {"not_finite": _not_finite(piece), "categories": _categories(piece)}
+
+
+def labels(piece: Any) -> dict[str, Any]:
+    """Labels that are not finite, the count of each class, and moments."""
+    return {
+        "not_finite": _not_finite(piece),
+        "classes": _classes(piece),
+        "moments": _moments(piece),
+    }
+
+
+def groups(piece: Any) -> dict[str, Any]:
+    """First and last group, order, recurring groups, and rows without a group."""
+    found = runs(piece)
+    return {name: found[name] for name in ("ends", "sorted", "scattered", "missing")}
+
+
+def runs(piece: Any) -> dict[str, Any]:
+    """The answer of :func:`groups`, and every group with its number of rows.
+
+    Groups are in the order of rows. If one recurs, they are sorted, each once.
+    """
+    import numpy as np
+
+    missing = _not_finite(piece)[0]
+    values = np.asarray(piece).ravel()
+    if values.dtype.kind == "O":  # numbers with missing values, or texts
+        values = np.array(values.tolist())
+        values = values.astype(str) if values.dtype.kind == "O" else values
+    if not len(values):
+        return {
+            "ends": None,
+            "sorted": True,
+            "scattered": False,
+            "missing": 0,
+            "values": values,
+            "counts": np.zeros(0, dtype="i8"),
+        }
+    starts = np.flatnonzero(values[1:] != values[:-1]) + 1
+    edges = np.concatenate([[0], starts, [len(values)]])
+    heads, counts = values[edges[:-1]], np.diff(edges)
+    once, again = np.unique(heads, return_inverse=True)
+    scattered = len(once) < len(heads)
+    if scattered:
+        heads, counts = once, np.bincount(again.reshape(-1), counts).astype("i8")
+    return {
+        "ends": [_plain(values[0]), _plain(values[-1])],
+        "sorted": bool((values[1:] >= values[:-1]).all()),
+        "scattered": scattered,
+        "missing": missing,
+        "values": heads,
+        "counts": counts,
+    }
+
+
+def classes(piece: Any, most: int) -> dict[str, Any]:
+    """Counts and some row numbers of each class, moments, and missing values.
+
+    ``most`` is the number of rows of each class to return; they are far apart.
+    """
+    import numpy as np
+
+    labels = np.asarray(piece)
+    if labels.ndim > 1 and labels.shape[1] == 1:  # a DataFrame with one column
+        labels = labels.ravel()
+    if labels.dtype.kind == "f" and (np.abs(labels) < EXACT).all():
+        whole = labels.astype("i8")  # 0.0 and 1.0 are classes too
+        labels = whole if (whole == labels).all() else labels
+    found = None if _is_masked(piece) else _classes(labels)
+    rows = {}
+    if found is not None and most:
+        values, order = np.unique(labels, return_inverse=True)
+        order = order.reshape(-1)
+        by_class = np.argsort(order, kind="stable")
+        ends = np.cumsum(np.bincount(order, minlength=len(values)))
+        for (name, n), end in zip(found, ends.tolist(), strict=True):
+            take = np.unique(np.linspace(0, n - 1, min(n, most)).astype("i8"))
+            rows[name] = by_class[end - n : end][take]
+    return {
+        "classes": found,
+        "positions": rows,
+        "moments": None if _is_masked(piece) else _moments(labels),
+        "not_finite": _not_finite(piece),
+    }
+
+
+def moments(piece: Any) -> dict[str, Any]:
+    """Rows, sum and sum of squares of numeric labels, and missing values."""
+    return {"moments": _moments(piece), "not_finite": _not_finite(piece)}
+
+
+def types(piece: Any) -> dict[str, Any]:
+    """Categories and their lists by column; the largest absolute integer."""
+    import numpy as np
+
+    if not hasattr(piece, "columns"):
+        return {"categories": {}, "lists": {}, "largest": 0}
+    whole = [
+        column.to_numpy()
+        for column in _columns(piece)
+        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu"
+    ]
+    ends = [abs(int(f(v))) for v in whole if len(v) for f in (np.min, np.max)]
+    lists = {c.name: c.dtype for c in _columns(piece) if hasattr(c, "cat")}
+    return {
+        "categories": _categories(piece),
+        "lists": lists,
+        "largest": max(ends, default=0),
+    }
+
+
+def _columns(piece: Any) -> list[Any]:
+    """Return the columns of a frame by position, since names may repeat."""
+    if not hasattr(piece, "columns"):
+        return [piece]
+    return [piece.iloc[:, number] for number in range(piece.shape[1])]
+
+
+def _not_finite(piece: Any) -> list[int]:
+    """Count missing values (NaN, NA, masked) and infinite ones.
+
+    Only stored values of a sparse matrix are read: the others are zero.
+    """
+    import numpy as np
+
+    missing = infinite = 0
+    for given in _columns(piece):
+        column = given.tocoo().data if hasattr(given, "tocoo") else given
+        if isinstance(column, np.ma.MaskedArray):
+            missing += int(np.ma.getmaskarray(column).sum())
+            column = column.compressed()
+        kind = getattr(getattr(column, "dtype", None), "kind", "O")
+        if hasattr(column, "isna"):
+            missing += int(column.isna().sum())
+            if kind == "f":
+                plain = column.to_numpy("float64", na_value=np.nan)
+                infinite += int(np.isinf(plain).sum())
+        elif kind in "fc":
+            missing += int(np.isnan(column).sum())
+            infinite += int(np.isinf(column).sum())
+        elif kind == "O":
+            missing += sum(map(_lacks, np.ravel(column)))
+    return [missing, infinite]
+
+
+def _lacks(value: Any) -> bool:
+    """Whether an object stands for a missing value; NaN is not equal to itself."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float) and value != value  # noqa: PLR0124
+
+
+def _categories(piece: Any) -> dict[str, str]:
+    """By column of categories, a text that is equal for equal ordered categories."""
+    if not hasattr(piece, "columns"):
+        return {}
+    return {
+        str(column.name): repr(list(column.cat.categories))
+        for column in _columns(piece)
+        if hasattr(column, "cat")
+    }
+
+
+def _classes(piece: Any) -> list[list[Any]] | None:
+    """(class, rows) if labels are integers or texts, and not too many."""
+    import numpy as np
+
+    values = np.asarray(piece)
+    if values.ndim != 1 or values.dtype.kind not in "biuOUS" or _is_masked(piece):
+        return None
+    try:
+        found, counts = np.unique(values, return_counts=True)
+    except TypeError:  # objects of several kinds have no order
+        return None
+    if len(found) > MOST_CLASSES:
+        return None
+    return [[_plain(v), int(n)] for v, n in zip(found, counts, strict=True)]
+
+
+def _moments(piece: Any) -> list[float] | None:
+    """(rows, sum, sum of squares) of the finite labels, if they are numbers."""
+    import numpy as np
+
+    values = np.asarray(piece)
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or _is_masked(piece):
+        return None
+    finite = values[np.isfinite(values)].astype("f8")
+    return [len(finite), float(finite.sum()), float((finite**2).sum())]
+
+
+def _is_masked(piece: Any) -> bool:
+    """Whether some values are masked, so that the stored values are no labels."""
+    import numpy as np
+
+    return bool(np.ma.is_masked(piece))
+
+
+def _plain(value: Any) -> Any:
+    """A number or text that any side can read."""
+    item = value.item() if hasattr(value, "item") else value
+    return item if isinstance(item, bool | int | float | str) else str(item)

@@ -1,0 +1,295 @@
+"""Facts that a worker and its nanny read about themselves and their host.
+
+Facts are read at their source: thresholds from the running memory manager and not from
+any configuration, CPUs from the affinity and from every level of the cgroup hierarchy,
+memory from the host and every cgroup level. Dask itself looks at the leaf cgroup only,
+and so misses a quota that is set on a parent. Thread pools are those of the process:
+the environment may name a number of threads that a library has not taken.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath
+from time import perf_counter, time
+from typing import Any
+
+import psutil
+
+ROOT = "/sys/fs/cgroup"
+MEMBERSHIP = "/proc/self/cgroup"
+BOOT = "/proc/sys/kernel/random/boot_id"
+LARGE = 10**6  # bytes of a transfer that shows the speed of a link, as in Dask
+RECENT = 50  # transfers
+COPIED = 2**24  # bytes
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def worker_facts(dask_worker: Any) -> dict[str, Any]:
+    """Thresholds, CPUs and memory of this worker; plain types."""
+    manager = dask_worker.memory_manager
+    spills = hasattr(dask_worker.data, "memory")  # only a SpillBuffer spills
+    return {
+        "target": (manager.memory_target_fraction or None) if spills else None,
+        "spill": (manager.memory_spill_fraction or None) if spills else None,
+        "pause": manager.memory_pause_fraction or None,
+        "affinity": sorted(_affinity()),
+        "quotas": list(cpu_quotas()),
+        "host_memory": host_memory(),
+    }
+
+
+def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
+    """Bytes of keys with these names (the first part of the key) that arrived here.
+
+    The worker's own log keeps its last 100,000 transfers.
+    """
+    wanted, total = set(names), 0
+    for transfer in dask_worker.transfer_incoming_log:
+        for key, nbytes in transfer["keys"].items():
+            if isinstance(key, tuple) and key[0] in wanted:
+                total += nbytes or 0
+    return total
+
+
+def speeds(dask_worker: Any, copying: bool) -> list[float]:
+    """Bytes per second that this worker lately received, and that it copies.
+
+    0 if it has received nothing large yet. A copy takes about 10 ms.
+    """
+    recent = list(dask_worker.transfer_incoming_log)[-RECENT:]
+    large = [t for t in recent if t["total"] >= LARGE]
+    busy = _covered((t["start"], t["stop"]) for t in large)
+    received = sum(t["total"] for t in large) / busy if busy else 0.0
+    return [received, _copying() if copying else 0.0]
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in at least one of the spans, which may overlap."""
+    total, until = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, until))
+        until = max(until, stop)
+    return total
+
+
+def _copying() -> float:
+    """Bytes per second of a copy into new memory, whose pages are made meanwhile."""
+    source = b"\1" * COPIED
+    start = perf_counter()
+    copy = bytearray(source)
+    return len(copy) / (perf_counter() - start)
+
+
+def nanny_facts(dask_worker: Any) -> float | None:
+    """The fraction of the limit at which this nanny kills its worker."""
+    return dask_worker.memory_manager.memory_terminate_fraction or None
+
+
+def row_counts(dask_worker: Any, keys: list[Any]) -> list[int]:
+    """Rows of each of these partitions; -1 if it is not in memory here.
+
+    A spilled partition stays on disk: reading it here would block the event loop.
+    """
+    data = getattr(dask_worker.data, "memory", dask_worker.data)
+    return [_rows(data[key]) if key in data else -1 for key in keys]
+
+
+def _rows(piece: Any) -> int:
+    shape = getattr(piece, "shape", None)
+    return int(shape[0] if shape else len(piece))
+
+
+def cpu_quotas() -> Iterator[tuple[str, float]]:
+    """(cgroup, CPUs) for every level at or above this process that has a quota."""
+    for name, folder in _levels("cpu"):
+        limit = _cpu_limit(folder)
+        if limit is not None:
+            yield name, limit
+
+
+def memory_limits() -> Iterator[tuple[str, int]]:
+    """(cgroup, bytes) for every level at or above this process that has a limit."""
+    for name, folder in _levels("memory"):
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        if limit is not None:
+            yield name, limit
+
+
+def usable_cpus() -> int:
+    """Whole CPUs that this process may use, by its affinity and every quota."""
+    quotas = [cpus for _, cpus in cpu_quotas()]
+    return max(1, int(min([len(_affinity()), *quotas])))
+
+
+def host_memory() -> int:
+    """Bytes that a process on this host could use at most."""
+    limits = [limit for _, limit in memory_limits()]
+    return min([psutil.virtual_memory().total, *limits])
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take, by the host and every cgroup level."""
+    free = [psutil.virtual_memory().available]
+    for _, folder in _levels("memory"):
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            free.append(limit - used + _reclaimable(folder))
+    return max(0, min(free))
+
+
+def machine() -> str:
+    """An id of this machine until its next boot; empty if unknown."""
+    return _read(Path(BOOT))
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _levels(controller: str) -> Iterator[tuple[str, Path]]:
+    """The cgroup of this process and its ancestors: name, unique per host, and folder.
+
+    Version 1 has a hierarchy for each controller, version 2 has one.
+    """
+    for line in _read(Path(MEMBERSHIP)).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = Path(ROOT, controllers) if controllers else Path(ROOT)
+        namespace = _namespace()
+        leaf = PurePosixPath(path)
+        for level in (leaf, *leaf.parents):
+            folder = mount / level.relative_to("/")
+            if folder.is_dir():
+                yield f"{namespace}:{level}", folder
+
+
+def _namespace() -> str:
+    """The cgroup namespace, as two containers on a host may both use ``/``."""
+    try:
+        return str(Path("/proc/self/ns/cgroup").readlink())
+    except OSError:
+        return ""
+
+
+def _cpu_limit(folder: Path) -> float | None:
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota = _read(folder / "cpu.cfs_quota_us")
+        period = _read(folder / "cpu.cfs_period_us")
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        return int(quota) / int(period)
+    return None
+
+
+def _number(folder: Path, *files: str) -> int | None:
+    """The first of these files that has a number."""
+    texts = (_read(folder / file) for file in files)
+    return next((int(text) for text in texts if text.isdigit()), None)
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of the page cache that count as used but can be reclaimed."""
+    lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    found = {name: int(n) for name, n in lines}
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
+
+
+def _read(file: Path) -> str:
+    """The text of a file of the kernel; empty if it does not exist."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
+    """Child processes, thread pools, disk, lifetime and packages; plain types."""
+    process = psutil.Process()
+    children = [_resident(child) for child in process.children(recursive=True)]
+    return {
+        "pid": process.pid,
+        "daemon": multiprocessing.current_process().daemon,
+        "children": [len(children), sum(children)],
+        "pools": pools(),
+        "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
+        "disk": disk(dask_worker.local_directory),
+        "lifetime": [_left(dask_worker, process), dask_worker.lifetime_restart],
+        "paused": _paused(dask_worker),
+        "packages": installed(packages),
+    }
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of installed distributions, by name."""
+    found = {name: _version(name) for name in packages}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _resident(process: psutil.Process) -> int:
+    """Resident bytes of a process; 0 if it has ended meanwhile."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def pools() -> list[list[Any]] | None:
+    """(kind, library, threads) of every pool; None without threadpoolctl."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return None
+    return [
+        [str(p["user_api"]), str(p["prefix"]), int(p["num_threads"])]
+        for p in threadpool_info()
+    ]
+
+
+def disk(path: str) -> list[Any]:
+    """Kind of file system, bytes in all and free bytes of the spill directory."""
+    usage = psutil.disk_usage(path)
+    inside = [
+        p
+        for p in psutil.disk_partitions(all=True)
+        if os.path.commonpath([p.mountpoint, os.path.realpath(path)]) == p.mountpoint
+    ]
+    nearest = max(inside, key=lambda p: len(p.mountpoint), default=None)
+    return [nearest.fstype if nearest else "", usage.total, usage.free]
+
+
+def _paused(dask_worker: Any) -> float | None:
+    """Seconds since it paused, as far as its log goes back; None if it runs."""
+    if dask_worker.status.name != "paused":
+        return None
+    for event in reversed(dask_worker.state.stimulus_log):
+        if type(event).__name__ == "PauseEvent":
+            handled: float = event.handled
+            return max(0.0, time() - handled)
+    return None
+
+
+def _left(dask_worker: Any, process: psutil.Process) -> float | None:
+    """Seconds of its lifetime, counted from the start of its process."""
+    lifetime = dask_worker.lifetime
+    return process.create_time() + lifetime - time() if lifetime else None

@@ -1,0 +1,255 @@
+"""Tasks bound to workers are unbound when the worker or the plan is gone."""
+
+from __future__ import annotations
+
+import dask
+import pytest
+from dask._task_spec import Task
+from distributed import Event, Worker, wait
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote import keys
+from clustertune.remote.scheduler import bindings
+from clustertune.remote.scheduler.bindings import bound_to, follow
+from clustertune.remote.scheduler.plugin import ClustertunePlugin
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+async def bound(c, s, where, count=3):
+    """Tasks that run on one worker only, and the lease of the plan that bound them."""
+    lease = ClustertunePlugin(s)
+    lease.attach()
+    lease.acquire(c.id, "prepare", "t")
+    name = await lease.pin("t", keys.pack([("bound", i) for i in range(count)]))
+    with dask.annotate(workers=[where], allow_other_workers=False):
+        graph = {("bound", i): Task(("bound", i), int, i) for i in range(count)}
+        futures = c.get(graph, list(graph), sync=False)
+    await soon(lambda: ("bound", 0) in s.tasks)
+    return lease, name, futures
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_tasks_are_let_go(c, s, a, b):
+    """After unpin no task is bound, and no task that it is computed from."""
+    lease, name, futures = await bound(c, s, a.address)
+    await wait(futures)
+    tasks = [s.tasks[f.key] for f in futures]
+    assert all(ts.worker_restrictions == {a.address} for ts in tasks)
+    await lease.unpin("t", name)
+    assert not any(ts.worker_restrictions or ts.loose_restrictions for ts in tasks)
+    assert not any("workers" in ts.annotations for ts in tasks)
+    await a.close()
+    assert await c.gather(futures) == [0, 1, 2]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_stuck_tasks_are_let_go(c, s, a, b):
+    """Tasks that wait for a worker that is gone run elsewhere; others stay bound."""
+    lease, name, futures = await bound(c, s, "tcp://127.0.0.1:9")
+    await soon(lambda: len(s.unrunnable) == 3)
+    assert await lease.free_stuck("t", name) == 3
+    assert await c.gather(futures) == [0, 1, 2]
+    assert await lease.free_stuck("t", name) == 0
+
+
+def at_gate(name):
+    Event(name).wait(30)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
+    """What it has been given and has not begun runs elsewhere."""
+    gate = Event("gate", client=c)
+    blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
+    await soon(lambda: a.state.executing)
+    lease, name, futures = await bound(c, s, a.address)
+    await soon(lambda: len(s.workers[a.address].processing) == 4)
+    a.status = Status.paused
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    assert await lease.free_stuck("t", name) == 3
+    assert await c.gather(futures) == [0, 1, 2]
+    assert all(f.key in b.data for f in futures)
+    await gate.set()
+    a.status = Status.running
+    await blocker
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
+    """A paused worker was given it, unbound, and it would wait; others' work stays."""
+    gate = Event("gate", client=c)
+    blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
+    await soon(lambda: a.state.executing)
+    lease = ClustertunePlugin(s)
+    lease.attach()
+    lease.acquire(c.id, "prepare", "t")
+    name = await lease.pin("t", keys.pack(["bound"]))
+    elsewhere = {"workers": [a.address], "allow_other_workers": True}
+    source = c.submit(int, 7, key="source", **elsewhere)
+    others = c.submit(int, 8, key="others", **elsewhere)
+    made = c.submit(str, source, workers=[b.address], key="bound")
+    await soon(lambda: len(s.workers[a.address].processing) == 3)
+    a.status = Status.paused
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    assert await lease.free_stuck("t", name) == 1
+    assert await made == "7"
+    assert s.tasks["others"].processing_on.address == a.address
+    await gate.set()
+    a.status = Status.running
+    assert await others == 8
+    await blocker
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
+    """Nobody else would: the plan that bound them has gone."""
+    lease, _, futures = await bound(c, s, "tcp://127.0.0.1:9")
+    lease.release("t")
+    assert await c.gather(futures) == [0, 1, 2]
+    assert not lease.bindings.kept
+
+
+@pytest.mark.parametrize("plugin", [False, True], ids=["dask", "clustertune"])
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_no_worker_in_the_moment(c, s, a, plugin):
+    """What may run elsewhere does so when a worker comes, if none was there at first.
+
+    By itself Dask goes on waiting for the worker that is gone: if it no longer does,
+    ``wake`` has nothing to do.
+    """
+    if plugin:
+        ClustertunePlugin(s).attach()
+    elsewhere = {"workers": [a.address], "allow_other_workers": True}
+    future = c.submit(int, 7, **elsewhere, key="lost")
+    other = c.submit(int, 8, workers=[a.address], key="bound")
+    await wait([future, other])
+    await a.close()
+    await soon(lambda: len(s.unrunnable) == 2)
+    async with Worker(s.address, nthreads=1):
+        assert await c.submit(int, 9, key="new") == 9
+        if plugin:
+            assert await future == 7
+        waiting = {ts.key for ts in s.unrunnable}
+        assert waiting == ({"bound"} if plugin else {"bound", "lost"})
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_tasks_follow_a_worker_to_its_new_address(c, s, a, b):
+    """Those that wait for it run; others stay bound to whom they were bound."""
+    gone = "tcp://127.0.0.1:9"
+    graph = {("waits", i): Task(("waits", i), int, i) for i in range(3)}
+    with dask.annotate(workers=[gone], allow_other_workers=False):
+        waiting = c.get(graph, list(graph), sync=False)
+    other = c.submit(int, 7, workers=[a.address], key="other")
+    await soon(lambda: len(s.unrunnable) == 3)
+    await wait(other)
+    await follow(s, (), {gone}, b.address)
+    assert await c.gather(waiting) == [0, 1, 2]
+    assert all(s.tasks[f.key].worker_restrictions == {b.address} for f in waiting)
+    assert s.tasks["other"].worker_restrictions == {a.address}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_two_workers_that_swap_their_addresses(c, s, a, b):
+    """A port range: each is followed by its own tasks, and by no other's."""
+    one = c.submit(abs, -1, workers=[a.address], key="one")
+    two = c.submit(abs, -2, workers=[b.address], key="two")
+    await wait([one, two])
+    of_a, of_b = await bound_to(s, a.address), await bound_to(s, b.address)
+    assert (of_a, of_b) == ({"one"}, {"two"})
+    # both have been restarted, and each has what was the other's
+    await follow(s, of_a, {a.address}, b.address)
+    await follow(s, of_b, {b.address}, a.address)
+    assert s.tasks["one"].worker_restrictions == {b.address}
+    assert s.tasks["two"].worker_restrictions == {a.address}
+    # one that was bound later to an address that no worker has any more
+    s.tasks["two"].worker_restrictions = {"tcp://127.0.0.1:1"}
+    await follow(s, (), {"tcp://127.0.0.1:1"}, a.address)
+    assert s.tasks["two"].worker_restrictions == {a.address}
+
+
+WITH_GPU = [("127.0.0.1", 1, {"resources": {"GPU": 2}}), ("127.0.0.1", 1)]
+GONE = ["tcp://127.0.0.1:9"]
+
+
+@gen_cluster(client=True, nthreads=WITH_GPU)
+async def test_workers_and_hosts(c, s, a, b):
+    """Of all, or of given keys and what they are made of; not what has a choice."""
+    here = c.submit(int, 1, workers=[a.address], key="here")
+    await wait(here)
+    assert (
+        await bindings.unmet_summary(s)
+        == await bindings.unmet_of_keys(s, ["here"])
+        == []
+    )
+    first = c.submit(int, 1, workers=GONE, key="first")
+    last = c.submit(abs, c.submit(abs, first, key="second"), key="last")
+    host = c.submit(int, 3, workers=["misspelt"], key="host")
+    own = c.submit(int, 3, workers=["127.0.0.1"], key="own")
+    either = c.submit(int, 4, workers=[*GONE, a.address], key="either")
+    loose = c.submit(int, 5, workers=GONE, allow_other_workers=True, key="loose")
+    assert await c.gather([own, either, loose]) == [3, 4, 5]
+    await soon(lambda: len(s.unrunnable) == 2)
+    found = sorted(await bindings.unmet_summary(s))
+    assert found == [["host", ["misspelt"], 1], ["worker", GONE, 1]]
+    assert await bindings.unmet_of_keys(s, ["last", "here"]) == [["worker", GONE, 1]]
+    assert await bindings.unmet_of_keys(s, ["here", "not there"]) == []
+    del last, host
+
+
+@gen_cluster(client=True, nthreads=WITH_GPU)
+async def test_resources(c, s, a, b):
+    """All of them on one worker that the task may run on."""
+    futures = c.map(int, range(3), resources={"GPU": 4})
+    both = c.submit(int, 7, resources={"GPU": 1, "disk": 1}, key="both")
+    other = c.submit(int, 8, resources={"GPU": 1}, workers=[b.address], key="other")
+    assert await c.submit(int, 9, resources={"GPU": 2}) == 9
+    text = c.submit(int, 10, resources={"TPU": "many"}, key="text")
+    await soon(lambda: len(s.unrunnable) == 6)
+    first, *others = await bindings.unmet_summary(s)
+    assert first == ["resources", ["GPU: 4"], 3]
+    assert sorted(others) == [
+        ["resources", ["GPU: 1"], 1],
+        ["resources", ["GPU: 1", "disk: 1"], 1],
+        ["resources", ["TPU: many"], 1],
+    ]
+    del futures, both, other, text
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_without_workers(c, s):
+    """What any worker could run waits for no worker in particular."""
+    tasks = c.submit(int, 1, key="any"), c.submit(int, 1, workers=GONE, key="bound")
+    await soon(lambda: "bound" in s.tasks and s.unrunnable)
+    await soon(lambda: s.tasks["bound"] in s.unrunnable)
+    assert await bindings.unmet_summary(s) == [["worker", GONE, 1]]
+    del tasks
+
+
+@gen_cluster(client=True, nthreads=WITH_GPU)
+async def test_workers_that_are_paused(c, s, a, b):
+    """They will run it later; another check reports that they are paused."""
+    a.memory_manager.memory_pause_fraction = 1e-9
+    await soon(lambda: s.workers[a.address].status is Status.paused)
+    task = c.submit(int, 1, workers=[a.address], resources={"GPU": 1})
+    await soon(lambda: s.unrunnable)
+    assert await bindings.unmet_summary(s) == []
+    del task
+
+
+@gen_cluster(client=True, nthreads=WITH_GPU)
+async def test_bounds(c, s, a, b, monkeypatch):
+    """So many tasks are looked at, and so many wants told: those of most tasks."""
+    monkeypatch.setattr(bindings, "MAX_SHOWN", 1)
+    monkeypatch.setattr(keys.in_turns, "__defaults__", (2,))
+    some = c.map(float, range(3), workers=GONE)
+    more = c.map(int, range(5), workers=["misspelt"])
+    await soon(lambda: len(s.unrunnable) == 8)
+    assert await bindings.unmet_summary(s) == [["host", ["misspelt"], 5]]
+    monkeypatch.setattr(bindings, "MAX_TASKS", 4)
+    ((_, _, count),) = await bindings.unmet_summary(s)
+    assert count <= 4
+    del some, more

@@ -1,0 +1,326 @@
+"""The mover: every key ends on its target alone, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Event, wait
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote.scheduler import mover
+from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+
+FOUR = [("127.0.0.1", 1)] * 4
+
+
+async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+    """Wait for a condition; fail when it does not come."""
+    end = monotonic() + seconds
+    while not condition():
+        assert monotonic() < end, "the condition did not come"
+        await asyncio.sleep(0.005)
+
+
+async def load(
+    c: Any, where: Iterable[str], n: int = 20, size: int = 1000
+) -> list[Any]:
+    """Persist n pieces on given workers, computed so that they can be recomputed."""
+    data = c.map(
+        np.full, range(1, n + 1), pure=False, fill_value=1, workers=list(where)
+    )
+    data = c.map(np.resize, data, new_shape=(size,), workers=list(where), pure=False)
+    await wait(data)
+    return data
+
+
+def bound(patch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    """Set a bound of the mover.
+
+    Where a cluster ran in this process, the classes were shipped by value to where they
+    came from, and their methods have globals of their own since.
+    """
+    methods = [*vars(MovePolicy).values(), *vars(ManagerHold).values()]
+    for function in (move_keys, *methods):
+        if inspect.isfunction(function):
+            patch.setitem(function.__globals__, name, value)
+    patch.setattr(mover, name, value)
+
+
+def holders(s: Any, futures: Iterable[Any]) -> list[set[str]]:
+    return [{ws.address for ws in s.tasks[f.key].who_has} for f in futures]
+
+
+def manager_timer(s):
+    """What runs the default memory manager every 2 s; None if it is stopped."""
+    return s.periodic_callbacks.get(f"amm-{id(s.extensions['amm'])}")
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_every_key_ends_on_its_target_alone(c, s, *workers):
+    """Keys go where they should, values and keys stay, the manager runs as before."""
+    data = await load(c, [workers[0].address])
+    values = await c.gather(data)
+    targets = [workers[i % 4].address for i in range(len(data))]
+    policy = MovePolicy(zip([f.key for f in data], targets), {})
+    hold = ManagerHold(s)
+    await move_keys(s, policy, hold)
+    assert holders(s, data) == [{t} for t in targets]
+    assert policy.done == policy.total == 20
+    assert not policy.left
+    assert policy.nbytes == 15 * s.tasks[data[0].key].nbytes
+    assert s.extensions["amm"].running
+    assert all(map(np.array_equal, values, await c.gather(data)))
+
+
+@gen_cluster(
+    client=True,
+    nthreads=FOUR,
+    config={"distributed.scheduler.active-memory-manager.start": False},
+)
+async def test_a_stopped_manager_stays_stopped(c, s, *workers):
+    """A memory manager that the user has stopped is not started by a move."""
+    data = await load(c, [workers[0].address], n=2)
+    policy = MovePolicy([(data[0].key, workers[1].address)], {})
+    await move_keys(s, policy, ManagerHold(s))
+    assert policy.done == 1
+    assert not s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_two_holds_end_with_the_last(c, s, *workers):
+    """Of two moves at once, the first to end does not set the manager loose."""
+    hold, timer = ManagerHold(s), manager_timer(s)
+    hold.take()
+    hold.take()
+    hold.give_back()
+    assert not timer.is_running()
+    assert hold.running()
+    hold.give_back()
+    assert timer.is_running()
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
+    """The client that stops it while copies are in flight has the last word."""
+    data = await load(c, [workers[0].address], n=50)
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+    await until(lambda: policy.flying)
+    assert await c.amm.running()
+    await c.amm.stop()
+    await moving
+    assert policy.done == 50
+    assert not await c.amm.running()
+    assert manager_timer(s) is None
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_manager_started_during_a_move_runs(c, s, *workers):
+    """A client that stops it and starts it again has it running afterwards."""
+    data = await load(c, [workers[0].address], n=50)
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+    await until(lambda: policy.flying)
+    await c.amm.stop()
+    await c.amm.start()
+    await moving
+    assert policy.done == 50
+    assert manager_timer(s).is_running()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
+    """Keys for a worker that pauses stay where they were, with the reason."""
+    data = await load(c, [workers[0].address])
+    workers[1].memory_manager.memory_pause_fraction = 1e-9  # pauses at once
+    await until(lambda: len(s.running) == 3)
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    await move_keys(s, policy, ManagerHold(s))
+    assert policy.left == {f"{workers[1].address} is gone or paused": 20}
+    assert holders(s, data) == [{workers[0].address}] * 20
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_target_that_leaves(c, s, *workers):
+    """A target that is closed in mid-move loses nothing, and the move ends."""
+    data = await load(c, [workers[0].address], n=100, size=20_000)
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    with pytest.MonkeyPatch.context() as patch:
+        bound(patch, "MAX_KEYS", 2)
+        moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+        await until(lambda: policy.done > 0)
+        await workers[1].close()
+        bound(patch, "MAX_KEYS", 100)  # the rest
+        await moving
+    assert policy.left
+    await wait(data)
+    assert all(f.status == "finished" for f in data)
+    assert all(v.sum() == 20_000 for v in await c.gather(data))
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_the_ceiling_of_a_target_holds(c, s, *workers):
+    """No more is sent to a worker than fits below its ceiling."""
+    data = await load(c, [workers[0].address], n=10, size=100_000)
+    one = s.tasks[data[0].key].nbytes
+    target = s.workers[workers[1].address]
+    ceiling = target.memory.process + 3 * one + one // 2
+    policy = MovePolicy(
+        [(f.key, target.address) for f in data], {target.address: ceiling}
+    )
+    for _ in policy_steps(s, policy):
+        pass
+    assert len(policy.flying) == 3
+    assert len(policy.waiting) == 7
+
+
+def policy_steps(s: Any, policy: MovePolicy) -> Iterable[Any]:
+    """One cycle of a policy, its suggestions taken."""
+    manager = mover.ActiveMemoryManagerExtension(
+        s, policies={policy}, register=False, start=False
+    )
+    assert policy.manager is manager
+    return policy.run()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_not_too_much_is_in_flight(c, s, *workers):
+    """The bytes and keys in flight are bounded, whatever there is to move."""
+    data = await load(c, [workers[0].address], n=30, size=1000)
+    with pytest.MonkeyPatch.context() as patch:
+        bound(patch, "MAX_KEYS", 5)
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        list(policy_steps(s, policy))
+        assert len(policy.flying) == 5
+        bound(patch, "MAX_KEYS", 100)
+        bound(patch, "MAX_BYTES", 3 * s.tasks[data[0].key].nbytes)
+        bound(patch, "RETRY", 0.2)  # the suggestions were not carried out here
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        list(policy_steps(s, policy))
+        assert len(policy.flying) == 3
+        await move_keys(s, policy, ManagerHold(s))
+    assert policy.done == 30
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_key_that_is_released_in_mid_move(c, s, *workers):
+    """A key that its owner releases counts as gone; the others arrive."""
+    data = await load(c, [workers[0].address], n=50, size=20_000)
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+    for future in data[10:]:
+        future.release()
+    await moving
+    assert policy.done + sum(policy.left.values()) == 50
+    assert holders(s, data[:10]) == [{workers[1].address}] * 10
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_copy_in_use_is_not_dropped(c, s, *workers):
+    """While a task on the old holder uses a key, its copy there stays."""
+    data = await load(c, [workers[0].address], n=1)
+    event = Event()
+    await event.clear()
+
+    async def use(x: Any, event: Event) -> None:
+        await event.wait()
+
+    task = c.submit(use, data[0], event, workers=[workers[0].address])
+    await until(lambda: getattr(s.tasks.get(task.key), "state", "") == "processing")
+    policy = MovePolicy([(data[0].key, workers[1].address)], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+    await until(lambda: holders(s, data)[0] == {w.address for w in workers[:2]})
+    await event.set()
+    await moving
+    assert policy.done == 1
+    assert holders(s, data) == [{workers[1].address}]
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
+    """A stopped move begins no more; every key is whole, most where they were."""
+    data = await load(c, [workers[0].address], n=100, size=10_000)
+    with pytest.MonkeyPatch.context() as patch:
+        bound(patch, "MAX_KEYS", 4)
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+        await until(lambda: policy.done > 0)
+        policy.stopped = True
+        await moving
+    assert not policy.flying
+    assert policy.waiting
+    assert all(len(places) == 1 for places in holders(s, data))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_epochs_let_the_manager_run(c, s, *workers):
+    """A long move lets the default manager run in between, and still arrives."""
+    data = await load(c, [workers[0].address], n=60, size=1000)
+    with pytest.MonkeyPatch.context() as patch:
+        bound(patch, "EPOCH", 0.05)
+        bound(patch, "MAX_KEYS", 3)
+        runs = []
+        default = s.extensions["amm"]
+        run_once = default.run_once
+        patch.setattr(default, "run_once", lambda: runs.append(run_once()))
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        await move_keys(s, policy, ManagerHold(s))
+    assert runs
+    assert policy.done == 60
+    assert holders(s, data) == [{workers[1].address}] * 60
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
+    """A move that is cancelled leaves the default manager running, the lock free."""
+    data = await load(c, [workers[0].address], n=50)
+    policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+    moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+    await until(lambda: policy.flying)
+    moving.cancel()
+    with suppress(asyncio.CancelledError):
+        await moving
+    assert s.extensions["amm"].running
+    await asyncio.wait_for(c.rebalance(), 10)
+    assert all(f.status == "finished" for f in data)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
+    """Without room on its target a move ends by itself, some epochs later."""
+    data = await load(c, [workers[0].address], n=3)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("PATIENCE", 0.5)):
+            bound(patch, name, value)
+        target = workers[1].address
+        policy = MovePolicy([(f.key, target) for f in data], {target: 1})
+        await asyncio.wait_for(move_keys(s, policy, ManagerHold(s)), 10)
+    assert policy.left == {"its target has no room below its ceiling": 3}
+    assert holders(s, data) == [{workers[0].address}] * 3
+    assert s.extensions["amm"].running
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
+    """A move that waits longer than its patience for a rebalance still moves."""
+    data = await load(c, [workers[0].address], n=3)
+    lock, held = s._replica_lock(("test", object())), asyncio.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        bound(patch, "PATIENCE", 0.3)
+        policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        async with lock:
+            moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(held.wait(), 0.6)  # twice its patience
+        await moving
+    assert policy.done == 3
+    assert not policy.left

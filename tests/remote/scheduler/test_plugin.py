@@ -1,0 +1,382 @@
+"""The scheduler plugin: one lease, answers about given keys only, a clean end."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+from time import time
+
+import numpy as np
+import pytest
+from distributed import Client, wait
+from distributed.utils_test import captured_logger, gen_cluster
+
+import clustertune
+from clustertune.errors import (
+    ConnectionLostError,
+    LeaseHeldError,
+    VersionMismatchError,
+)
+from clustertune.monitor import monitor
+from clustertune.remote import keys
+from clustertune.remote.scheduler import jobs, lease, plugin
+from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin, install
+from clustertune.remote.scheduler.runs import Measured
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def noted(handler, heard):
+    """The handler, which keeps how many bytes of code it was given."""
+
+    async def handle(comm, function, **kwargs):
+        heard.append(len(function))
+        return await handler(comm, function=function, **kwargs)
+
+    return handle
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_installed_once(c, s, a, b):
+    """A second client finds the plugin of the first, and sends no code."""
+    await monitor.open_door(c, await monitor.identify(c))
+    first = s.plugins[NAME]
+    second, heard = Client(s.address, asynchronous=True), []
+    s.handlers["run_function"] = noted(s.handlers["run_function"], heard)
+    async with second:
+        await monitor.open_door(second, await monitor.identify(second))
+    assert s.plugins[NAME] is first
+    assert len(heard) == 1
+    assert heard[0] < 2000  # bytes: a question, not the plugin
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_older_one_is_replaced(c, s, a, b):
+    """A newer plugin replaces an older one, its handler and its tasks."""
+    old = ClustertunePlugin(s)
+    old.protocol = plugin.PROTOCOL - 1
+    old.attach()
+    assert (await install(s))["protocol"] == plugin.PROTOCOL
+    assert s.plugins[NAME] is not old
+    assert s.handlers[NAME].__self__ is s.plugins[NAME]
+
+
+def older(s):
+    """The plugin of an older release."""
+    old = ClustertunePlugin(s)
+    old.protocol = plugin.PROTOCOL - 1
+    old.attach()
+    return old
+
+
+def terms(owner):
+    """A restart that waits for a long time."""
+    found = {"owner": owner, "reason": "weekly", "idle_for": 600.0, "instants": []}
+    found |= {"condition": None, "workers": [0], "lines": [(0, {"spill": 0.7})]}
+    return found | {"expires": time() + 3600}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_older_one_at_work_is_left(c, s, a, b):
+    """A read-only check of a newer client does not end a plan or a hold."""
+    old = older(s)
+    old.acquire(c.id, "prepare", "t")
+    async with Client(s.address, asynchronous=True, set_as_default=False) as newer:
+        with pytest.raises(LeaseHeldError, match=f"use.*: prepare .client {c.id}"):
+            await clustertune.check(newer)
+        old.release("t")
+        old.begin_hold(c.id, "a night's training", "h")
+        with pytest.raises(LeaseHeldError, match=f"night's training .client {c.id}"):
+            await clustertune.check(newer)
+        assert s.plugins[NAME] is old
+        assert old.holds.active()
+        old.end_hold("h")
+        await clustertune.check(newer)
+    assert s.plugins[NAME] is not old
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_older_one_that_restarts_a_worker_is_left(c, s, a, b):
+    """Also between two workers of a scheduled restart, where nothing has the lease."""
+    old = older(s)
+    name = old.schedules.add(terms(c.id))["id"]
+    old.schedules.task.cancel()  # it would wait for a gap again
+    old.schedules.kept[name].state = "running"
+    with pytest.raises(LeaseHeldError, match=f"a scheduled restart .{name}"):
+        await clustertune.check(c)
+    assert s.plugins[NAME] is old
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
+    """Schedules, run history, findings, names and reports outlive a newer client."""
+    old = older(s)
+    name = old.schedules.add(terms(c.id))["id"]
+    ended = old.schedules.add(terms(c.id))["id"]
+    old.schedules.cancel(ended)
+    old.keep('{"x": 1}')
+    old.keep_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
+    now = time()
+    old.runs.note(now - 100, True, {"w": Measured(3, 2, now - 100)})
+    old.runs.note(now - 60, False, {"w": Measured(3, 2, now - 60)})
+    old.runs.note(now - 1, True, {"w": Measured(5, 4, now - 1)})
+    old.note_names(c.id, ["X"])
+    before, listed = await old.past(), old.list_schedules()["schedules"]
+    began = dict(vars(old.schedules.kept[name]))
+
+    await monitor.open_door(c, await monitor.identify(c))
+    new = s.plugins[NAME]
+    assert new is not old
+    assert s.handlers[NAME].__self__ is new
+    after = new.list_schedules()["schedules"]
+    assert (await monitor.ask(c, "list_schedules"))["schedules"][0]["id"] == name
+    assert [one | {"now": 0, "waits": 0} for one in after] == [
+        one | {"now": 0, "waits": 0} for one in listed
+    ]
+    assert [one["state"] for one in after] == ["waiting", "cancelled"]
+    there = vars(new.schedules.kept[name])
+    assert {k: there[k] for k in there if k != "waits"} == {
+        k: began[k] for k in there if k != "waits"
+    }
+    assert len(before) == 1
+    assert await new.past() == before
+    assert (new.runs.began, new.runs.peaks["w"]) == (now - 1, 5)
+    assert now - 60 in [row[0] for row in new.runs.totals]
+    assert new.recall() == '{"x": 1}'
+    assert new.findings == {"time": 1.0, "found": [], "command": ""}
+    assert new.names.noted == {c.id: {"X": None}}
+    assert not new.schedules.task.done()
+    assert old.schedules.task.done()
+    states = [e["state"] for _, e in s.get_events(NAME) if e["action"] == "schedule"]
+    assert states == ["made", "made", "cancelled"]  # the last one by hand
+    new.schedules.cancel(name)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_one_that_cannot_be_read_is_left(c, s, a, b):
+    """Its schedules and reports would be lost: the error says what to do."""
+    old = older(s)
+    old.state_format = plugin.STATE - 1
+    with pytest.raises(LeaseHeldError, match=r"cannot read.*restart the scheduler"):
+        await clustertune.check(c)
+    assert s.plugins[NAME] is old
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
+    """A newer plugin stays; the error asks to upgrade the client."""
+    new = ClustertunePlugin(s)
+    new.protocol = plugin.PROTOCOL + 1
+    new.attach()
+    with pytest.raises(VersionMismatchError, match="upgrade clustertune here"):
+        await monitor.open_door(c, await monitor.identify(c))
+    assert s.plugins[NAME] is new
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_look_answers_for_given_keys_only(c, s, a, b):
+    """Holders and bytes come in the order asked; unknown keys have no holder."""
+    await monitor.open_door(c, await monitor.identify(c))
+    here = c.submit(np.ones, 10, workers=[a.address], key=("x", 0))
+    there = c.submit(np.ones, 20, workers=[b.address], key=("x", 1))
+    await wait([here, there])
+    packed = keys.pack([("x", 1), ("x", 0), ("x", 7)])
+    answer = await monitor.ask(c, "look", collections=[packed])
+    (found,) = answer["collections"]
+    assert found.pop("scattered") == 0
+    read = {name: array.array("q", found[name]).tolist() for name in found}
+    order = answer["workers"]
+    assert read["pieces"] == [0, 1]
+    assert [order[i] for i in read["holders"]] == [b.address, a.address]
+    assert read["nbytes"] == [s.tasks["x", 1].nbytes, s.tasks["x", 0].nbytes, 0]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_unknown_requests_are_refused(c, s, a, b):
+    """Only the listed methods can be called through the handler."""
+    await monitor.open_door(c, await monitor.identify(c))
+    with pytest.raises(VersionMismatchError, match="has no method"):
+        await monitor.ask(c, "attach")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_one_lease(c, s, a, b):
+    """A second plan learns who holds the lease; released, it can be taken."""
+    await monitor.open_door(c, await monitor.identify(c))
+    first = await monitor.ask(c, "acquire", owner=c.id, label="one", token="1")
+    second = await monitor.ask(c, "acquire", owner=c.id, label="two", token="2")
+    assert second["holder"]["label"] == "one"
+    assert "token" not in second["holder"]
+    await monitor.ask(c, "release", token="of another client")
+    assert "holder" in await monitor.ask(
+        c, "acquire", owner=c.id, label="two", token="2"
+    )
+    await monitor.ask(c, "release", token=first["token"])
+    assert "token" in await monitor.ask(
+        c, "acquire", owner=c.id, label="two", token="2"
+    )
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_lease_ends_with_its_client(c, s, a, b):
+    """A client that disconnects holds nothing any more."""
+    await monitor.open_door(c, await monitor.identify(c))
+    other = await Client(s.address, asynchronous=True, set_as_default=False)
+    await monitor.ask(other, "acquire", owner=other.id, label="other", token="o")
+    await other.close()
+    await soon(lambda: s.plugins[NAME].lease.current is None, seconds=lease.GRACE / 3)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lost_client_has_a_grace_period(c, s, a, b):
+    """Its lease is granted to others only afterwards, and never if it is back."""
+    await monitor.open_door(c, await monitor.identify(c))
+    there = s.plugins[NAME]
+    mine = {"owner": c.id, "label": "mine", "token": "m"}
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        theirs = {"owner": other.id, "label": "theirs", "token": "t"}
+        await monitor.ask(other, "acquire", **theirs)
+        first = s.clients[other.id]
+        other.scheduler_comm.comm.abort()
+        await soon(lambda: s.clients.get(other.id) is not first)
+        assert "holder" in await monitor.ask(c, "acquire", **mine)
+        await soon(lambda: other.status == "running")
+        assert await monitor.ask(other, "is_held", name="t")
+        there.owners.grace = 1.0
+        other._reconnect = other._close  # it does not come back
+        other.scheduler_comm.comm.abort()
+        await soon(lambda: other.id not in s.clients)
+        assert "holder" in await monitor.ask(c, "acquire", **mine)
+        await soon(lambda: there.lease.current is None)
+    (lost,) = [e for _, e in s.get_events(NAME) if e["action"] == "lease lost"]
+    assert (lost["label"], lost["client"]) == ("theirs", other.id)
+    assert "token" in await monitor.ask(c, "acquire", **mine)
+    assert there.owners.timers == {}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_expected_end_is_no_traceback(c, s, a, b):
+    """Neither for a call whose lease has ended, nor for one whose client is gone."""
+    await monitor.open_door(c, await monitor.identify(c))
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    with captured_logger("distributed", level=logging.WARNING) as log:
+        async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+            await monitor.ask(other, "acquire", owner=other.id, label="x", token="t")
+            job = await monitor.ask(
+                other,
+                "move",
+                token="t",
+                workers=[b.address],
+                ceilings=[1],  # byte: there is never room
+                moves=[
+                    (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
+                ],
+                deadline=30,
+            )
+            asked = {"method": "progress", "job": job, "token": "t", "wait": 1.0}
+            answer = asyncio.ensure_future(s.plugins[NAME].handle(**asked))
+            await asyncio.sleep(0)
+        assert "lease_ended" in await answer
+        with pytest.raises(LeaseHeldError, match="Run the call again"):
+            await monitor.ask(c, "unpin", token="t", name="x")
+    assert "Traceback" not in log.getvalue()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
+    """A client without a sign for 15 s loses its lease to the next client."""
+    await monitor.open_door(c, await monitor.identify(c))
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        await monitor.ask(other, "acquire", owner=other.id, label="frozen", token="f")
+        s.clients[other.id].last_seen -= lease.GRACE - 1
+        s.plugins[NAME].owners.seen[other.id] -= lease.GRACE - 1
+        assert "holder" in await monitor.ask(
+            c, "acquire", owner=c.id, label="mine", token="m"
+        )
+        s.clients[other.id].last_seen -= 2
+        s.plugins[NAME].owners.seen[other.id] -= 2
+        assert "token" in await monitor.ask(
+            c, "acquire", owner=c.id, label="mine", token="m"
+        )
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_move_needs_the_lease(c, s, a, b):
+    """Without the lease, or with one that has ended, nothing moves."""
+    await monitor.open_door(c, await monitor.identify(c))
+    with pytest.raises(LeaseHeldError, match="lease"):
+        await monitor.ask(
+            c, "move", token="", workers=[], ceilings=[], moves=[], deadline=1
+        )
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
+    """A request for the lease that comes after its release is void: no call would end
+    it."""
+    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.ask(c, "release", token="late")
+    with pytest.raises(LeaseHeldError, match="released"):
+        await monitor.ask(c, "acquire", owner=c.id, label="x", token="late")
+    assert s.plugins[NAME].lease.holder() is None
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_scheduler_without_a_plugin(c, s, a, b):
+    """A scheduler that was started again has no plugin; the error names that."""
+    with pytest.raises(ConnectionLostError, match="started again"):
+        await monitor.ask(c, "recall")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_deadline_of_a_move(c, s, a, b):
+    """A move that cannot end ends with its deadline, and gives the manager back."""
+    await monitor.open_door(c, await monitor.identify(c))
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    token = (await monitor.ask(c, "acquire", owner=c.id, label="x", token="x"))["token"]
+    job = await monitor.ask(
+        c,
+        "move",
+        token=token,
+        workers=[b.address],
+        ceilings=[1],  # byte: there is never room
+        moves=[(keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())],
+        deadline=0.2,
+    )
+    asked = {"job": job, "token": token}
+    state = await monitor.ask(c, "progress", **asked, wait=0)
+    assert not state["finished"]
+    state = await monitor.ask(c, "progress", **asked, wait=jobs.MAX_WAIT)
+    assert state["finished"]  # the answer came with the end
+    assert "deadline" in state["error"]
+    assert state["done"] == 0
+    assert s.extensions["amm"].running
+    assert {w.address for w in s.tasks[future.key].who_has} == {a.address}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_report_is_kept(c, s, a, b):
+    """The last report is handed out to anybody; one that is too long is refused."""
+    await monitor.open_door(c, await monitor.identify(c))
+    assert await monitor.ask(c, "recall") == ""
+    await monitor.ask(c, "keep", report='{"x": 1}')
+    assert await monitor.ask(c, "recall") == '{"x": 1}'
+    with pytest.raises(VersionMismatchError, match="not kept"):
+        await monitor.ask(c, "keep", report=" " * (plugin.MAX_REPORT + 1))
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_who_wants_keys(c, s, a, b):
+    """Keys that another client wants too are counted, also published ones."""
+    lease = ClustertunePlugin(s)
+    futures = c.map(int, range(4))
+    await wait(futures)
+    packed = keys.pack([f.key for f in futures])
+    assert await lease.wanted(packed, c.id) == 0
+    assert await lease.wanted(packed, "another") == 4
+    await c.publish_dataset(futures[:1], name="one")
+    assert await lease.wanted(packed, c.id) == 1

@@ -1,0 +1,150 @@
+"""Names change in one turn of the scheduler, whatever happens before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import dask.array as da
+import pytest
+from distributed import Client, futures_of, wait
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote import keys
+from clustertune.remote.scheduler import published
+from tests.processes import soon
+
+
+async def noted(
+    c: Client, s: Any
+) -> tuple[published.PublishedNames, list[Any], list[Any]]:
+    """What a client has noted, the data, and other data for the same names."""
+    old = c.persist([da.ones((8,), chunks=1), da.zeros((8,), chunks=1)])
+    new = c.persist([da.ones((8,), chunks=2) + 1, da.zeros((8,), chunks=2) + 1])
+    await wait([old, new])
+    await c.publish_dataset(X=old[0], y=old[1])
+    found = published.PublishedNames(s)
+    assert found.note(c.id, ["X", "y"]) == {"X": 0, "y": 0}
+    return found, old, new
+
+
+def requested(new: Any) -> list[Any]:
+    return [
+        (name, keys.pack([f.key for f in futures_of(x)]), f"new {name}")
+        for name, x in zip("Xy", new)
+    ]
+
+
+def are_new(s: Any) -> tuple[bool, bool]:
+    datasets = s.extensions["publish"].datasets
+    return tuple(datasets[name]["data"] == f"new {name}" for name in "Xy")
+
+
+def wanted_by(s: Any, name: str) -> set[Any]:
+    return {ts.key for ts in s.clients[f"published-{name}"].wants_what}
+
+
+def key_set(data: Any) -> set[Any]:
+    return {f.key for f in futures_of(data)}
+
+
+class Turns:
+    """In place of ``asyncio`` in what is tested: calls back between its turns."""
+
+    def __init__(self, between: Callable[[], Any]):
+        self.between = between
+        self.count = 0
+
+    async def sleep(self, _seconds: float) -> None:
+        self.count += 1
+        await self.between()
+
+
+async def in_turns(work: Any, between: Callable[[], Any]) -> Any:
+    """Do work one key after the other, and something else in between."""
+    with pytest.MonkeyPatch.context() as patched:
+        turns = Turns(between)
+        # of the functions, which a scheduler in this process may have been sent
+        point = published.PublishedNames.replace.__globals__
+        patched.setitem(point, "asyncio", turns)
+        patched.setitem(point["_batches"].__globals__, "KEYS_PER_CHANGE", 1)
+        answer = await work
+        assert turns.count > 2, answer
+        return answer
+
+
+@gen_cluster(client=True)
+async def test_all_names_change_in_one_turn(c: Client, s: Any, a: Any, b: Any) -> None:
+    """Nobody ever sees a new X and an old y; at any time all keys are wanted."""
+    found, old, new = await noted(c, s)
+    seen = []
+
+    async def look() -> None:
+        seen.append(are_new(s))
+        for name, was, will_be in zip("Xy", old, new):
+            now = will_be if seen[-1][0] else was
+            assert key_set(now) <= wanted_by(s, name)
+
+    assert await in_turns(found.replace(c.id, requested(new), {}), look) == {}
+    assert set(seen) == {(False, False), (True, True)}
+    assert [wanted_by(s, name) for name in "Xy"] == [key_set(x) for x in new]
+    assert not found.noted
+
+
+@gen_cluster(client=True)
+async def test_somebody_publishes_between_two_turns(
+    c: Client, s: Any, a: Any, b: Any
+) -> None:
+    """No name is changed, and none keeps what was made for it."""
+    found, old, new = await noted(c, s)
+    theirs = c.persist(da.ones(3, chunks=1))
+    did = count()
+
+    async def publish() -> None:
+        if next(did) == 0:
+            await c.publish_dataset(theirs, name="y", override=True)
+
+    answer = await in_turns(found.replace(c.id, requested(new), {"X": "o"}), publish)
+    assert answer == {"changed": ["y"], "taken": [], "gone": 0}
+    assert are_new(s) == (False, False)
+    assert wanted_by(s, "X") == key_set(old[0])
+    assert key_set(theirs) <= wanted_by(s, "y")
+    assert not wanted_by(s, "y") & key_set(new)
+    assert not wanted_by(s, "o")
+
+
+@gen_cluster(client=True)
+async def test_somebody_publishes_old_pieces_again(
+    c: Client, s: Any, a: Any, b: Any
+) -> None:
+    """While these are released: what a name points to is never released."""
+    found, old, new = await noted(c, s)
+    did = count()
+
+    async def publish() -> None:
+        if are_new(s)[0] and next(did) == 0:
+            await c.publish_dataset(old[0], name="X", override=True)
+
+    assert await in_turns(found.replace(c.id, requested(new), {}), publish) == {}
+    assert next(did) > 0
+    assert key_set(old[0]) <= wanted_by(s, "X")
+
+
+@gen_cluster(client=True)
+async def test_new_pieces_are_gone(c: Client, s: Any, a: Any, b: Any) -> None:
+    """Their client left before they were wanted by the names: nothing is changed."""
+    found, old, new = await noted(c, s)
+    request = requested(new)
+    gone = key_set(new)
+    del new
+    await soon(lambda: not any(key in s.tasks for key in gone))
+    answer = await found.replace(c.id, request, {})
+    assert answer == {"changed": [], "taken": [], "gone": 8}
+    assert are_new(s) == (False, False)
+    # and what was not noted is not changed either
+    found.forget(c.id)
+    answer = await found.replace(c.id, [("X", keys.pack(list(key_set(old))), "z")], {})
+    assert answer["changed"] == ["X"]
+    assert found.note("unknown", ["X"]) == {"X": 0}
+    assert not found.noted

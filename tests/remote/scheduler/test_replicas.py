@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Client, wait
+from distributed.active_memory_manager import ReduceReplicas
+from distributed.utils_test import async_poll_for, gen_cluster, inc
+
+from clustertune.remote import ship
+from clustertune.remote.scheduler import replicas
+
+#: it runs when a test says so
+STILL = {"distributed.scheduler.active-memory-manager.start": False}
+
+
+async def everywhere(c: Any, s: Any, key: str) -> Any:
+    future = c.submit(inc, 1, key=key)
+    await wait(future)
+    await c.replicate([future])
+    assert len(s.tasks[key].who_has) == 2
+    return future
+
+
+@gen_cluster(client=True, config=STILL)
+async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Others are deleted as before; two that keep do not end each other."""
+    kept, other = [await everywhere(c, s, key) for key in ("kept", "other")]
+    manager = s.extensions["amm"]
+    before = set(manager.policies)
+    await ship.on_scheduler(c, replicas.keep, name="1", owner=c.id, prefix="ke")
+    await ship.on_scheduler(c, replicas.keep, name="2", owner=c.id, prefix="ke")
+    for _ in range(2):
+        manager.run_once()
+        await async_poll_for(lambda: len(s.tasks["other"].who_has) == 1, 5)
+        assert len(s.tasks["kept"].who_has) == 2
+        await ship.on_scheduler(c, replicas.let_go, name="1")
+    await ship.on_scheduler(c, replicas.let_go, name="2")
+    assert set(manager.policies) == before
+    assert replicas.NAME not in s.plugins
+    manager.run_once()
+    await async_poll_for(lambda: len(s.tasks["kept"].who_has) == 1, 5)
+
+
+@gen_cluster(client=True, config=STILL)
+async def test_it_ends_with_its_client(c: Any, s: Any, a: Any, b: Any) -> None:
+    async with Client(s.address, asynchronous=True) as other:
+        await ship.on_scheduler(c, replicas.keep, name="1", owner=other.id, prefix="ke")
+        assert replicas.NAME in s.plugins
+    await async_poll_for(lambda: replicas.NAME not in s.plugins, 5)
+    assert {type(p) for p in s.extensions["amm"].policies} == {ReduceReplicas}
+
+
+# --- prepared keys --------------------------------------------------------------------
+
+
+def holders(s: Any, key: str) -> set[str]:
+    return {ws.address for ws in s.tasks[key].who_has}
+
+
+async def one_left(s: Any, *names: str) -> None:
+    """Run the memory manager until each key has one replica."""
+    manager = s.extensions["amm"]
+
+    def is_left() -> bool:
+        manager.run_once()
+        return all(len(holders(s, name)) == 1 for name in names)
+
+    await async_poll_for(is_left, 10)
+
+
+@gen_cluster(client=True, config=STILL)
+async def test_a_prepared_key_keeps_its_place(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Surplus replicas are dropped elsewhere, on a fuller worker or not."""
+    futures = [await everywhere(c, s, name) for name in ("on-a", "on-b", "other")]
+    homes = replicas.Homes(s)
+    homes.put("on-a", a.address)
+    homes.put("on-b", b.address)
+    homes.begin()
+    homes.begin()
+    assert len(s.extensions["amm"].policies) == 1
+    for _ in range(2):
+        await one_left(s, "on-a", "on-b", "other")
+        assert holders(s, "on-a") == {a.address}
+        assert holders(s, "on-b") == {b.address}
+        await c.replicate(futures)
+
+
+@gen_cluster(client=True, config=STILL)
+async def test_a_forgotten_key_leaves_nothing(c: Any, s: Any, a: Any, b: Any) -> None:
+    future = await everywhere(c, s, "x")
+    manager = s.extensions["amm"]
+    before = set(manager.policies)
+    homes = replicas.Homes(s)
+    homes.put("x", a.address)
+    homes.put("unknown", a.address)
+    homes.begin()
+    assert set(manager.policies) != before
+    del future
+    await async_poll_for(lambda: "x" not in s.tasks, 5)
+    await async_poll_for(lambda: not homes.homes, 5)
+    manager.run_once()
+    assert set(manager.policies) == before
+
+
+@gen_cluster(client=True, config=STILL)
+async def test_a_later_place_counts(c: Any, s: Any, a: Any, b: Any) -> None:
+    future = await everywhere(c, s, "x")
+    homes = replicas.Homes(s)
+    homes.put("x", a.address)
+    homes.put("x", b.address)
+    homes.begin()
+    await one_left(s, "x")
+    assert holders(s, future.key) == {b.address}
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3, config=STILL)
+async def test_a_worker_that_leaves_gives_its_keys_away(
+    c: Any, s: Any, a: Any, b: Any, d: Any
+) -> None:
+    """Retiring moves prepared keys too; no replica is left over."""
+    future = c.submit(inc, 1, key="x", workers=[a.address])
+    await wait(future)
+    homes = replicas.Homes(s)
+    homes.put("x", a.address)
+    homes.begin()
+    s.extensions["amm"].start()
+    await c.retire_workers([a.address], close_workers=False, remove=False)
+    await c.replicate([future], workers=[b.address, d.address])
+    await one_left(s, "x")
+    assert a.address not in holders(s, "x")
+    assert await future == 2
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3, config=STILL)
+async def test_dask_rebalances_prepared_keys(
+    c: Any, s: Any, a: Any, b: Any, d: Any
+) -> None:
+    """Between its copy and its drop no replica is dropped: the drop asks for none."""
+    future = c.submit(inc, 1, key="x", workers=[a.address])
+    await c.replicate([future], workers=[a.address, b.address])
+    homes = replicas.Homes(s)
+    homes.put("x", a.address)
+    homes.begin()
+    manager = s.extensions["amm"]
+    async with s._replica_lock(("rebalance", object())):
+        assert len(holders(s, "x")) == 2
+        manager.run_once()
+        # the worker answers after the scheduler has asked it to drop: so asked, it has
+        await c.run(lambda: None)
+        assert len(holders(s, "x")) == 2
+    await one_left(s, "x")
+    assert holders(s, future.key) == {a.address}
+
+
+@gen_cluster(client=True, config=STILL)
+async def test_kept_copies_of_prepared_keys(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A block that keeps all replicas, and places, do not end each other."""
+    future = await everywhere(c, s, "kept")
+    homes = replicas.Homes(s)
+    homes.put("kept", a.address)
+    homes.begin()
+    await ship.on_scheduler(c, replicas.keep, name="1", owner=c.id, prefix="ke")
+    homes.begin()
+    manager = s.extensions["amm"]
+    manager.run_once()
+    await c.run(lambda: None)
+    assert len(holders(s, "kept")) == 2
+    await ship.on_scheduler(c, replicas.let_go, name="1")
+    await one_left(s, "kept")
+    assert holders(s, future.key) == {a.address}
+    assert len(manager.policies) == 1

@@ -1,0 +1,69 @@
+"""Memory of workers at one time, from heartbeats that are older than what is known."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from distributed import wait
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote.scheduler import state
+
+MB = 10**6
+
+
+def worker(now: int, then: int, process: int, on_disk: int = 0) -> Any:
+    """Bytes of keys now and at the heartbeat, and of the process at the heartbeat."""
+    return SimpleNamespace(
+        nbytes=now,
+        metrics={
+            "memory": process,
+            "managed_bytes": then,
+            "spilled_bytes": {"memory": on_disk},
+        },
+        memory=SimpleNamespace(spilled=on_disk),
+    )
+
+
+def test_what_has_left_is_not_unmanaged() -> None:
+    found = state.memory_of(worker(now=0, then=100, process=250))
+    assert (found.process, found.managed, found.unmanaged) == (150, 0, 150)
+
+
+def test_what_has_come_is_not_taken_from_the_rest() -> None:
+    found = state.memory_of(worker(now=100, then=0, process=150))
+    assert (found.process, found.managed, found.unmanaged) == (250, 100, 150)
+
+
+def test_keys_on_disk_are_not_in_the_process() -> None:
+    found = state.memory_of(worker(now=100, then=100, process=190, on_disk=60))
+    assert (found.process, found.managed, found.counted) == (190, 40, 40)
+
+
+def test_keys_that_are_counted_twice_stay_visible() -> None:
+    """Dask knows of more bytes than the process has: that is not explained away."""
+    found = state.memory_of(worker(now=300, then=300, process=200))
+    assert (found.process, found.managed, found.counted) == (200, 200, 300)
+
+
+def test_a_worker_that_is_not_heard_of_yet_has_nothing() -> None:
+    silent = worker(now=100, then=0, process=0)
+    silent.metrics = {}
+    assert state.memory_of(silent)[:2] == (0, 0)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_between_two_heartbeats(c: Any, s: Any, a: Any) -> None:
+    """Dask's own figures, when nothing changes; without a blip when something does."""
+    await a.heartbeat()
+    (ws,) = s.workers.values()
+    before = state.memory_of(ws)
+    assert before[:3] == (ws.memory.process, ws.memory.managed, ws.memory.spilled)
+    a.periodic_callbacks["heartbeat"].stop()
+    future = c.submit(np.ones, 10 * MB)
+    await wait(future)
+    after = state.memory_of(ws)
+    assert after.managed >= 80 * MB > ws.metrics["managed_bytes"]
+    assert after.unmanaged == before.unmanaged

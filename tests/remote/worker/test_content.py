@@ -1,0 +1,162 @@
+"""What values of a piece are like: arrays and frames, of any type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from clustertune.remote.worker import content
+
+FRAME = pd.DataFrame(
+    {
+        "f": [1.0, np.nan, np.inf],
+        "n": pd.array([1, None, 3], dtype="Int64"),
+        "c": pd.Categorical(["u", "v", "u"]),
+        "t": ["a", None, "b"],
+    }
+)
+
+
+def test_features():
+    """Lacking and infinite values of all columns, and lists of categories."""
+    found = content.features(FRAME)
+    assert found["not_finite"] == [3, 1]
+    assert found["categories"] == {"c": "['u', 'v']"}
+    array = np.array([[1, np.nan], [np.inf, -np.inf]])
+    assert content.features(array) == {"not_finite": [1, 2], "categories": {}}
+    assert content.features(np.arange(4))["not_finite"] == [0, 0]
+    objects = np.array([[None, "a"], [np.nan, pd.NA], [pd.NaT, 3]], dtype=object)
+    assert content.features(objects)["not_finite"] == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("piece", "classes"),
+    [
+        (np.array([1, 0, 1]), [[0, 1], [1, 2]]),
+        (pd.Series(["b", "a"]), [["a", 1], ["b", 1]]),
+        (np.array([True, True]), [[True, 2]]),
+        (np.array([0.5, 1.5]), None),
+        (np.arange(2000), None),
+        (np.ones((2, 2), dtype=int), None),
+        (pd.Series([1, "a"], dtype=object), None),
+        (np.array([], dtype=int), []),
+    ],
+)
+def test_classes(piece, classes):
+    """Of whole numbers and texts, if they are not too many."""
+    assert content.labels(piece)["classes"] == classes
+
+
+@pytest.mark.parametrize(
+    ("piece", "moments"),
+    [
+        (np.array([1.0, np.nan, 3.0]), [2, 4.0, 10.0]),
+        (pd.Series([True, False]), [2, 1.0, 1.0]),
+        (pd.Series(["a"]), None),
+        (np.ones((2, 2)), None),
+        (np.array([]), [0, 0.0, 0.0]),
+    ],
+)
+def test_moments(piece, moments):
+    """Of finite numbers."""
+    assert content.labels(piece)["moments"] == moments
+
+
+@pytest.mark.parametrize(
+    ("values", "ends", "ordered", "scattered"),
+    [
+        ([1, 1, 2], [1, 2], True, False),
+        ([2, 2, 1], [2, 1], False, False),
+        ([1, 2, 1], [1, 1], False, True),
+        ([], None, True, False),
+        ([5], [5, 5], True, False),
+    ],
+)
+def test_groups(values, ends, ordered, scattered):
+    """Where they begin and end, and whether one comes back."""
+    for piece in (np.array(values), pd.Series(values)):
+        found = content.groups(piece)
+        order = {"ends": ends, "sorted": ordered, "scattered": scattered}
+        assert found == order | {"missing": 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "heads", "counts", "ordered", "scattered"),
+    [
+        ([1, 1, 2], [1, 2], [2, 1], True, False),
+        ([2, 10, 10], [2, 10], [1, 2], True, False),
+        ([1, 2, 1], [1, 2], [2, 1], False, True),
+        (["b", "a", "b"], ["a", "b"], [1, 2], False, True),
+        ([], [], [], True, False),
+    ],
+)
+def test_runs(values, heads, counts, ordered, scattered):
+    """Each group with its rows; scattered ones once, in the order of groups."""
+    objects = np.array(values, dtype=object)
+    pieces = [np.array(values), pd.Series(values), objects, pd.Series(objects)]
+    if values and isinstance(values[0], int):  # numbers, though of objects
+        pieces.append(pd.Series(values, dtype="Int64"))
+    for piece in [
+        *pieces,
+        pd.DataFrame({"q": values}),
+        pd.Series(values).astype("category"),
+    ]:
+        found = content.runs(piece)
+        assert found["values"].tolist() == heads
+        assert found["counts"].tolist() == counts
+        assert (found["sorted"], found["scattered"]) == (ordered, scattered)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 0, 1, 1],
+        [True, False, True, True],
+        [1.0, 0.0, 1.0, 1.0],
+        ["b", "a", "b", "b"],
+    ],
+)
+def test_classes_and_where_they_are(values):
+    """Of whole numbers, also as floats, and texts, in any kind of piece."""
+    low, high = sorted(set(values))
+    series = pd.Series(values)
+    pieces = [np.array(values), np.array(values, dtype=object), series]
+    pieces += [np.array(values)[:, None], series.to_frame(), series.astype("category")]
+    for piece in pieces:
+        found = content.classes(piece, 2)
+        assert found["classes"] == [[low, 1], [high, 3]]
+        rows = {name: x.tolist() for name, x in found["positions"].items()}
+        assert rows == {low: [1], high: [0, 3]}
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        np.array([0.0, np.nan]),
+        np.array([0.0, np.inf]),
+        np.array([0.5, 1.0]),
+        np.zeros((3, 2)),
+        pd.Series([1, None], dtype="Int64"),
+        pd.Series(["a", None]),
+    ],
+    ids=["NaN", "inf", "fractions", "two columns", "NA", "None"],
+)
+def test_what_are_no_classes(piece):
+    """They are not reported."""
+    found = content.classes(piece, 9)
+    assert found["classes"] is None
+    assert found["positions"] == {}
+
+
+def test_types():
+    """Types of categories by column, and the largest whole number, without its sign."""
+    found = content.types(FRAME)
+    assert found["lists"] == {"c": FRAME["c"].dtype}
+    assert found["largest"] == 0
+    numbers = pd.DataFrame({"a": [1, -300], "b": [2, 7], "f": [1e9, 2.0]})
+    assert content.types(numbers)["largest"] == 300
+    assert content.types(numbers[:0])["largest"] == 0
+    assert content.types(np.ones(3)) == {"categories": {}, "lists": {}, "largest": 0}
+    smallest = pd.DataFrame({"a": np.array([-(2**63)], dtype="i8")})
+    assert content.types(smallest)["largest"] == 2**63

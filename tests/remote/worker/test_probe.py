@@ -1,0 +1,236 @@
+"""CPUs and memory are read at every cgroup level, thresholds from the worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from distributed import LocalCluster
+from distributed.utils_test import gen_cluster
+
+from clustertune.core.model import Details, Unknown
+from clustertune.monitor import inquiry, monitor
+from clustertune.remote.worker import probe
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cgroup file system of which this process is in ``/jobs/one``."""
+    root = tmp_path / "cgroup"
+    (root / "jobs/one").mkdir(parents=True)
+    membership = tmp_path / "membership"
+    membership.write_text("0::/jobs/one\n")
+    monkeypatch.setattr(probe, "ROOT", str(root))
+    monkeypatch.setattr(probe, "MEMBERSHIP", str(membership))
+    return root
+
+
+def test_no_quota_is_no_quota(cgroups: Path) -> None:
+    """A cgroup without a limit says ``max``, and that is none."""
+    (cgroups / "jobs/one/cpu.max").write_text("max 100000\n")
+    (cgroups / "jobs/one/memory.max").write_text("max\n")
+    assert list(probe.cpu_quotas()) == []
+    assert list(probe.memory_limits()) == []
+
+
+def test_a_parents_quota_counts(cgroups: Path) -> None:
+    """A quota is found at every level, also where Dask does not look."""
+    (cgroups / "jobs/cpu.max").write_text("150000 100000\n")
+    (cgroups / "jobs/one/cpu.max").write_text("400000 100000\n")
+    (cgroups / "jobs/memory.max").write_text("1073741824\n")
+    found = {name.rpartition(":")[2]: cpus for name, cpus in probe.cpu_quotas()}
+    assert found == {"/jobs/one": 4.0, "/jobs": 1.5}
+    assert [n for _, n in probe.memory_limits()] == [2**30]
+
+
+def test_transfers_side_by_side_are_no_slower() -> None:
+    """Bytes of what is large, over the time in which any of it was received."""
+    log = [
+        {"total": 3 * 10**7, "start": 10.0, "stop": 10.2, "duration": 0.2},
+        {"total": 10**7, "start": 10.1, "stop": 10.15, "duration": 0.05},
+        {"total": 10**7, "start": 11.0, "stop": 11.3, "duration": 0.3},
+        {"total": 10**3, "start": 12.0, "stop": 13.0, "duration": 1.0},
+    ]
+    worker = SimpleNamespace(transfer_incoming_log=log)
+    assert probe.speeds(worker, copying=False) == [pytest.approx(1e8), 0.0]
+    assert probe.speeds(worker, copying=True)[1] > 0
+    nothing = SimpleNamespace(transfer_incoming_log=log[3:])
+    assert probe.speeds(nothing, copying=False) == [0.0, 0.0]
+
+
+def test_version_1(cgroups: Path) -> None:
+    """The old hierarchy, one for each controller, is read as well."""
+    Path(probe.MEMBERSHIP).write_text("4:cpu,cpuacct:/pod\n2:memory:/pod\n1:name=x:/\n")
+    for folder, file, text in (
+        ("cpu,cpuacct/pod", "cpu.cfs_quota_us", "50000"),
+        ("cpu,cpuacct/pod", "cpu.cfs_period_us", "100000"),
+        ("cpu,cpuacct", "cpu.cfs_quota_us", "-1"),
+        ("memory/pod", "memory.limit_in_bytes", "4096"),
+    ):
+        (cgroups / folder).mkdir(parents=True, exist_ok=True)
+        (cgroups / folder / file).write_text(text)
+    assert [cpus for _, cpus in probe.cpu_quotas()] == [0.5]
+    assert [n for _, n in probe.memory_limits()] == [4096]
+
+
+def test_a_folder_of_the_host_that_is_not_here(cgroups: Path) -> None:
+    """In a container whose cgroup path is the host's, the root of the mount counts."""
+    Path(probe.MEMBERSHIP).write_text("0::/kubepods/pod1\n")
+    (cgroups / "cpu.max").write_text("200000 100000\n")
+    assert [cpus for _, cpus in probe.cpu_quotas()] == [2.0]
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)],
+    worker_kwargs={"memory_limit": "8 GiB"},  # its process is that of all tests
+    config={"distributed.worker.memory.spill": 0.5},
+)
+async def test_worker_facts(c, s, a):
+    """Thresholds are those of the running worker, not of a configuration."""
+    a.memory_manager.memory_pause_fraction = 0.77
+    facts = probe.worker_facts(a)
+    assert facts["target"] == 0.6
+    assert facts["spill"] == 0.5
+    assert facts["pause"] == 0.77
+    assert facts["affinity"] == sorted(os.sched_getaffinity(0))
+    assert 0 < facts["host_memory"] <= psutil.virtual_memory().total
+
+
+@gen_cluster(
+    client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs={"memory_limit": 0}
+)
+async def test_no_limit_nothing_spills(c, s, a):
+    """A worker without a memory limit has no threshold at which it spills."""
+    facts = probe.worker_facts(a)
+    assert facts["target"] is facts["spill"] is None
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)],
+    worker_kwargs={"memory_limit": "8 GiB"},  # its process is that of all tests
+)
+async def test_row_counts_leave_spilled_pieces_on_disk(c, s, a):
+    """Rows are counted of what is in memory; a piece on disk is not read."""
+    here, there = await c.scatter([np.zeros((7, 2)), np.zeros((9, 2))])
+    a.data.evict()
+    on_disk = next(iter(a.data.disk))
+    in_memory = ({here.key, there.key} - {on_disk}).pop()
+    counts = probe.row_counts(a, [in_memory, on_disk, "nowhere"])
+    assert counts == [7 if in_memory == here.key else 9, -1, -1]
+    assert on_disk in a.data.disk
+
+
+ONE = [("127.0.0.1", 1)]
+PACKAGES = ["dask", "distributed", "no-such-distribution"]
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_of_this_process(c, s, a):
+    """The worker is in this process: what it says can be checked."""
+    sleeping = [sys.executable, "-c", "input()"]
+    child = await asyncio.create_subprocess_exec(*sleeping, stdin=-1)
+    found = probe.worker_details(a, PACKAGES)
+    await child.communicate(b"\n")
+    assert found["pid"] == os.getpid()
+    count, memory = found["children"]
+    assert count >= 1
+    assert memory > 0
+    assert set(found["packages"]) == {"dask", "distributed"}
+    kind, total, free = found["disk"]
+    assert isinstance(kind, str)
+    assert 0 <= free <= total
+    assert found["lifetime"] == [None, False]
+    assert found["daemon"] is False
+
+
+@gen_cluster(client=True, nthreads=ONE, worker_kwargs={"lifetime": "1 hour"})
+async def test_a_lifetime(c, s, a):
+    """Seconds that are left, by which no clocks need agree."""
+    left, returns = probe.worker_details(a, [])["lifetime"]
+    assert 0 < left < 3600
+    assert returns is False
+    await monitor.open_door(c, await monitor.identify(c))
+    snapshot, _ = await monitor.look(c, [])
+    (seen,) = (await inquiry.with_details(c, snapshot)).workers
+    assert seen.details.expires == pytest.approx(snapshot.time + left, abs=5)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_thread_pools(c, s, a, monkeypatch):
+    """As threadpoolctl sees them; without it, nothing is known."""
+    pools = probe.worker_details(a, [])["pools"]
+    assert all(n >= 1 for _, _, n in pools)
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    assert probe.worker_details(a, [])["pools"] is None
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_asked_through_a_client(c, s, a, b):
+    """All workers and the scheduler, in one inquiry; client and scheduler alike."""
+    await monitor.open_door(c, await monitor.identify(c))
+    snapshot, _ = await monitor.look(c, [])
+    assert all(w.details is None for w in snapshot.workers)
+    asked = await inquiry.with_details(c, snapshot)
+    assert all(isinstance(w.details, Details) for w in asked.workers)
+    assert asked.survey.me == c.id
+    assert asked.survey.packages["client"] == asked.survey.packages["scheduler"]
+    assert asked.survey.complete
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
+    """Its answer is an error, which is reported; the other answers count."""
+    await monitor.open_door(c, await monitor.identify(c))
+    snapshot, _ = await monitor.look(c, [])
+    a.local_directory = "/no/such/folder"
+    asked = await inquiry.with_details(c, snapshot)
+    (worker,) = asked.workers
+    assert isinstance(worker.details, Unknown)
+    assert "FileNotFoundError" in worker.details.reason
+
+
+@pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pid": 1, "disk": 3}])
+def test_garbage(answer):
+    """It makes values unknown, with a reason."""
+    found = inquiry._read_details(answer, 0.0)
+    assert isinstance(found, Unknown)
+    assert "cannot be read" in found.reason
+    facts = monitor._read_facts(answer, None)
+    assert isinstance(facts, Unknown)
+    assert "cannot be read" in facts.reason
+
+
+def test_what_the_nanny_sets():
+    """In its own process the worker has pools of one thread, and is daemonic."""
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+    }
+    with LocalCluster(**options) as cluster, cluster.get_client() as client:
+
+        async def ask():
+            await monitor.open_door(client, await monitor.identify(client))
+            snapshot, _ = await monitor.look(client, [])
+            return await inquiry.with_details(client, snapshot)
+
+        (worker,) = client.sync(ask).workers
+        assert worker.details.daemon
+        assert worker.details.variables["OMP_NUM_THREADS"] == "1"
+        assert worker.details.pid != os.getpid()
+
+
+@pytest.mark.parametrize("path", ["/", "/proc", "/tmp"])
+def test_disks(path):
+    """The nearest mount counts."""
+    kind, total, free = probe.disk(path)
+    assert (kind == "proc") is (path == "/proc")
+    assert free <= total
