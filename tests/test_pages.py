@@ -354,7 +354,6 @@ NOT_HERE = {
     "ID": "an id of the list before it is meant",
     "show": "there is no such record here",
     "compare": "there is no such record here",
-    "what-if": "there are too few runs here",
     "explain": "tests/test_cli.py runs it",
     "--tls-ca-file": "the cluster of the test speaks no TLS",
 }

@@ -16,7 +16,7 @@ from clustertune import checks
 from clustertune.cli import main
 from clustertune.operations import entrance
 from clustertune.operations.entrance import refuse_wrong_settings
-from clustertune.operations.history import settings as history
+from clustertune.operations.history import record as history
 
 
 def test_dask_knows_the_defaults() -> None:

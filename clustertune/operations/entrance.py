@@ -13,7 +13,7 @@ from clustertune.collections.inputs import Given, Inputs
 from clustertune.core import settings
 from clustertune.errors import AlignmentError
 from clustertune.monitor import connection
-from clustertune.operations.history import settings as history
+from clustertune.operations.history import record as history
 
 
 def refuse_wrong_settings() -> None:

@@ -34,7 +34,6 @@ from clustertune.integrations import libraries
 from clustertune.operations import manifests, planfile
 from clustertune.operations.calls import VERBS, Call
 from clustertune.operations.history import histories, record
-from clustertune.operations.history import settings as history
 from clustertune.operations.planfile import StoredPlan
 from clustertune.operations.playbooks import playbook, reading, shelf
 from clustertune.operations.scheduling import conditions, instants
@@ -222,7 +221,7 @@ def _read_config(data: bytes) -> None:
     with dask.config.set({"clustertune": own if isinstance(own, dict) else {}}):
         for read in (
             checks.configured,
-            history.configured,
+            record.configured,
             shelf.available,
             lambda: conditions.parse("leak").plain(),  # type: ignore[union-attr]
         ):
@@ -362,7 +361,6 @@ def _read_history(data: bytes) -> None:
         found._repr_html_()
         str(found.trends())
         found.trends().to_json()
-        str(found.what_if([1, 2, 1000]))
         for one in found.records[-3:]:
             histories.details(one)
             assert one.id is not None

@@ -15,7 +15,7 @@ import pytest
 
 from clustertune.errors import HistoryError
 from clustertune.operations.history.record import (
-    MOST_WORKERS,
+    MAX_WORKERS,
     VERSION,
     Record,
     Store,
@@ -80,12 +80,12 @@ def test_what_is_added_comes_back(store: Store) -> None:
 
 
 def test_selecting(store: Store) -> None:
-    """By job, kind, number; the last ones."""
+    """By job and kind; the last ones."""
     store.add([small(job=j, kind=k) for j in "ab" for k in ("fit", "plan")], keep=10)
     assert [r.id for r in store.read(job="b")] == [3, 4]
-    assert [r.id for r in store.read(kinds=["fit"])] == [1, 3]
-    assert [r.id for r in store.read(job="a", kinds=["plan", "run"])] == [2]
-    assert [r.id for r in store.read(ids=[4, 2])] == [2, 4]
+    assert [r.id for r in store.read(kind="fit")] == [1, 3]
+    assert [r.id for r in store.read(job="a", kind="plan")] == [2]
+    assert store.read(kind="run") == ()
     assert [r.id for r in store.read(last=2)] == [3, 4]
     assert store.read(job="'; DROP TABLE records; --") == ()
 
@@ -108,7 +108,7 @@ def test_a_large_cluster(store: Store) -> None:
     memory = tuple(WorkerMemory(worker=i, peak=i) for i in range(1000))
     store.add([small(memory=memory)], keep=10)
     (found,) = store.read()
-    assert len(found.memory) == MOST_WORKERS
+    assert len(found.memory) == MAX_WORKERS
     assert found.memory[0].worker == 999
 
 
