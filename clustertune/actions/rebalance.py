@@ -168,7 +168,6 @@ def _price(layout: Layout, view: View, placement: Placement) -> Price:
         seconds=pricing.seconds(flow, view),
         # what a worker receives may arrive before what it sends has left
         peak=int(flow.into.max(initial=0)),
-        flow=flow,
     )
 
 

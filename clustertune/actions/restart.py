@@ -271,9 +271,9 @@ def start_seconds(now: Snapshot) -> float | None:
 
 def _seconds(now: Snapshot, worker: WorkerSnapshot, nbytes: int | None) -> float | None:
     start = start_seconds(now)
-    if start is None or nbytes is None or worker.bandwidth <= 0:
+    if start is None or nbytes is None or (nbytes and not worker.bandwidth):
         return None
-    return start + nbytes / worker.bandwidth
+    return start + (nbytes / worker.bandwidth if nbytes else 0)
 
 
 def _brought_back(

@@ -112,8 +112,9 @@ class WorkerSnapshot:
     process: int  # bytes: resident memory of the worker process
     managed: int  # bytes of Dask's keys in memory, but not more than the process has
     spilled: int  # bytes of Dask's keys on disk
-    bandwidth: float  # bytes per second that it measured in transfers between workers
     facts: WorkerFacts | Unknown
+    #: bytes per second of the last transfers to it; 0: none was measured
+    bandwidth: float = 0.0
     #: bytes of these keys by their own sizes: what several share is counted for each
     counted: int = 0
     silent: float = 0.0  # seconds since the scheduler last heard of it
@@ -127,7 +128,6 @@ class WorkerSnapshot:
     parking: bool = False  # keeps keys in a nanny while that one's worker is restarted
     room: Room | Unknown | None = None  # beside it; None: its nanny was not asked
     least: int | None = None  # bytes its process had at the least; None: not known
-    copying: float | None = None  # bytes per second of one thread; None: not timed
     #: tasks that it runs: prefix and number; None: the scheduler was not asked
     tasks: tuple[tuple[str, int], ...] | None = None
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +25,6 @@ from distributed.comm.core import CommClosedError
 from clustertune.core.admission import is_parked_first
 from clustertune.core.model import (
     Burden,
-    Flow,
     Holding,
     Int64s,
     Key,
@@ -45,9 +45,8 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.integrations import managers
-from clustertune.monitor import connection, counting, links
+from clustertune.monitor import connection, counting
 from clustertune.monitor import overhead as measuring
-from clustertune.planner import pricing
 from clustertune.planner.thresholds import ceiling, space
 from clustertune.remote import (
     chunks,
@@ -371,7 +370,13 @@ async def look(
         for w in snapshot.workers
     ]
     by_task = by_task and any(w.running for w in snapshot.workers)
-    counted = await counting.count_rows(client, placed, addresses, by_task=by_task)
+    if placed:
+        counted, snapshot = await asyncio.gather(
+            counting.count_rows(client, placed, addresses, by_task=by_task),
+            with_bandwidths(client, snapshot),
+        )
+    else:
+        counted = ()
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 
@@ -397,46 +402,23 @@ async def overhead(client: Client, snapshot: Snapshot) -> float | None:
     return None if memory.overhead is None else memory.overhead[0]
 
 
-async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> Snapshot:
-    """The snapshot whose workers know how fast they receive and copy.
+async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
+    """Add the bandwidth that each worker measured in its last large transfers.
 
-    As it was where workers have work to do, and would be timed with it.
+    Workers without such a transfer get the median of the others. A worker that does not
+    answer in time counts as one without a transfer.
     """
-    into, out, made = (
-        np.sum([getattr(f, name) for f in flows], axis=0)
-        for name in ("into", "out", "made")
-    )
     approved = known(client).addresses
-    taking_part = [
-        w.address
-        for w, nbytes in zip(snapshot.workers, into + out + made, strict=True)
-        if nbytes and w.running and w.address in approved
-    ]
-    sender = int(out.argmax())
-    others = np.arange(len(into)) != sender
-    receiver = int(np.where(others, into, -1).argmax())
-    pair = snapshot.workers[sender].address, snapshot.workers[receiver].address
-    if any(w.processing for w in snapshot.workers) or not {*pair} <= {*taking_part}:
-        return snapshot
-    found = await links.measure(
-        client,
-        taking_part,
-        pair if pricing.worth_sending(flows) else None,
-        copying=bool(made.any()),
+    there = [w.address for w in snapshot.workers if w.running and w.address in approved]
+    answers = await ship.on_workers(
+        client, probe.bandwidth, there, timeout=SOON, again=False
     )
+    measured = {a: x for a, x in answers.items() if isinstance(x, float) and x > 0}
+    usual = median(measured.values()) if measured else 0.0
     workers = tuple(
-        _at_speed(w, *found.get(w.address, (0, 0))) for w in snapshot.workers
+        replace(w, bandwidth=measured.get(w.address, usual)) for w in snapshot.workers
     )
     return replace(snapshot, workers=workers)
-
-
-def _at_speed(worker: WorkerSnapshot, received: float, copied: float) -> WorkerSnapshot:
-    """With what was measured, and what was known before of the rest."""
-    return replace(
-        worker,
-        bandwidth=received or worker.bandwidth,
-        copying=copied or worker.copying,
-    )
 
 
 async def hear(client: Client) -> None:
@@ -473,6 +455,7 @@ async def with_burdens(
     """
     addresses = [w.address for w in snapshot.workers]
     found = await ask(client, "burdens", workers=addresses)
+    snapshot = await with_bandwidths(client, snapshot)
     workers = tuple(
         replace(w, burden=_burden(found[w.address]) if w.address in found else None)
         for w in snapshot.workers
@@ -629,7 +612,6 @@ def _worker(
         managed=managed,
         spilled=spilled,
         counted=counted,
-        bandwidth=float(metrics.get("bandwidth", {}).get("total", 0.0)),
         facts=facts,
         # both by the scheduler's clock
         silent=max(0.0, now - entry["last_seen"]),

@@ -39,7 +39,7 @@ from clustertune.operations.history import noting
 from clustertune.operations.journal import Journal, error_text
 from clustertune.operations.prepared import Again, Prepared
 from clustertune.operations.procedure import attach
-from clustertune.planner import layouts, planner, pricing, trainers, verification
+from clustertune.planner import layouts, planner, trainers, verification
 
 logger = logging.getLogger("clustertune")
 
@@ -127,8 +127,6 @@ async def _look_and_plan(
         found = checks.run(view, settings)
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view, actions.available())
-    if flows := pricing.worth_timing(plan):
-        plan = pricing.again(plan, await cluster.speeds(view, flows))
     journal.plans.append(plan)
     if not plan.steps:
         _refuse_left(found, view)

@@ -42,7 +42,6 @@ from clustertune.core.model import (
     ORDER,
     Bounds,
     Drop,
-    Flow,
     Goal,
     Key,
     Layout,
@@ -233,11 +232,6 @@ class LiveCluster:
     async def overhead(self, view: View) -> float | None:
         """Seconds that a task takes beside its work; measured once for all looks."""
         return await monitor.overhead(self.client, view.now)
-
-    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
-        """Ask workers how fast they are; the first time bytes may be sent for it."""
-        now = await monitor.speeds(self.client, view.now, flows)
-        return replace(view, snapshots=(*view.snapshots[:-1], now))
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
