@@ -16,7 +16,7 @@ import yaml
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.monitor import recording
+from tests import recording
 
 ROOT = Path(__file__).parents[1]
 

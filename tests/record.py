@@ -22,8 +22,8 @@ import clustertune
 from clustertune.collections import inputs
 from clustertune.core.model import Goal, View
 from clustertune.integrations import libraries
-from clustertune.monitor import recording
 from clustertune.operations import diagnosis
+from tests import recording
 
 FOLDER = Path(__file__).with_name("recordings")
 

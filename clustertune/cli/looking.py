@@ -31,7 +31,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations import libraries
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry
 from clustertune.operations import diagnosis
 from clustertune.operations.watcher import Monitor
 
@@ -87,7 +87,7 @@ def doctor(target: Target, form: str) -> None:
 @format_option
 def report(target: Target, form: str) -> None:
     """The report of what was done last on this cluster."""
-    found = run(target, monitor.last_report)
+    found = run(target, inquiry.last_report)
     if found is None:
         text = "nothing was prepared on this cluster since its scheduler started"
         click.echo(f"clustertune: {text}", err=True)

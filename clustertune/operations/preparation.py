@@ -33,7 +33,7 @@ from clustertune.errors import (
     VerificationError,
 )
 from clustertune.integrations import libraries
-from clustertune.monitor import connection, monitor
+from clustertune.monitor import connection, inquiry
 from clustertune.operations import approval, entrance, events, executor, handover
 from clustertune.operations.history import noting
 from clustertune.operations.journal import Journal, error_text
@@ -580,4 +580,4 @@ def last_report(client: Client) -> Any:
     --------
     >>> clustertune.last_report(client).save("report.html")         # doctest: +SKIP
     """
-    return client.sync(monitor.last_report, client)
+    return client.sync(inquiry.last_report, client)

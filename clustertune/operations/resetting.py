@@ -49,7 +49,7 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries, managers
 from clustertune.integrations.managers import Offer, Wanted
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.operations import entrance, events, manifests, publishing, saving
 from clustertune.operations.history import noting
 from clustertune.operations.journal import Journal
@@ -432,7 +432,7 @@ async def _lost(operation: _Reset, cluster: LiveCluster) -> tuple[Loss, ...]:
         loaded = await cluster.futures()
         saved = [f.key for own in loaded.values() for f in own]
     restored = operation.datasets if operation.place is not None else ()
-    return losses(await monitor.holdings(cluster.client, saved), restored)
+    return losses(await inquiry.holdings(cluster.client, saved), restored)
 
 
 def _steps(

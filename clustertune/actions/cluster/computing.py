@@ -143,7 +143,7 @@ class Computing:
             start = monotonic()
             if start < next_time:
                 return
-            there, nbytes = await monitor.held(self.client, packed)
+            there, nbytes = await inquiry.held(self.client, packed)
             judge(len(pieces), there, nbytes)
             next_time = monotonic() + max(GLANCE, RARELY * (monotonic() - start))
 

@@ -60,7 +60,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
-from clustertune.monitor import inquiry, monitor
+from clustertune.monitor import inquiry, monitor, overhead
 from clustertune.planner import grouping
 from clustertune.planner.capacity import refuse_overfull
 from clustertune.planner.layouts import homes
@@ -191,7 +191,7 @@ class LiveCluster:
         if self._computes:
             await self._computing.settle(futures, notify, "loading", meanwhile=renew)
         if self._looked:  # and has acted since
-            await monitor.hear(self.client)
+            await inquiry.hear(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(
             self.client, members, by_task=self.asked.by_task
@@ -217,21 +217,21 @@ class LiveCluster:
             )
         runs = None
         if self.asked.burdens:
-            snapshot = await monitor.with_burdens(
+            snapshot = await inquiry.with_burdens(
                 self.client, snapshot, self.asked.limit
             )
             snapshot = await inquiry.with_work(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.asked.least:
-            snapshot = await monitor.with_least_memory(self.client, snapshot)
+            snapshot = await inquiry.with_least_memory(self.client, snapshot)
         if self.asked.holdings:
-            holdings = await monitor.holdings(self.client, self.asked.kept)
+            holdings = await inquiry.holdings(self.client, self.asked.kept)
             snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
     async def overhead(self, view: View) -> float | None:
         """Seconds that a task takes beside its work; measured once for all looks."""
-        return await monitor.overhead(self.client, view.now)
+        return await overhead.per_task(self.client, view.now)
 
     async def _pieces(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
@@ -369,7 +369,7 @@ class LiveCluster:
             self._replace(await asyncio.to_thread(make))
         sent = cutting.sent(graph)
         return Result(
-            nbytes=await monitor.received(self.client, sent),
+            nbytes=await inquiry.received(self.client, sent),
             said=_said(kept),
         )
 
@@ -393,7 +393,7 @@ class LiveCluster:
         callers = {x for x in made.keys() & old if whole and x not in self._ours}
         self._replace(made, callers | (made.keys() & self._shared if whole else set()))
         sent = reordering.sent(graph)
-        return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
+        return Result(nbytes=await inquiry.received(self.client, sent) if sent else 0)
 
     async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
         """The types of the chunks of Arrays, which their metadata may not tell."""
@@ -402,7 +402,7 @@ class LiveCluster:
             for x in self.given
             if x.label in labels and isinstance(x.collection, da.Array)
         }
-        return await monitor.chunk_types(self.client, arrays)
+        return await inquiry.chunk_types(self.client, arrays)
 
     async def rescue(self) -> str:
         """Publish what is made of released pieces; says where, or nothing."""
@@ -489,7 +489,7 @@ class LiveCluster:
         """Learn of how many pieces the fit before was made, where that counts."""
         if not self.goal.workload.keeps_pieces:
             return
-        report = await monitor.last_report(self.client)
+        report = await inquiry.last_report(self.client)
         if report is None or report.workload != self.goal.workload.name:
             return
         before = next(iter(report.after), None)

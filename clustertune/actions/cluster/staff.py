@@ -25,7 +25,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.remote import keys, park, ship
 from clustertune.remote import trim as trimming
 
@@ -155,7 +155,7 @@ class Staff:
         ended: list[dict[str, Any]] = []
         before = None
         if not restart.retire:
-            before = await monitor.process_memory(self.client, restart.address)
+            before = await inquiry.process_memory(self.client, restart.address)
         with managers.expecting(self.client.cluster, away):
             job = self.lease.job(
                 "restart_worker",
@@ -188,7 +188,7 @@ class Staff:
         if not state["address"]:
             return result
         try:
-            nbytes = await monitor.process_memory(self.client, state["address"])
+            nbytes = await inquiry.process_memory(self.client, state["address"])
         except BaseException as error:
             land(error, result)
             raise
