@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "history": (
         "histories",
-        "What was noted of past calls and runs, and what follows from it.",
+        "Show records of past calls and runs, and trends over them.",
     ),
     "panel": (
         "panel",
@@ -85,7 +85,7 @@ COMMANDS = {
     ),
     "size": (
         "sizing",
-        "How large a cluster to start for a fit, and the line that starts it.",
+        "Recommend a cluster for a fit, and print the line that starts it.",
     ),
     "trim": (
         "changing",
