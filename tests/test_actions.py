@@ -435,9 +435,9 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "summing.py": {"numpy"},  # in functions that are given arrays
         # which travels, too
         "page.py": {"clustertune.core.wording"},
-        "restart.py": {"clustertune.core.admission", "clustertune.core.wording"},
-        "schedules.py": {"clustertune.core.admission"},
-        "conditions.py": {"clustertune.core.growth"},
+        "restart.py": {"clustertune.core.rules", "clustertune.core.wording"},
+        "schedules.py": {"clustertune.core.rules"},
+        "conditions.py": {"clustertune.core.rules"},
         # in functions of tasks, which say what is missing
         "pieces.py": {"fsspec", "numcodecs", "numpy", "packaging", "pandas", "pyarrow"},
     }

@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from clustertune.core.admission import is_parked_first, needed_elsewhere
 from clustertune.core.model import (
     Cluster,
     Finding,
@@ -32,6 +31,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.rules import is_parked_first, needed_elsewhere
 from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.planner import need
 from clustertune.planner.resizing import lines, lowered

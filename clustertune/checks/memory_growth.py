@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clustertune.core.growth import ENDS, ENOUGH, alike
 from clustertune.core.model import Finding, Run, Severity, View
+from clustertune.core.rules import ENDS, ENOUGH, alike
 from clustertune.core.wording import bytes_text, names_text, plural, workers_text
 from clustertune.planner.leaks import Leak, leak
 from clustertune.planner.thresholds import levels

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from clustertune.core.admission import is_parked_first
 from clustertune.core.model import (
     Burden,
     ClientFacts,
@@ -33,6 +32,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.report import Report
+from clustertune.core.rules import is_parked_first
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
 from clustertune.planner.thresholds import ceiling, space

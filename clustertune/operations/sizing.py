@@ -1,10 +1,12 @@
 """``size``: compute the cluster that a fit needs, before the cluster exists.
 
 The decision is pure. Its inputs are the data (:mod:`~clustertune.operations.dataset`),
-the profile of the library, and one host. It uses the rules by which checks judge a
-running cluster: ``fit_memory`` (a fit may fill ``memory_fraction`` of the memory limit),
-Dask's spill target (for managed memory), ``thread_count`` (as many threads as CPUs), and
-``one_machine`` (whether Dask is needed at all).
+the profile of the library, and one host. It uses the rules of the checks:
+
+- ``fit_memory``: a fit may fill ``memory_fraction`` of the memory limit.
+- Managed memory stays below Dask's spill target.
+- ``thread_count``: a host has as many threads as CPUs.
+- ``one_machine``: one machine without Dask may be enough.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clustertune.core.growth import ENOUGH, Left, alike, step
+from clustertune.core.rules import ENOUGH, Left, alike, step
 from clustertune.remote.park import is_parking
 from clustertune.remote.runs import worker_id
 

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from distributed.core import Status
 
-from clustertune.core.admission import is_parked_first
+from clustertune.core.rules import is_parked_first
 from clustertune.core.wording import plural
 from clustertune.remote.bindings import bound_to, follow
 from clustertune.remote.keys import Places

@@ -15,7 +15,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.core.admission import needed_elsewhere, problem
+from clustertune.core.rules import needed_elsewhere, problem
 from clustertune.remote.conditions import met
 from clustertune.remote.holds import told
 from clustertune.remote.park import is_parking

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 TRAVELLING = (
     "clustertune.remote.",
     "clustertune.dashboard.",
-    "clustertune.core.admission",
-    "clustertune.core.growth",
+    "clustertune.core.rules",
     "clustertune.core.wording",
 )
 FEW = 32  # workers, each of which is asked in a call of its own

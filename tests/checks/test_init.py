@@ -16,7 +16,7 @@ PACKAGE = Path(clustertune.__file__).parent
 NAMES = sorted(p.stem for p in (PACKAGE / "checks").glob("[!_]*.py"))
 PURE = ("planner",)  # folders of modules that a check may use
 #: single modules that a check may use
-MODULES = ("errors", "core.growth", "core.model", "core.wording")
+MODULES = ("errors", "core.rules", "core.model", "core.wording")
 STANDARD = {
     "__future__",
     "collections",

@@ -22,7 +22,7 @@ from typing import Any
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.core import arguments, growth, settings
+from clustertune.core import arguments, rules, settings
 from clustertune.core.snapshots import Unknown
 from clustertune.core.wording import (
     bytes_text,
@@ -79,15 +79,15 @@ def leaks(records: Records) -> tuple[Leak, ...] | Unknown:
     the beginning of held blocks.
     """
     longest = 0
-    for kind, ends in (("run", growth.ENDS), ("fit", ("",))):
+    for kind, ends in (("run", rules.ENDS), ("fit", ("",))):
         # only runs that ended in the same way are compared
         groups = [_of_last_cluster(records, kind, end) for end in ends]
         longest = max(longest, *map(len, groups))
-        if longest >= growth.ENOUGH:
+        if longest >= rules.ENOUGH:
             found = (tuple(_leaks(group)) for group in groups)
             return next(filter(None, found), ())
     return Unknown(
-        f"too few runs: {longest} of the same cluster, {growth.ENOUGH} are needed"
+        f"too few runs: {longest} of the same cluster, {rules.ENOUGH} are needed"
     )
 
 
@@ -100,17 +100,17 @@ def _of_last_cluster(records: Records, kind: str, end: str) -> list[Record]:
 
 
 def _leaks(runs: Records) -> Iterator[Leak]:
-    left: dict[str | int, list[growth.Left]] = defaultdict(list)
+    left: dict[str | int, list[rules.Left]] = defaultdict(list)
     limits: dict[str | int, int | None] = {}
     for n, run in enumerate(runs):
         for m in run.memory:
             if m.idle is not None:
-                left[m.worker].append(growth.Left(n, m.idle, m.managed or 0))
+                left[m.worker].append(rules.Left(n, m.idle, m.managed or 0))
                 limits[m.worker] = m.limit
     for worker, seen in left.items():
         limit = limits[worker]
         least = MIN_GROWTH * limit if limit else MIN_GROWTH_BYTES
-        step = growth.step(seen[-growth.LAST :], least)
+        step = rules.step(seen[-rules.LAST :], least)
         if step is not None:
             full = max(0.0, (limit - seen[-1].unmanaged) / step) if limit else None
             yield Leak(worker=worker, runs=len(seen), step=step, left=full)
