@@ -185,7 +185,7 @@ def resize(
     env
         Environment variables, set before the worker's process starts:
         ``{"OMP_NUM_THREADS": "2"}``. Allowed are those of thread pools and allocators
-        (``clustertune.environment.TUNING``).
+        (``clustertune.core.environment.TUNING``).
     allow_any_env
         Whether ``env`` may have any other variable, too. Some make a worker run
         commands or load code: set this only for variables that you wrote yourself.
