@@ -62,7 +62,7 @@ def test_size(run, text) -> None:
 
 @pytest.mark.parametrize("run", [fit(), seen(0.5, limit=None)])
 def test_size_unknown(run) -> None:
-    """Without looks, or limits, there is nothing to say."""
+    """Without samples, or memory limits, the result is unknown."""
     assert isinstance(histories.usage(run), Unknown)
 
 
@@ -77,7 +77,7 @@ def after(*idle, kind="run", cluster="a", began=0.0, limit=100 * GIB):
 
 
 def test_a_leak() -> None:
-    """Of the worker that leaks, and how long it can go on."""
+    """The result names the worker and the runs until its limit is full."""
     runs = [after(i * 2 * GIB, 5 * GIB, began=i) for i in range(5)]
     (leak,) = histories.leaks([runs[3], runs[0], runs[1], runs[2], runs[4]])
     assert (leak.worker, leak.step, leak.left) == (0, 2 * GIB, 46)
@@ -85,7 +85,7 @@ def test_a_leak() -> None:
 
 
 def test_no_leak() -> None:
-    """Memory that goes up and down, rises by little, or was seen on another cluster."""
+    """Memory may go up and down, grow a little, or be of another cluster."""
     steady = [after(n * GIB) for n in (5, 7, 5, 7, 5, 7)]
     assert histories.leaks(steady) == ()
     assert histories.leaks([after(n) for n in range(5)]) == ()
@@ -95,7 +95,7 @@ def test_no_leak() -> None:
 
 
 def test_a_leak_without_what_the_scheduler_saw() -> None:
-    """Held blocks tell it by what workers have when they begin."""
+    """The memory at the beginning of held blocks is used instead."""
     fits = [after(n * 2 * GIB, kind="fit", began=n, limit=None) for n in range(3)]
     (leak,) = histories.leaks([after(0), *fits])
     assert leak.left is None
@@ -115,7 +115,7 @@ def series(*seconds, **what):
 
 
 def test_slower() -> None:
-    """Beyond three standard deviations of those before."""
+    """Slower means by more than three standard deviations."""
     noisy = [100.0, 104.0] * 5
     (found,) = histories.regressions(series(*noisy, 120, 121, 119))
     assert (found.measure, found.worse) == ("time", True)
@@ -125,14 +125,14 @@ def test_slower() -> None:
 
 
 def test_less_than_a_unit_is_nothing() -> None:
-    """However steady it was before."""
+    """Smaller growth is ignored, even after constant values."""
     (found,) = histories.regressions(series(*[1.0] * 10, 1.5, 1.5, 1.5))
     assert not found.worse
     assert found.line == 2.0
 
 
 def test_memory_and_spill() -> None:
-    """Are compared where they are known."""
+    """They are compared if they are known."""
     runs = [seen(0.5, 0.5, spilled=0) for _ in range(10)]
     runs += [seen(0.6, 0.6, spilled=GIB) for _ in range(3)]
     worse = {r.measure: r.worse for r in histories.regressions(runs)}
@@ -145,7 +145,7 @@ def test_memory_and_spill() -> None:
 
 
 def test_only_what_is_alike_is_compared() -> None:
-    """Other workers and rows take another time, and are no regression."""
+    """Runs on other numbers of workers or rows are not compared."""
     others = series(*[1.0] * 10, rows=10) + [fit(4, 1.0) for _ in range(10)]
     found = histories.regressions([*others, *series(*[9.0] * 12)])
     assert "too few runs: 12 fits on as many threads" in str(found)
@@ -157,7 +157,7 @@ def test_only_what_is_alike_is_compared() -> None:
 
 
 def test_two_runs() -> None:
-    """Side by side, with the ratio of what are numbers; names cannot act."""
+    """Numbers have a ratio, and texts are escaped."""
     first = fit(2, 10.0, error="\x1b[2J")
     found = {d.what: d for d in histories.compare(first, fit(4, 5.0, spilled=0))}
     assert found["took"].ratio == "0.5 times"
