@@ -182,12 +182,6 @@ BENCHMARKS = (
         quick=("records", "turns", "--sizes", "30", "100"),
     ),
     Benchmark("panel", "The panel", "nobody looking", quick=("4",)),
-    Benchmark(
-        "what_if",
-        "Predicted fits on other numbers of workers",
-        "what they took",
-        quick=("--rounds=1", "--rows=20000", "--trees=5", "--workers=1,2,3"),
-    ),
 )
 
 

@@ -226,12 +226,11 @@ def _forget_received(dask_worker: Any) -> None:
 
 
 def _received(dask_worker: Any) -> int:
-    """Bytes of data; not those with which a link was timed."""
+    """Bytes of data."""
     sizes = [
         nbytes or 0
         for log in dask_worker.transfer_incoming_log
-        for key, nbytes in log["keys"].items()
-        if not str(key).startswith("('clustertune-link")
+        for nbytes in log["keys"].values()
     ]
     return sum(sizes)
 

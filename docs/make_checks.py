@@ -15,7 +15,7 @@ import yaml
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.monitor import recording
+from tests import recording
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,22 +57,22 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
             "properties": {
                 "enabled": {
                     "type": "boolean",
-                    "description": "Whether calls and runs are noted.",
+                    "description": "Whether records of calls and runs are kept.",
                 },
                 "path": {
                     "type": ["string", "null"],
-                    "description": "The file; null is clustertune/history.sqlite in "
-                    "the user's data folder.",
+                    "description": "Path of the history file; null is "
+                    "clustertune/history.sqlite in the user's data folder.",
                 },
                 "keep": {
                     "type": "integer",
                     "minimum": 1,
-                    "description": "How many calls and runs are kept; the oldest go.",
+                    "description": "Number of records; the oldest are deleted.",
                 },
                 "job": {
                     "type": ["string", "null"],
-                    "description": "As what runs are noted; null is workload and "
-                    "columns, like xgboost-20.",
+                    "description": "Name of the job; null is workload and columns, "
+                    "like xgboost-20.",
                 },
             },
             "additionalProperties": False,

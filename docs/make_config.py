@@ -21,9 +21,9 @@ HEAD = """# Configuration
 
 <!-- made by docs/make_config.py from clustertune.yaml and its schema -->
 
-clustertune's settings are part of Dask's configuration. They are read in the process
-that makes a call, each time; scheduler and workers need none. What does not exist, or
-is of the wrong kind, is an error before anything is asked of the cluster.
+clustertune's settings are part of Dask's configuration. The calling process reads them
+for each call; scheduler and workers need none. A setting that does not exist, or has a
+wrong value, raises an error before the call does anything.
 
 - In a file, `~/.config/dask/clustertune.yaml`:
 
@@ -48,22 +48,22 @@ with dask.config.set({"clustertune.checks.memory_pressure.near": 0.2}):
     report = clustertune.check(client)
 ```
 
-Which cluster a command means, and with which certificates, is said by Dask's own keys
-(`scheduler-address`, `distributed.comm.tls`); so are thresholds, lifetimes and
-variables of workers (`distributed.worker`, `distributed.nanny`). These are read from
-the workers that run, not from the configuration here.
+Commands read the address of the scheduler and the certificates from Dask's own keys
+(`scheduler-address`, `distributed.comm.tls`). Thresholds, lifetimes and variables of
+workers are Dask's keys, too (`distributed.worker`, `distributed.nanny`). clustertune
+reads them from the running workers, not from the configuration of this process.
 
 ## Settings
 
-| key, after `clustertune.` | default | what it is |
+| key, after `clustertune.` | default | meaning |
 |---|---|---|
 """
 CHECKS = """
 ## Settings of checks
 
-Each [check](checks.md) says what they are for.
+The page of [checks](checks.md) explains them.
 
-| key, after `clustertune.checks.` | default | what it is |
+| key, after `clustertune.checks.` | default | meaning |
 |---|---|---|
 """
 

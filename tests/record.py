@@ -22,14 +22,14 @@ import clustertune
 from clustertune.collections import inputs
 from clustertune.core.model import Goal, View
 from clustertune.integrations import libraries
-from clustertune.monitor import recording
 from clustertune.operations import check as diagnosis
+from tests import recording
 
 FOLDER = Path(__file__).with_name("recordings")
 
 
 def view(client: Client, *collections: Any) -> View:
-    """What ``check`` sees."""
+    """Return the view that ``check`` uses."""
     given = (
         inputs.gather(collections[0], collections[1], (), {}, None)
         if collections
@@ -54,7 +54,7 @@ def local(**options: Any) -> Iterator[Client]:
 
 
 def stock() -> View:
-    """What a user gets who asks for nothing."""
+    """A ``LocalCluster`` with default options."""
     with local() as client:
         client.submit(sum, [1, 2]).result()
         return view(client)
@@ -79,7 +79,7 @@ def adaptive() -> View:
 
 
 def no_nanny() -> View:
-    """Workers as a batch system starts them."""
+    """Workers that are started like those of a batch system."""
     from distributed import Worker
     from distributed.deploy.spec import SpecCluster
     from distributed.scheduler import Scheduler
@@ -100,7 +100,7 @@ def tls() -> View:
 
 
 def big_memory() -> View:
-    """As the stock one, on a host with 2 TiB."""
+    """The stock cluster on a host with 2 TiB."""
     seen = stock()
     factor = 100
     workers = tuple(
@@ -115,7 +115,7 @@ def big_memory() -> View:
 
 
 def after_a_fit() -> View:
-    """With prepared data in memory, after XGBoost has trained on it."""
+    """Prepared data is in memory, after XGBoost has trained on it."""
     from xgboost.dask import DaskXGBRegressor
 
     with local(n_workers=2, threads_per_worker=1) as client:
@@ -128,7 +128,7 @@ def after_a_fit() -> View:
 
 
 def by_hand() -> View:
-    """``dask scheduler`` and ``dask worker``, as an operator starts them."""
+    """``dask scheduler`` and ``dask worker`` in separate processes."""
     from tests.processes import cluster
 
     with (

@@ -429,10 +429,10 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "probe.py": {"threadpoolctl"},  # if it is there
         # which travels, too
         "page.py": {"clustertune.core.wording"},
-        "restart.py": {"clustertune.core.admission"},
+        "restart.py": {"clustertune.core.rules"},
         "state.py": {"clustertune.core.wording"},
-        "schedule_runner.py": {"clustertune.core.admission"},
-        "schedule.py": {"clustertune.core.growth"},
+        "schedule_runner.py": {"clustertune.core.rules"},
+        "schedule.py": {"clustertune.core.rules"},
         # in functions of tasks, which say what is missing
         "pieces.py": {"fsspec", "numcodecs", "numpy", "packaging", "pandas", "pyarrow"},
     }

@@ -74,7 +74,7 @@ async def test_a_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
     (finding,) = of(report, "memory_pressure")
     assert finding.severity is Severity.unknown
     assert finding.subject == (0,)
-    assert "what the worker answered cannot be read" in finding.message
+    assert "the worker's answer cannot be read" in finding.message
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -84,7 +84,7 @@ async def test_a_new_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> N
     report = await clustertune.check(c)
     assert {address for address, _ in monitor.known(c).approved} == {b.address}
     (finding,) = of(report, "memory_pressure")
-    assert "the worker did not say its versions" in finding.message
+    assert "the worker did not report its versions" in finding.message
 
 
 @gen_cluster(client=True, nthreads=TWO)

@@ -709,7 +709,7 @@ def test_size_of_a_cluster_that_does_not_suffice() -> None:
     assert few.stdout.startswith("Too large for 2 such hosts. It takes: ")
     tiny = run(*data, "--host-memory", "600MiB")
     assert tiny.exit_code == 4
-    assert "no number of hosts with 4 CPUs and 600.0 MiB would do" in one_line(tiny)
+    assert "no number of hosts with 4 CPUs and 600.0 MiB is enough" in one_line(tiny)
 
 
 # --- panel ------------------------------------------------------------------------

@@ -354,7 +354,6 @@ NOT_HERE = {
     "ID": "a placeholder for an id",
     "show": "there is no such record here",
     "compare": "there is no such record here",
-    "what-if": "there are too few runs here",
     "explain": "tests/test_cli.py runs it",
     "--tls-ca-file": "the cluster of the test has no TLS",
 }

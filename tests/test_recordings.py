@@ -29,7 +29,7 @@ from clustertune.core.model import (
     Unmet,
     View,
 )
-from clustertune.monitor import recording
+from tests import recording
 
 FILES = sorted(Path(__file__).with_name("recordings").glob("*.json"))
 GIB = 2**30

@@ -170,7 +170,6 @@ def _price(layout: Layout, view: View, placement: Placement) -> Price:
         seconds=pricing.seconds(flow, view),
         # received bytes may arrive before sent bytes have left
         peak=int(flow.into.max(initial=0)),
-        flow=flow,
     )
 
 

@@ -471,7 +471,6 @@ def _price(
         nbytes=int(flow.into.sum()),
         seconds=pricing.seconds(flow, view),
         peak=int(peak.max(initial=0)),
-        flow=flow,
     )
 
 

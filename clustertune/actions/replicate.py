@@ -96,7 +96,6 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
             nbytes=int(flow.into.sum()),
             seconds=pricing.seconds(flow, view),
             peak=nbytes,
-            flow=flow,
         ),
         gain="all workers have the same score, and stop at the same round",
         args=recut,

@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from clustertune.core.admission import is_parked_first, needed_elsewhere
 from clustertune.core.model import (
     Cluster,
     Finding,
@@ -31,6 +30,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.rules import is_parked_first, needed_elsewhere
 from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.planner import need
 from clustertune.planner.resizing import lines, lowered
@@ -266,9 +266,9 @@ def start_seconds(now: Snapshot) -> float | None:
 
 def _seconds(now: Snapshot, worker: WorkerSnapshot, nbytes: int | None) -> float | None:
     start = start_seconds(now)
-    if start is None or nbytes is None or worker.bandwidth <= 0:
+    if start is None or nbytes is None or (nbytes and not worker.bandwidth):
         return None
-    return start + nbytes / worker.bandwidth
+    return start + (nbytes / worker.bandwidth if nbytes else 0)
 
 
 def _brought_back(

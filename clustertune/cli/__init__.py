@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "history": (
         "histories",
-        "What was noted of past calls and runs, and what follows from it.",
+        "Show records of past calls and runs, and trends over them.",
     ),
     "panel": (
         "inspection",
@@ -81,7 +81,7 @@ COMMANDS = {
     ),
     "size": (
         "sizing",
-        "How large a cluster to start for a fit, and the line that starts it.",
+        "Recommend a cluster for a fit, and print the line that starts it.",
     ),
     "trim": ("changes", "Return unused memory of workers to the operating system."),
     "watch": ("inspection", "Print when a condition begins or ends."),

@@ -31,7 +31,7 @@ from clustertune.core.model import Holding
 from clustertune.core.report import Report
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.integrations import libraries
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.operations.planfile import Call
 
 worker_option = click.option(
@@ -275,7 +275,7 @@ def release(
 
 async def _holdings(client: Client) -> tuple[Holding, ...]:
     await monitor.open_door(client, await monitor.identify(client))
-    found = [h for h in await monitor.holdings(client, ()) if h.keys]
+    found = [h for h in await inquiry.holdings(client, ()) if h.keys]
     return tuple(sorted(found, key=lambda h: -h.nbytes))
 
 

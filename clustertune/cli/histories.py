@@ -1,9 +1,8 @@
-"""``history``: what was noted of calls and runs; only ``collect`` asks a cluster."""
+"""``history``: show records of past calls and runs; only ``collect`` asks a cluster."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,8 @@ from click.core import ParameterSource
 from clustertune.cli import examples
 from clustertune.cli.options import Target, on_a_cluster
 from clustertune.cli.running import run, told, typed
-from clustertune.core.snapshots import Unknown
 from clustertune.core.wording import plural, printable
 from clustertune.operations.history import histories, noting
-from clustertune.operations.history.trends import WhatIf
 
 COMMANDLINE = ParameterSource.COMMANDLINE
 
@@ -26,17 +23,17 @@ _form = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
     show_default=True, help="Form of the output.",
 )  # fmt: skip
-_job = click.option("--job", metavar="NAME", help="Only what was noted of this job.")
+_job = click.option("--job", metavar="NAME", help="Select records of this job.")
 _path = click.option(
-    "--path", type=click.Path(dir_okay=False), help="The file; by default as "
-    "clustertune.history.path of Dask's configuration says."
+    "--path", type=click.Path(dir_okay=False), help="Path of the history file; by "
+    "default clustertune.history.path of Dask's configuration."
 )  # fmt: skip
 _kind = click.option(
-    "--kind", type=click.Choice(histories.KINDS), help="Only calls or runs of this "
-    "kind: `fit` is a held run, `run` one as the scheduler has seen it."
+    "--kind", type=click.Choice(histories.KINDS), help="Select one kind of records: "
+    "`fit` is a held run, `run` is a run that the scheduler plugin has seen."
 )  # fmt: skip
 _last = click.option(
-    "--last", type=click.IntRange(1), metavar="N", help="Only the last ones."
+    "--last", type=click.IntRange(1), metavar="N", help="Show the last N records."
 )
 
 
@@ -48,7 +45,7 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _checked() -> Iterator[None]:
-    """What was typed or set wrongly is a usage error; a file's fault is said."""
+    """Turn invalid options and settings into usage errors, and print other errors."""
     with told(), typed(ValueError):
         try:
             yield
@@ -61,7 +58,7 @@ def _checked() -> Iterator[None]:
     invoke_without_command=True,
     epilog=examples(
         "clustertune history --job nightly",
-        "clustertune history what-if --job nightly --workers 2,4,8,16",
+        "clustertune history trends --job nightly",
     ),
 )
 @_selecting
@@ -74,9 +71,9 @@ def history(
     path: str | None,
     form: str,
 ) -> None:
-    """What was noted of past calls and runs, and what follows from it.
+    """Show records of past calls and runs, and trends over them.
 
-    Without a command it lists them, the latest last.
+    Without a command it lists the records, the latest last.
     """
     command = context.invoked_subcommand
     if command is None:
@@ -112,12 +109,12 @@ def _list(
 
 
 def _refuse_missing(found: histories.History) -> None:
-    """Raise if no record matches the request, although there are others.
+    """Refuse a request that no record matches, although there are records.
 
     Raises
     ------
     LookupError
-        The text says which jobs or kinds there are.
+        The message lists the existing jobs or kinds.
     """
     if found.missing:
         raise LookupError(found.missing)
@@ -131,7 +128,7 @@ _id = click.IntRange(1)
 @_path
 @_form
 def show(number: int, path: str | None, form: str) -> None:
-    """Show all that is known of record NUMBER."""
+    """Show all values of record NUMBER."""
     with _checked():
         record = histories.history(path=path).record(number)
     if form == "json":
@@ -156,59 +153,12 @@ def compare(first: int, second: int, path: str | None, form: str) -> None:
         click.echo(histories.differences(found))
 
 
-def _numbers(
-    _context: click.Context, _parameter: click.Parameter, text: str
-) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[1-9]\d{0,8}", part, re.ASCII) for part in parts):
-        raise click.BadParameter(f"{text!r} is no list of numbers like 2,4,8")
-    return tuple(int(part) for part in parts)
-
-
-@history.command(
-    "what-if",
-    epilog=examples("clustertune history what-if --job nightly --workers 2,4,8"),
-)
-@click.option(
-    "--workers", required=True, metavar="N,N,...", callback=_numbers, help="Numbers "
-    "of workers, each like those of the last run."
-)  # fmt: skip
-@_job
-@_path
-@_form
-def what_if(
-    workers: tuple[int, ...], job: str | None, path: str | None, form: str
-) -> None:
-    """Predict how long a fit takes on other numbers of workers.
-
-    From the held runs of the job, or of the last one's. First comes how far off the
-    prediction is where the time is known. Exit code 1: there were too few runs.
-    """
-    with _checked():
-        past = histories.history(job, path=path)
-        _refuse_missing(past)
-        found = past.what_if(workers)
-    if form == "json":
-        key = "unknown" if isinstance(found, Unknown) else "what_if"
-        data = found.reason if isinstance(found, Unknown) else _with_errors(found)
-        click.echo(json.dumps({"schema_version": 1, key: data}))
-    else:
-        click.echo(str(found))
-    sys.exit(1 if isinstance(found, Unknown) else 0)
-
-
-def _with_errors(found: WhatIf) -> dict[str, object]:
-    known = [asdict(k) | {"error": k.error} for k in found.known]
-    errors = {"error": found.error, "worst": found.worst, "known": known}
-    return asdict(found) | errors
-
-
 @history.command(epilog=examples("clustertune history trends --job nightly"))
 @_job
 @_path
 @_form
 def trends(job: str | None, path: str | None, form: str) -> None:
-    """Say what grows from run to run, and how many workers would do."""
+    """Show memory leaks, regressions, and how many workers would be enough."""
     with _checked():
         past = histories.history(job, path=path)
         _refuse_missing(past)
@@ -219,10 +169,10 @@ def trends(job: str | None, path: str | None, form: str) -> None:
 @history.command(epilog=examples("clustertune history collect tcp://10.0.0.5:8786"))
 @on_a_cluster()
 def collect(target: Target) -> None:
-    """Note the runs that the scheduler has seen while nobody of ours looked.
+    """Add the runs that the scheduler plugin has seen to the history.
 
-    It keeps the last 50 since clustertune first asked it anything: when they were, and
-    the memory of every worker in and after them.
+    The plugin keeps the last 50 runs since clustertune first connected to the
+    scheduler: their times, and the memory of every worker in and after them.
     """
     with _checked():
         found = run(target, noting.collect)

@@ -38,7 +38,7 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.integrations import libraries, managers
-from clustertune.monitor import connection, monitor
+from clustertune.monitor import connection, inquiry, monitor
 from clustertune.operations import check as checking
 from clustertune.operations.watch import Monitor
 from clustertune.remote import versions
@@ -349,7 +349,7 @@ async def _print_events(watching: Monitor, form: str) -> None:
 @format_option
 def report(target: Target, form: str) -> None:
     """Show the last report of this cluster."""
-    found = run(target, monitor.last_report)
+    found = run(target, inquiry.last_report)
     if found is None:
         text = "this cluster has no report since its scheduler started"
         click.echo(f"clustertune: {text}", err=True)

@@ -1,4 +1,4 @@
-"""``size``: what cluster to start; no cluster is asked."""
+"""``size``: recommend a cluster, without connecting to one."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _count = click.IntRange(1)
 @click.option("--rows", type=_count, help="Rows of the data.")
 @click.option("--columns", type=_count, help="Columns: features, labels, weights.")
 @click.option(
-    "--dtype", help="Type of its numbers, like float32; of Parquet data, the one that "
-    "they get when they are loaded."
+    "--dtype", help="Type of the numbers, like float32; for Parquet data, their type "
+    "after loading."
 )  # fmt: skip
 @click.option(
     "--parquet", metavar="PATH", help="Instead of rows and columns: a file, folder, "
     "pattern or URL of Parquet data. Only footers are read."
 )  # fmt: skip
-@click.option("--workload", help="What will train, like xgboost.")
+@click.option("--workload", help="Training library, like xgboost.")
 @click.option(
-    "--eval-fraction", type=float, default=0.0, show_default=True, metavar="PART",
-    help="Rows of eval sets beside the data, as a part of its rows, like 0.2.",
+    "--eval-fraction", type=float, default=0.0, show_default=True, metavar="FRACTION",
+    help="Rows of eval sets, as a fraction of the rows of the data, like 0.2.",
 )  # fmt: skip
 @click.option(
-    "--host-cpus", type=_count, help="CPUs of one host; by default of this machine."
+    "--host-cpus", type=_count, help="CPUs of one host; by default this machine's."
 )
 @click.option(
     "--host-memory", metavar="SIZE", help="Memory of one host, like 64GiB; by default "
-    "of this machine."
+    "this machine's."
 )  # fmt: skip
 @click.option(
-    "--memory-fraction", type=float, default=0.7, show_default=True, metavar="PART",
-    help="Part of a worker's memory limit that the fit may fill.",
+    "--memory-fraction", type=float, default=0.7, show_default=True, metavar="FRACTION",
+    help="Fraction of a worker's memory limit that the fit may fill.",
 )  # fmt: skip
 @click.option(
-    "--hosts", type=_count, help="How many hosts there are; by default as many as "
-    "needed. Exit code 1 if it takes more."
+    "--hosts", type=_count, help="Number of available hosts; by default as many as "
+    "needed. Exit code 1: these hosts are not enough."
 )  # fmt: skip
 @format_option
 def size(
@@ -63,7 +63,7 @@ def size(
     hosts: int | None,
     form: str,
 ) -> None:
-    """How large a cluster to start for a fit, and the line that starts it."""
+    """Recommend a cluster for a fit, and print the line that starts it."""
     with told(), typed(ValueError):
         found = sizing.size(
             rows=rows,

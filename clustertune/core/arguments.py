@@ -1,4 +1,4 @@
-"""Plain arguments: checked and converted, with errors that say what is allowed."""
+"""Check and convert arguments; errors name the argument and the allowed values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dask.utils import parse_bytes, parse_timedelta
 from clustertune.core import environment
 from clustertune.core.wording import printable
 
-# what Dask's parsers raise for what they cannot read, infinite amounts among it
+# errors of Dask's parsers for text that they cannot read, and for infinite amounts
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 def fraction(name: str, value: object, *, zero: bool = False) -> float:
-    """A number from 0 to 1; 0 itself only where ``zero`` allows it."""
-    # compared before it is converted: a whole number may be too large for a float
+    """Return a number from 0 to 1; 0 only if ``zero`` is set."""
+    # an integer may be too large for a float, so compare before converting
     real = isinstance(value, Real) and not isinstance(value, bool)
     if real and 0 <= value <= 1 and (zero or value > 0):  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
@@ -28,19 +28,19 @@ def fraction(name: str, value: object, *, zero: bool = False) -> float:
 
 
 def number(name: str, value: object, others: str = "") -> int:
-    """A whole number of at least 1; ``others`` are what errors say may be, too."""
+    """Return a whole number of at least 1; errors list ``others`` as allowed, too."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
         return int(value)
     raise ValueError(f"{name}={value!r} must be a whole number of at least 1{others}")
 
 
 def count(name: str, value: object) -> int | None:
-    """A whole number of at least 1, or None."""
+    """Return a whole number of at least 1, or None."""
     return None if value is None else number(name, value, ", or None")
 
 
 def workers_wanted(name: str, value: object) -> int | str | None:
-    """A whole number of at least 1, ``"fit"``, or None."""
+    """Return a whole number of at least 1, ``"fit"``, or None."""
     if value == "fit":
         return "fit"
     try:
@@ -53,14 +53,14 @@ def workers_wanted(name: str, value: object) -> int | str | None:
 
 
 def flag(name: str, value: object) -> bool:
-    """True or False, and nothing that is taken for one of them."""
+    """Return True or False; refuse other truthy or falsy values."""
     if isinstance(value, bool):
         return value
     raise ValueError(f"{name}={value!r} must be True or False")
 
 
 def cutting(name: str, value: object) -> bool | int:
-    """True, False, or a whole number of pieces of at least 1."""
+    """Return True, False, or a whole number of at least 1."""
     if isinstance(value, bool):
         return value
     if isinstance(value, Integral) and int(value) >= 1:
@@ -72,7 +72,7 @@ def cutting(name: str, value: object) -> bool | int:
 
 
 def restarting(name: str, value: object) -> bool | str:
-    """True, False or ``"auto"``."""
+    """Return True, False or ``"auto"``."""
     if isinstance(value, bool) or value == "auto":
         return "auto" if value == "auto" else bool(value)
     raise ValueError(
@@ -82,24 +82,12 @@ def restarting(name: str, value: object) -> bool | str:
 
 
 def maybe(name: str, value: object) -> bool | None:
-    """True, False or None.
-
-    Raises
-    ------
-    ValueError
-        It is something else.
-    """
+    """Return True, False or None."""
     return None if value is None else flag(name, value)
 
 
 def order(shuffle: object, sort: object) -> str:
-    """Which order rows are to have: ``"sort"``, ``"rows"``, ``"pieces"`` or none.
-
-    Raises
-    ------
-    ValueError
-        It is something else, or both.
-    """
+    """Return the wanted order of rows: ``"sort"``, ``"rows"``, ``"pieces"`` or ""."""
     if not (shuffle is False or shuffle in ("rows", "pieces")):
         raise ValueError(
             f'shuffle={shuffle!r} must be False, "rows" (all rows in random order) or '
@@ -114,13 +102,7 @@ def order(shuffle: object, sort: object) -> str:
 
 
 def seed(name: str, value: object) -> int:
-    """A seed of random numbers: a whole number of 0 or more.
-
-    Raises
-    ------
-    ValueError
-        It is something else.
-    """
+    """Return a seed of random numbers: a whole number of 0 or more."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if whole and int(value) >= 0:  # type: ignore[call-overload]
         return int(value)  # type: ignore[call-overload, no-any-return]
@@ -128,7 +110,7 @@ def seed(name: str, value: object) -> int:
 
 
 def kind(name: str, value: object) -> str | None:
-    """``"array"``, or None."""
+    """Return ``"array"``, or None."""
     if value is None or value == "array":
         return "array" if value else None
     raise ValueError(
@@ -137,17 +119,16 @@ def kind(name: str, value: object) -> str | None:
 
 
 def number_type(name: str, value: Any) -> str | None:
-    """The name of a NumPy type of real numbers, or None.
+    """Return the name of a NumPy type of real numbers, or None.
 
-    Half precision is none of them: it cannot hold numbers above 65,504.
+    Half precision is not allowed: it cannot hold numbers above 65,504.
     """
     if value is None:
         return None
     text = f"{name}={value!r} must be float32, float64, a type of integers, or None"
     try:
         found = np.dtype(value)
-    # for what looks like a list of types NumPy raises Python's own error; its warnings
-    # about outdated names may be errors, too
+    # NumPy raises SyntaxError for malformed lists of types; warnings may be errors
     except (TypeError, ValueError, SyntaxError, Warning) as error:
         raise ValueError(text) from error
     if found.kind in "iu" or found in (np.float32, np.float64):
@@ -156,7 +137,7 @@ def number_type(name: str, value: Any) -> str | None:
 
 
 def names(name: str, value: Any) -> tuple[str | int, ...] | None:
-    """Names or addresses of workers in a list, or None."""
+    """Return names or addresses of workers as a tuple, or None."""
     if value is None:
         return None
     listed = isinstance(value, Sequence | set | frozenset)
@@ -171,13 +152,7 @@ def names(name: str, value: Any) -> tuple[str | int, ...] | None:
 
 
 def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
-    """Some of the texts that there are; None is none of them.
-
-    Raises
-    ------
-    ValueError
-        It names something else, or nothing.
-    """
+    """Return some of the known texts; for None, an empty set."""
     if value is None:
         return frozenset()
     if isinstance(value, Collection) and not isinstance(value, str) and value:
@@ -188,14 +163,14 @@ def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Some texts, none of them empty."""
+    """Return texts, none of which is empty."""
     if all(isinstance(v, str) and v for v in value):
         return tuple(value)
     raise ValueError(f"{name}={value!r} must be texts, like the prefix 'random_sample'")
 
 
 def part(name: str, value: Any) -> int | float:
-    """A number of at least 1, or a fraction of all below 1, also as ``"25%"``."""
+    """Return a number of at least 1, or a fraction, which may be ``"25%"``."""
     text = f'{name}={value!r} must be a number of at least 1, or a part like "25%"'
     if isinstance(value, bool):
         raise ValueError(text)  # noqa: TRY004
@@ -212,7 +187,7 @@ def part(name: str, value: Any) -> int | float:
 
 
 def duration(name: str, value: Any) -> float:
-    """Seconds of a number or of text such as ``"10 minutes"``; more than none."""
+    """Return the seconds of a number or of text such as ``"10 minutes"``; above 0."""
     text = f'{name}={value!r} must be a duration, like "10 minutes", "30s" or 90'
     try:
         seconds = float(parse_timedelta(value))
@@ -224,7 +199,7 @@ def duration(name: str, value: Any) -> float:
 
 
 def nbytes(name: str, value: Any) -> int | None:
-    """Bytes of a number or of text such as ``"4 GiB"``; at least 1 MiB; or None."""
+    """Return the bytes of a number or of text such as ``"4 GiB"``, or None."""
     if value is None:
         return None
     text = f'{name}={value!r} must be a size of at least 1 MiB, like "4 GiB", or None'
@@ -240,13 +215,7 @@ def nbytes(name: str, value: Any) -> int | None:
 
 
 def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
-    """The same texts, none of which is given twice.
-
-    Raises
-    ------
-    ValueError
-        One is.
-    """
+    """Return the texts; refuse a text that is given twice."""
     for value, n in Counter(values).items():
         if n > 1:
             raise ValueError(
@@ -257,17 +226,10 @@ def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
 
 
 def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str]:
-    """Environment variables by name; None stands for no variables.
+    """Return environment variables by name; for None, none.
 
-    Parameters
-    ----------
-    any_name
-        Whether variables that :mod:`clustertune.environment` does not list are allowed.
-
-    Raises
-    ------
-    ValueError
-        A name or value is malformed, or the variable is not allowed.
+    Unless ``any_name`` is set, only variables are allowed that
+    :mod:`clustertune.core.environment` lists.
     """
     if value is None:
         return {}

@@ -3,9 +3,9 @@
 Some variables make a process run commands (``BROWSER``), load code (``LD_PRELOAD``,
 ``OMP_TOOL_LIBRARIES``, ``DASK_DISTRIBUTED__WORKER__PRELOAD``) or write files
 (``MALLOC_TRACE``, ``MALLOC_CONF``, ``MKL_VERBOSE_OUTPUT_FILE``). A playbook or a plan
-file that sets one could run any code on all workers. So the names below are the only
-ones that they may set. They take numbers or fixed words, never a path. Prefixes such as
-``OMP_`` would not be safe.
+file that sets one could run any code on all workers. So files may set only the
+variables below. Their values are numbers or fixed words, never paths. Allowing prefixes
+such as ``OMP_`` would not be safe.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _VALUE = re.compile(r"[\w .,:;=+*%{}()\[\]-]{0,200}", re.ASCII)
 
 
 def is_name(name: str) -> bool:
-    """Whether a shell, too, takes it for the name of a variable."""
+    """Whether a shell accepts the name of the variable."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -68,7 +68,7 @@ def tunes(name: str) -> bool:
 
 
 def objection(variables: Mapping[str, str]) -> str:
-    """Why a file may not set these variables; "": it may."""
+    """Return the reason why a file may not set these variables; "": it may."""
     for name, value in variables.items():
         shown = printable(name, longest=60)
         if not tunes(name):
@@ -89,7 +89,7 @@ def objection(variables: Mapping[str, str]) -> str:
 
 
 def text(variables: Mapping[str, str]) -> list[str]:
-    """Each variable in words; the value only where it cannot be a secret."""
+    """Format variables; hide values that may be secret."""
     return [
         printable(f"{k}={v}" if tunes(k) else f"{k}=(hidden)", longest=80)
         for k, v in variables.items()

@@ -1,6 +1,6 @@
-"""What an estimator is, told from its class: no training library is imported for it.
+"""Inspect estimators by their classes, without importing training libraries.
 
-An estimator is an instance or a class; a class counts with its default parameters. Of a
+An estimator is an instance or a class. A class has its default parameters. For a
 scikit-learn ``Pipeline`` the last step decides.
 """
 
@@ -12,30 +12,30 @@ from typing import Any
 
 
 def last_step(estimator: object) -> tuple[str, object]:
-    """What trains, and the prefix that its arguments have in a pipeline.
+    """Return the prefix of the arguments of a pipeline's last step, and that step.
 
-    Of anything but a pipeline it is the estimator itself, without a prefix.
+    For other estimators the prefix is empty.
     """
     prefix = ""
     while isa(estimator, "sklearn.pipeline", "Pipeline"):
         steps = getattr(estimator, "steps", None)
         if not steps:
-            break  # the class, which has none
+            break  # the class of pipelines has no steps
         name, estimator = steps[-1]
         prefix += f"{name}__"
     return prefix, estimator
 
 
 def classes(estimator: object) -> tuple[type, ...]:
-    """Its class and all that this is made of."""
+    """Return the class of an estimator and its base classes."""
     kind = estimator if isinstance(estimator, type) else type(estimator)
     return inspect.getmro(kind)
 
 
 def isa(estimator: object, module: str, *names: str) -> bool:
-    """Whether it is of a class from this module or one below it, with such a name.
+    """Whether its class, or a base class, is from this module or a submodule.
 
-    A user's own subclass counts. Without names any class of the module does.
+    The class must have one of the names, if there are any.
     """
     return any(
         f"{c.__module__}.".startswith(f"{module}.")
@@ -45,7 +45,7 @@ def isa(estimator: object, module: str, *names: str) -> bool:
 
 
 def parameter(estimator: object, name: str) -> Any:
-    """A parameter of it; of a class the default; None where it has none."""
+    """Return a parameter of an instance, or the default of a class; else None."""
     if not isinstance(estimator, type):
         return getattr(estimator, name, None)
     for kind in classes(estimator):
@@ -57,12 +57,12 @@ def parameter(estimator: object, name: str) -> Any:
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """What a function takes by name."""
+    """Return the parameters of a function by name."""
     return inspect.signature(function).parameters
 
 
 def is_fitted(model: object) -> bool:
-    """Whether it was fitted, by scikit-learn's convention."""
+    """Whether a model is fitted, by the conventions of scikit-learn."""
     told = getattr(model, "__sklearn_is_fitted__", None)
     if told is not None and not isinstance(model, type):
         return bool(told())
@@ -70,16 +70,16 @@ def is_fitted(model: object) -> bool:
 
 
 def uses_dask(estimator: object) -> bool:
-    """Whether it is of dask-ml or dask-glm, which fit Dask collections.
+    """Whether an estimator is from dask-ml or dask-glm, which fit Dask collections.
 
-    Its module decides: the class may have the name of one of scikit-learn's.
+    The module decides, since names of classes may be those of scikit-learn.
     """
     modules = ("dask_ml", "dask_glm")
     return hasattr(estimator, "fit") and any(isa(estimator, m) for m in modules)
 
 
 def counterpart(estimator: object) -> str:
-    """Where Dask has what a single-machine estimator does; or ""."""
+    """Return the Dask class that replaces a single-machine estimator; or ""."""
     for kind in classes(estimator):
         root = (kind.__module__ or "").partition(".")[0]
         if root == "xgboost" and kind.__name__ in _XGBOOST:

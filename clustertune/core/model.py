@@ -10,7 +10,7 @@ What is not known is :class:`Unknown` with the reason, never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -332,8 +332,6 @@ class Price:
     seconds: float | None
     peak: int | None = None  # bytes by which one worker's memory rises at most
     at_risk: str = "nothing"
-    #: of what the seconds are made, where they depend on how fast workers are
-    flow: Flow | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -598,9 +596,6 @@ class Cluster(Protocol):
 
     async def overhead(self, view: View) -> float | None:
         """Seconds that a task takes beside its work; None: it cannot be told now."""
-
-    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
-        """The view in which it is known how fast workers do what is planned."""
 
     async def persist(self, load: Load, notify: Notify) -> Result:
         """Load everything given that is not in memory yet, jointly."""

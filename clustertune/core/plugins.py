@@ -1,4 +1,4 @@
-"""What other packages add: modules that they name as entry points."""
+"""Load modules that other packages add by entry points."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger("clustertune")
 
 
 def of(group: str) -> Mapping[str, ModuleType]:
-    """The modules of an entry point group, by the names of the entries.
+    """Return the modules of an entry point group by the names of the entries.
 
-    One that cannot be loaded hides no other: it is left out, and the log says why.
+    A module that cannot be loaded is omitted, and the reason is logged.
 
     Parameters
     ----------
     group
-        What is added, like ``"checks"``.
+        Kind of the modules, like ``"checks"``.
     """
     loaded = {e.name: _load(e) for e in entry_points(group=f"clustertune.{group}")}
     return {name: module for name, module in loaded.items() if module is not None}
@@ -29,7 +29,7 @@ def of(group: str) -> Mapping[str, ModuleType]:
 def _load(entry: EntryPoint) -> ModuleType | None:
     try:
         module: ModuleType = entry.load()
-    except Exception as error:  # noqa: BLE001, it is code of others
+    except Exception as error:  # noqa: BLE001 (code of other packages)
         logger.warning(
             "%s: %s = %s cannot be loaded and is left out: %s",
             entry.group,

@@ -1,7 +1,7 @@
-"""What one training library needs of the data's layout, as plain frozen data.
+"""Needs of one training library, as plain frozen data.
 
-Every workload has one (see :mod:`clustertune.integrations.libraries`); checks, planner
-and actions read nothing else of a library.
+Every workload has a profile (see :mod:`clustertune.integrations.libraries`). Checks,
+planner and actions read nothing else of a library.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What one training library needs of the layout, and what its fit takes.
+    """The layout and memory that one training library needs.
 
-    Where a library needs nothing in particular, the default says so.
+    The defaults are for libraries without special needs.
     """
 
     name: str
@@ -22,91 +22,91 @@ class Profile:
 
     # --- memory
 
-    #: peak memory of the fit on a worker, as a multiple of the bytes of its data
-    #: (the data included), by the item size of the numbers, with ``pieces_per_thread``
+    #: peak memory of the fit on a worker, as a multiple of the bytes of its data (which
+    #: are included), by the item size of the numbers, with ``pieces_per_thread``
     memory_multiple: Mapping[int, float]
-    #: what of that is for intermediate results of pieces in work, one a thread, as a
-    #: multiple of the bytes of these; empty: it does not depend on the pieces
+    #: the part of it for intermediate results, as a multiple of the bytes of the pieces
+    #: in work, one per thread; empty: it does not depend on the pieces
     piece_multiple: Mapping[int, float] = field(default_factory=dict)
-    #: bytes of a worker's process that has imported the library, before any data
+    #: bytes of a worker's process with the library imported, but without data
     base_bytes: int = 0
-    #: bytes of each number that the library keeps of the features; None: unknown
+    #: bytes per number in which the library keeps features; None: unknown
     feature_bytes: int | None = None
-    #: workload that trains the same model with less memory; None: no other one does
+    #: workload that trains the same model with less memory; None: there is none
     frugal: Profile | None = None
-    #: parameters of the library that select it
+    #: parameters of the library that select that workload
     frugal_parameters: str = ""
     #: source of the figures
     source: str = ""
 
     # --- pieces
 
-    #: whether the data is read more than once, so that it is loaded before
+    #: whether the data is read more than once, so it should be loaded first
     persist: bool = True
     #: pieces per thread above which small pieces cost noticeable time
     max_pieces_per_thread: int = 256
-    #: most pieces per thread into which data is cut: some, for rows to lie evenly
+    #: most pieces per thread into which data is cut; more make rows more even
     pieces_per_thread: int = 4
-    #: bytes of a piece above which it is cut into more, of all members together
+    #: bytes of a piece, over all collections, above which it is cut
     max_piece_bytes: int = 2**29
-    #: whether the model depends on the number of pieces, which is kept between runs
+    #: whether the model depends on the number of pieces, so that it must be kept
     keeps_pieces: bool = False
 
     # --- rows
 
-    #: rows without which a worker that holds some fails
+    #: least rows of a worker that has rows; with fewer, the fit fails
     min_rows: int = 1
     #: whether every worker needs exactly as many rows as the others
     exact_rows: bool = False
-    #: what rows of a group (qid) need. "": nothing; "together": to be neighbours, on
-    #: one worker; "sorted": so, in the order of their groups
+    #: placement of the rows of a group (qid). "": any; "together": neighbours on one
+    #: worker; "sorted": together, and in the order of the groups
     groups: str = ""
-    #: whether it sorts rows by group itself where they are not in order
+    #: whether the library sorts rows by group itself
     sorts_groups: bool = False
-    #: whether it wants the sizes of the groups instead of each row's group
+    #: whether it takes the sizes of groups instead of the group of each row
     group_sizes: bool = False
-    #: whether it fails where a worker holds no row of some class; None: only if it is
-    #: a classifier, and the estimator is not known
+    #: whether it fails if a worker has no row of some class; None: only classifiers do,
+    #: and the estimator is unknown
     needs_all_classes: bool | None = False
-    #: whether each worker needs all rows of eval sets, of which the pieces are taken
-    #: beside those of the training data
+    #: whether each worker needs all rows of eval sets, since it uses the pieces next to
+    #: its training data
     eval_copies: bool = False
-    #: whether the estimator is known to stop early by its scores
+    #: whether the estimator stops early by its scores
     stops_early: bool = False
-    #: whether it fails where a worker has no row of an eval set with categories
+    #: whether it fails if a worker has no row of an eval set with categories
     eval_everywhere: bool = False
-    #: whether it needs rows in an order that says nothing of them; None: unknown
+    #: whether it needs rows in random order; None: unknown
     random_order: bool | None = None
 
     # --- values
 
-    #: kinds of collections that it takes as X
+    #: kinds of collections for X
     kinds: tuple[str, ...] = ("array", "dataframe")
-    #: whether it makes one array of all columns, as wide as the widest
+    #: whether it joins all columns in one array of the widest type
     one_number_type: bool = False
-    #: whether it trains on the codes of categories, which must be the same everywhere
+    #: whether it trains on codes of categories, which must be equal on all workers
     categories: bool = False
 
     # --- processes
 
-    #: distributions of which workers need one; empty: none in particular
+    #: distributions, one of which workers need; empty: none is needed
     packages: tuple[str, ...] = ()
-    #: whose threads it takes: "worker" (as many as the worker has), "pools" (those of
-    #: BLAS and OpenMP, as they are set there); "": unknown
+    #: its threads: "worker" (all threads of the worker), "pools" (thread pools of BLAS
+    #: and OpenMP, as configured there); "": unknown
     threads: str = ""
-    #: whether it starts processes below a worker
+    #: whether it starts child processes of a worker
     starts_processes: bool = False
-    #: why no layout helps it, and what to do instead; "": prepare takes it
+    #: reason why no layout helps it, with an alternative; "": prepare supports it
     refused: str = ""
-    #: what its fit takes beside X and y, of companions and "eval_set"; None: anything
+    #: companions and "eval_set" that its fit takes besides X and y; None: any
     takes: tuple[str, ...] | None = None
 
     def multiple(self, itemsize: int | None) -> float:
-        """The multiple for this item size; for one that is not listed, the largest."""
+        """Return the multiple for an item size; for an unknown one, the largest."""
         return _multiple(self.memory_multiple, itemsize)
 
     def parts(self, itemsize: int | None) -> tuple[float, float]:
-        """The multiples of all pieces, and of those in work beside."""
+        """Return the multiples for all pieces, and for the pieces in work."""
         of_pieces = _multiple(self.piece_multiple, itemsize)
         return self.multiple(itemsize) - of_pieces / self.pieces_per_thread, of_pieces
 

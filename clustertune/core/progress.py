@@ -1,6 +1,6 @@
-"""Telling the user how long work goes: one line that is rewritten, then at most six.
+"""Show the progress of long work in one line, and at most six lines at its end.
 
-In a terminal or a notebook it goes to stderr, elsewhere to the log.
+A terminal or a notebook shows it on stderr. Otherwise it is logged.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from clustertune.core.wording import printable, seconds_text
 
 logger = logging.getLogger("clustertune")
 
-QUIET = 0.5  # seconds in which nothing is said of progress
+QUIET = 0.5  # seconds without output at the beginning
 OFTEN = 0.1  # seconds between two updates of the line
 
 
 class Progress:
-    """Where progress goes.
+    """Show or log progress.
 
     Parameters
     ----------
     wanted
-        None: to stderr in a terminal or notebook, else to the log; True: to stderr;
-        False: to the log; a function: it is called with (text, fraction or None).
+        None: stderr in a terminal or notebook, else the log. True: stderr. False: the
+        log. A function is called with (text, fraction or None).
     """
 
     def __init__(self, wanted: bool | Notify | None = None):
@@ -39,11 +39,11 @@ class Progress:
         shown = _interactive() if wanted is None else wanted is True
         self.stream = sys.stderr if shown and self.function is None else None
         self.start = self.last = monotonic()
-        self.width = 0  # of the line that is shown now
-        self.text = ""  # that was logged last
+        self.width = 0  # of the current line
+        self.text = ""  # last logged text
 
     def notify(self, text: str, fraction: float | None = None) -> None:
-        """What is going on, and how much of it is done, where that is known."""
+        """Show the current work, and the finished fraction if it is known."""
         if self.function is not None:
             _call(self.function, text, fraction)
             return
@@ -60,7 +60,7 @@ class Progress:
             self._write(f"clustertune: {printable(text, longest=60)}{done} ({elapsed})")
 
     def finish(self, lines: Sequence[str]) -> None:
-        """Clear the line and say what came of it."""
+        """Clear the line and show the result."""
         if self.stream is None:
             for line in lines:
                 logger.info("%s", line)
@@ -82,14 +82,14 @@ def _call(function: Notify, text: str, fraction: float | None) -> None:
     try:
         function(text, fraction)
     except (KeyboardInterrupt, SystemExit) as error:
-        # as they are they would end the event loop that this runs in: the client's
+        # they would end the event loop of the client, in which this runs
         raise RuntimeError(f"the function of progress= raised {error!r}") from error
 
 
 def _interactive() -> bool:
     if sys.stderr is not None and sys.stderr.isatty():
         return True
-    # a notebook's stderr is no terminal, but somebody reads it
+    # a notebook shows stderr, which is no terminal
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"

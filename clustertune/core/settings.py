@@ -1,8 +1,8 @@
-"""clustertune's part of Dask's configuration: defaults, and what is set now.
+"""clustertune's section of Dask's configuration: defaults and current values.
 
-The defaults and their schema are ``clustertune.yaml`` and ``clustertune-schema.yaml``,
-made from the checks by ``docs/make_checks.py``. Importing this module makes Dask know
-the defaults, so that ``dask config list`` shows them.
+``docs/make_checks.py`` writes the defaults (``clustertune.yaml``) and their schema
+(``clustertune-schema.yaml``). Importing this module adds the defaults to Dask's
+configuration, so ``dask config list`` shows them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from clustertune.core.wording import printable
 def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse names of settings, and of environment variables, that do not exist.
 
-    Dask ignores a variable that it cannot read, and takes any other name.
+    Dask accepts any name, and ignores variables that it cannot read.
 
     Parameters
     ----------
     checks
-        By name of each check, also those of other packages, its settings.
+        Settings by name of check, including checks of other packages.
 
     Raises
     ------
     ValueError
-        There is such a name; the text says which names there are.
+        There is such a name; the message lists the existing names.
     """
     for name in os.environ:
         if is_ours(name):
@@ -59,7 +59,7 @@ def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> 
     Raises
     ------
     ValueError
-        It is misspelt, or it is a heading and its value is no mapping.
+        It is misspelt, or it names a section and its value is no mapping.
     """
     known: dict[str, Any] = {**defaults()["clustertune"]}
     known["checks"] = checks
@@ -68,7 +68,7 @@ def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> 
         if not names[variable.upper()]:
             _refuse_heading(variable)
         return
-    # the names of the level at which the variable leaves the known ones
+    # names of the deepest section that the variable names correctly
     level: Any = known
     for part in variable.upper().partition("CLUSTERTUNE")[2].split("__")[1:]:
         if not isinstance(level.get(part.lower()), Mapping):
@@ -83,12 +83,12 @@ def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _refuse_heading(variable: str) -> None:
-    """Refuse a value that is no mapping: Dask replaces it by the defaults.
+    """Refuse the value of a section if it is no mapping: Dask would ignore it.
 
     Raises
     ------
     ValueError
-        It is not.
+        The value is no mapping.
     """
     setting = variable.removeprefix("DASK_").lower().replace("__", ".")
     try:
@@ -98,7 +98,7 @@ def _refuse_heading(variable: str) -> None:
 
 
 def _paths(known: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
-    """Names of variables, without what all begin with; whether no name is below."""
+    """Yield suffixes of variables, and whether each one names a single setting."""
     yield path, False
     for name, value in known.items():
         below = f"{path}__{name.upper()}"
@@ -117,12 +117,12 @@ _ABSENT = object()
 
 
 def section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
-    """Return the settings below a heading; none if nothing is written below it.
+    """Return the settings of a section; none if it has no value.
 
     Raises
     ------
     ValueError
-        The heading has a value that is no mapping.
+        The value of the section is no mapping.
     """
     value = dask.config.get(name, None) if value is _ABSENT else value
     found = {} if value is None else value
@@ -133,7 +133,7 @@ def section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
 
 @cache
 def defaults() -> Mapping[str, Any]:
-    """Return the settings that clustertune ships with."""
+    """Return the default settings."""
     text = files("clustertune").joinpath("clustertune.yaml").read_text()
     found: Mapping[str, Any] = yaml.safe_load(text)
     return found

@@ -1,9 +1,9 @@
-"""A fitted model that is sent to each worker once, and not with each piece of data.
+"""Send a fitted model to each worker once, instead of once per partition.
 
-Dask puts arguments of a task into the task. What is a task of its own is sent to the
-worker that runs it; the others have it from there, and if that worker is lost it runs
-again. So a shared model is Dask's ``Delayed``, for a graph; and for whoever asks it in
-this process, as dask-ml does for types and classes of the output, it is the model.
+Dask embeds the arguments of a task in the task. A separate task for the model is sent
+to one worker; other workers fetch its result, and Dask recomputes it if that worker is
+lost. So a shared model is a ``Delayed`` in graphs. In this process it has the
+attributes of the model: dask-ml reads types and classes of the output from them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dask.delayed import Delayed, delayed
 
 
 class SharedModel(Delayed):
-    """A ``Delayed`` of a model that has the model's attributes here and now."""
+    """A ``Delayed`` of a model that has the attributes of the model."""
 
     __slots__ = ("_model",)
 
     def __init__(self, model: Any) -> None:
-        # its containers, if it is one, are the model's affair
+        # Dask must not replace containers in the model
         task = delayed(model, traverse=False)
         super().__init__(task.key, task.dask)  # type: ignore[no-untyped-call]
         self._model = model
@@ -28,7 +28,7 @@ class SharedModel(Delayed):
         return getattr(self._model, name)
 
     def __reduce__(self) -> Any:
-        # other processes need no clustertune
+        # unpickling must not need clustertune
         return Delayed, (self.key, self.dask)
 
 
@@ -38,12 +38,12 @@ def share(model: Any) -> Any:
     Parameters
     ----------
     model
-        Anything that predicts or transforms, fitted.
+        A fitted model that predicts or transforms.
 
     Returns
     -------
     SharedModel
-        For use in place of the model, as in ``ParallelPostFit(share(model))`` or
+        Replaces the model, as in ``ParallelPostFit(share(model))`` or
         ``X.map_blocks(predict, model=share(model))``.
     """
     own: dict[str, Any] = {"__slots__": ()}
@@ -53,7 +53,7 @@ def share(model: Any) -> Any:
 
 
 class _Score:
-    """The model's ``score``, from which dask-ml learns on the class what it is."""
+    """The model's ``score``; dask-ml inspects it on the class."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

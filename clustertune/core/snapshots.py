@@ -1,8 +1,7 @@
-"""What is seen of a cluster, as frozen data; units as in :mod:`clustertune.core.model`.
+"""The state of a cluster as frozen data; units as in :mod:`clustertune.core.model`.
 
-A snapshot is cheap: it is what scheduler and workers say of themselves anyway. Details
-and a survey cost a call on every worker and some time on the scheduler; they are asked
-for a diagnosis and not while a cluster is watched.
+A snapshot is cheap: the scheduler already has most of it. Details and a survey cost a
+call on every worker and some time on the scheduler, so only diagnoses read them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from clustertune.core.wording import are, names_text, plural
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A fact that could not be learned."""
+    """A fact that could not be read, with the reason."""
 
     reason: str
 
@@ -30,60 +29,60 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """Fractions of its memory limit at which a worker acts; None is switched off."""
+    """Fractions of a worker's memory limit at which it acts; None: switched off."""
 
-    target: float | None  # of managed memory: spills down to it
-    spill: float | None  # of process memory: spills until below target
-    pause: float | None  # of process memory: starts no more tasks
-    terminate: float | Unknown | None  # of process memory: its nanny kills it
+    target: float | None  # of managed memory: the worker spills down to it
+    spill: float | None  # of process memory: the worker spills until below target
+    pause: float | None  # of process memory: the worker starts no more tasks
+    terminate: float | Unknown | None  # of process memory: the nanny kills the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """What a worker knows of itself and its host; read once, not at each look."""
+    """Facts of a worker and its host; read once per process."""
 
     thresholds: Thresholds
     affinity: frozenset[int]  # CPUs on which this process may run
-    quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs): each level that has a quota
-    host_memory: int  # bytes that this process could use at most: RAM or cgroup limit
+    quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs) of each level with a quota
+    host_memory: int  # most bytes that this process can use: RAM or cgroup limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Threads that a native library keeps in a process."""
+    """A thread pool of a native library in a process."""
 
     api: str  # "blas" or "openmp"
-    library: str  # its file name's beginning, like "libopenblas"
+    library: str  # beginning of its file name, like "libopenblas"
     threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What a worker says when it is asked for a diagnosis."""
+    """Facts of a worker that only a diagnosis needs."""
 
-    pid: int  # workers without processes of their own share one
-    daemon: bool  # such a process may have no children
-    child_count: int  # child processes, and theirs
-    child_memory: int  # bytes resident in them
+    pid: int  # the same for workers that share a process
+    daemon: bool  # a daemonic process may not have children
+    child_count: int  # child processes, and their children
+    child_memory: int  # resident bytes of these processes
     pools: tuple[Pool, ...] | None  # None: threadpoolctl is not installed there
-    variables: Mapping[str, str]  # that set numbers of threads, as far as they are set
+    variables: Mapping[str, str]  # environment variables that set numbers of threads
     disk: str  # kind of file system to which the worker spills
     disk_total: int  # bytes
     disk_free: int
     expires: float | None  # epoch seconds at which its lifetime ends; None: never
-    returns: bool  # is started again then
+    returns: bool  # whether it is restarted after its lifetime
     packages: Mapping[str, str]  # versions by name of distribution
-    paused: float | None = None  # seconds since it paused; None: it is not, or unknown
+    paused: float | None = None  # seconds since it paused; None: not paused, or unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burden:
-    """What a restart of a worker would have to save."""
+    """Data that a restart of a worker has to save."""
 
-    keys: int  # that it holds
-    unique: int  # that it alone holds
-    nbytes: int  # of these
-    scattered: int  # of these, that nobody could compute again
+    keys: int  # keys on the worker
+    unique: int  # keys without another replica
+    nbytes: int  # bytes of the unique keys
+    scattered: int  # unique keys that cannot be recomputed
     actors: int
 
 
@@ -99,7 +98,7 @@ class Room:
 class WorkerSnapshot:
     """One worker at one moment.
 
-    ``id`` survives a restart (its name, else its nanny's address), unlike ``address``.
+    ``id`` is the name or the nanny's address. Unlike ``address`` it survives a restart.
     """
 
     id: str | int
@@ -110,25 +109,25 @@ class WorkerSnapshot:
     status: str  # Dask's: running, paused, closing_gracefully, ...
     memory_limit: int  # bytes; 0: none is set
     process: int  # bytes: resident memory of the worker process
-    managed: int  # bytes of Dask's keys in memory, but not more than the process has
-    spilled: int  # bytes of Dask's keys on disk
-    bandwidth: float  # bytes per second that it measured in transfers between workers
+    managed: int  # bytes of managed memory, at most those of the process
+    spilled: int  # bytes of keys on disk
     facts: WorkerFacts | Unknown
-    #: bytes of these keys by their own sizes: what several share is counted for each
+    #: bytes per second of the last transfers to it; 0: none was measured
+    bandwidth: float = 0.0
+    #: sum of the sizes of keys in memory; data that keys share counts for each key
     counted: int = 0
-    silent: float = 0.0  # seconds since the scheduler last heard of it
+    silent: float = 0.0  # seconds since its last heartbeat
     loop_delay: float = 0.0  # seconds between two ticks of its event loop; idle: 0.02
-    cpu: float = 0.0  # CPUs that its process used lately, by its heartbeat
-    processing: int = 0  # tasks that the scheduler has given to it
-    executing: int = 0  # tasks that it says it runs
-    cancelled: int = 0  # tasks that nobody wants any more, and that it cannot stop
-    details: Details | Unknown | None = None  # None: it was not asked
-    burden: Burden | None = None  # None: the scheduler was not asked
-    parking: bool = False  # keeps keys in a nanny while that one's worker is restarted
-    room: Room | Unknown | None = None  # beside it; None: its nanny was not asked
-    least: int | None = None  # bytes its process had at the least; None: not known
-    copying: float | None = None  # bytes per second of one thread; None: not timed
-    #: tasks that it runs: prefix and number; None: the scheduler was not asked
+    cpu: float = 0.0  # CPUs that its process used before its last heartbeat
+    processing: int = 0  # tasks that the scheduler has assigned to it
+    executing: int = 0  # running tasks, by its last heartbeat
+    cancelled: int = 0  # running tasks that were cancelled and cannot be stopped
+    details: Details | Unknown | None = None  # None: not read
+    burden: Burden | None = None  # None: not read
+    parking: bool = False  # keeps the keys of a worker in its nanny during its restart
+    room: Room | Unknown | None = None  # in its nanny; None: not read
+    least: int | None = None  # least bytes that its process has had; None: unknown
+    #: prefixes and numbers of its running tasks; None: not read
     tasks: tuple[tuple[str, int], ...] | None = None
 
     @property
@@ -137,17 +136,17 @@ class WorkerSnapshot:
 
     @property
     def busy(self) -> bool:
-        """Whether tasks run there, or begin by themselves: a paused one begins none."""
+        """Whether it runs tasks or will start some; a paused worker starts none."""
         return bool(self.executing or (self.processing and self.status != "paused"))
 
     @property
     def stays(self) -> bool:
-        """Whether it counts where a number of workers is asked for: paused ones do."""
+        """Whether it counts as one of the workers that a user asks for."""
         return self.status in ("running", "paused")
 
     @property
     def unmanaged(self) -> int:
-        """Bytes of the process that are not Dask's keys."""
+        """Bytes of unmanaged memory."""
         return max(0, self.process - self.managed)
 
     @property
@@ -163,13 +162,13 @@ class ClientFacts:
     """A client of the scheduler."""
 
     id: str
-    keys: int  # that it wants kept
-    silent: float  # seconds since the scheduler last heard of it
+    keys: int  # keys that it wants
+    silent: float  # seconds since its last heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Another client's fit, plan or hold, which keeps plans waiting."""
+    """Another client's fit, plan or hold, for which plans wait."""
 
     label: str
     client: str  # id
@@ -182,52 +181,52 @@ class Published:
 
     name: str
     keys: int
-    missing: int  # keys that are nowhere, nor being computed
+    missing: int  # keys that are neither in memory nor being computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """Tasks with the same name, but for hashes and numbers."""
+    """Tasks whose names differ only by hashes and numbers."""
 
     name: str
-    memory: int  # tasks, now: in memory
-    waiting: int  # waiting, queued, or without a worker
+    memory: int  # tasks in memory
+    waiting: int  # tasks that wait, are queued, or have no worker
     processing: int
     erred: int
-    finished: int  # tasks, so far
-    seconds: float  # that all of these took together
-    nbytes: int  # bytes of results in memory, about
-    inputs: int = 0  # bytes of all that those to come depend on, about
+    finished: int  # finished tasks so far
+    seconds: float  # total seconds of the finished tasks
+    nbytes: int  # approximate bytes of results in memory
+    inputs: int = 0  # approximate bytes of the inputs of tasks to come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
     """Keys in memory with the same prefix that the same clients want kept."""
 
-    prefix: str  # "": of all that there was no more room to tell apart
+    prefix: str  # "": all prefixes beyond a limit
     keys: int
-    nbytes: int  # each key once, whatever copies there are
-    scattered: int  # keys that nobody could compute again
-    mine: bool  # the client that asks is one of them
+    nbytes: int  # each key counts once, even if it has replicas
+    scattered: int  # keys that cannot be recomputed
+    mine: bool  # whether the asking client wants them
     others: tuple[str, ...] = ()  # ids of other clients
-    #: (kind, name) of what is shared by name: "published", "variable" or "queue"
+    #: (kind, name) of shared names; kinds are "published", "variable" and "queue"
     shared: tuple[tuple[str, str], ...] = ()
-    coming: int = 0  # tasks besides that are still to be done for them
+    coming: int = 0  # further tasks of the prefix that are not finished
 
     @property
     def published(self) -> tuple[str, ...]:
-        """Names of data sets."""
+        """Names of published data sets."""
         return tuple(name for kind, name in self.shared if kind == "published")
 
     @property
     def alone(self) -> bool:
-        """Whether only the client that asks wants these keys."""
+        """Whether only the asking client wants these keys."""
         return self.mine and not self.others and not self.shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmet:
-    """What tasks wait for that no worker has."""
+    """Restrictions of tasks that no worker meets."""
 
     kind: str  # "worker", "host" or "resources"
     names: tuple[str, ...]
@@ -244,19 +243,19 @@ class Unmet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What the scheduler says when it is asked for a diagnosis."""
+    """Facts of the scheduler that only a diagnosis needs."""
 
-    me: str  # id of the client that asks
-    worker_ttl: float | None  # seconds of silence after which a worker is given up
+    me: str  # id of the asking client
+    worker_ttl: float | None  # seconds of silence after which a worker is removed
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
     queued: int  # tasks that wait for any worker
-    unrunnable: int  # tasks for which there is no worker that runs
-    unmet: tuple[Unmet, ...] = ()  # and what they want that no worker has
+    unrunnable: int  # tasks that no running worker may run
+    unmet: tuple[Unmet, ...] = ()  # their restrictions
     actors: int
     clients: tuple[ClientFacts, ...]
     published: tuple[Published, ...]
     prefixes: tuple[Prefix, ...]
-    complete: bool  # False: there are more clients, names or prefixes than were read
+    complete: bool  # False: some clients, names or prefixes were not read
     packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
 
 
@@ -267,26 +266,26 @@ class Snapshot:
     Attributes
     ----------
     by_address : mapping
-        Its workers.
+        Workers by address.
     on_host : mapping
-        How many of them each host has.
+        Numbers of workers by host.
     """
 
     time: float  # epoch seconds
     scheduler: str  # its address
     workers: tuple[WorkerSnapshot, ...]
-    memory_manager: bool | None = None  # whether Dask's own runs; None: it has none
-    #: seconds that a task takes beside its work; None: it was not measured
+    memory_manager: bool | None = None  # whether Dask's AMM runs; None: there is none
+    #: seconds per task besides its work; None: not measured
     overhead: float | None = None
-    can_scale: str | None = None  # None: it can; else why this client cannot scale it
-    can_restart: str | None = None  # None: nannies may; else why its manager minds
-    #: least and most workers of its adaptive scaling; None: it is off
+    can_scale: str | None = None  # reason why this client cannot scale it; None: it can
+    can_restart: str | None = None  # reason against restarts by nannies; None: none
+    #: least and most workers of adaptive scaling; None: it is off
     adaptive: tuple[int, float] | Unknown | None = None
-    survey: Survey | None = None  # None: it was not asked
-    holdings: tuple[Holding, ...] | None = None  # None: it was not asked
-    #: seconds from the end of a worker's process to the next, of the last restarts here
+    survey: Survey | None = None  # None: not read
+    holdings: tuple[Holding, ...] | None = None  # None: not read
+    #: seconds between two processes of a worker, in the last restarts on this cluster
     restarts: tuple[float, ...] = ()
-    holder: Holder | None = None  # None: there is none, or it was not asked
+    holder: Holder | None = None  # None: there is none, or it was not read
 
     @cached_property
     def by_address(self) -> Mapping[str, WorkerSnapshot]:
@@ -302,13 +301,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A span of work; the scheduler plugin keeps the last ones."""
+    """A span of work; the scheduler plugin keeps the last runs."""
 
     began: float  # epoch seconds
     ended: float
-    #: by worker id: least unmanaged bytes from its end to the end of the next run
+    #: by worker id: least unmanaged bytes between the end of this run and of the next
     floors: Mapping[str | int, int]
-    peaks: Mapping[str | int, int]  # by worker id: most bytes of its process
-    #: by worker id: managed bytes at the moment of the least unmanaged ones
+    peaks: Mapping[str | int, int]  # by worker id: most bytes of the process
+    #: by worker id: managed bytes at the time of ``floors``
     managed: Mapping[str | int, int] = field(default_factory=dict)
-    ended_by: str = "gap"  # or "hold", or "training": the training tasks of a library
+    ended_by: str = "gap"  # or "hold", or "training" (tasks of a training library)

@@ -1,19 +1,21 @@
-"""Words and figures of messages: bytes, seconds, counts, names of workers.
+"""Format bytes, seconds, counts and names for messages.
 
-Worker and host names come from the cluster, so anyone who can start a worker can choose
-them. What is not printable in them (escape sequences, line breaks, characters that turn
-the direction of writing) is shown as its code and can do nothing to a terminal.
+Dask's ``format_bytes`` and ``format_time`` are not used: they show more digits than a
+message needs (``1.50 GiB``, ``3m 2s``) and mix decimal with binary prefixes.
+
+Anyone who can start a worker can choose its name. So unprintable characters of names
+(escape sequences, line breaks, changes of the text direction) are shown as codes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-_LONGEST_NAME = 60
+_MAX_NAME_LENGTH = 60
 
 
 def bytes_text(n: float) -> str:
-    """Bytes with a binary prefix: ``1.5 GiB``."""
+    """Format bytes with a binary prefix: ``1.5 GiB``."""
     sign, n = ("-" if n < 0 else ""), abs(n)
     if n < 1024:
         return f"{sign}{n:.0f} B"
@@ -26,7 +28,7 @@ def bytes_text(n: float) -> str:
 
 
 def seconds_text(s: float) -> str:
-    """A duration in the unit that suits it: ``0.25 s``, ``12 s``, ``3 min``."""
+    """Format a duration with a suitable unit: ``0.25 s``, ``12 s``, ``3 min``."""
     if s < 9.95:
         return f"{s:.2g} s"
     if s < 99.5:
@@ -37,30 +39,30 @@ def seconds_text(s: float) -> str:
 
 
 def cost_text(nbytes: int | None, seconds: float | None) -> str:
-    """What something took, or will, as far as it is known: ``1.5 GiB, 12 s``."""
+    """Format bytes and seconds; unknown ones are omitted: ``1.5 GiB, 12 s``."""
     known = [] if nbytes is None else [bytes_text(nbytes)]
     known += [] if seconds is None else [seconds_text(seconds)]
     return ", ".join(known) or "unknown"
 
 
 def times_text(ratio: float) -> str:
-    """A ratio to three figures: ``2 times``, ``1.06 times``."""
+    """Format a ratio with three digits: ``2 times``, ``1.06 times``."""
     return f"{ratio:.3g} times"
 
 
 def plural(n: float, noun: str, nouns: str | None = None) -> str:
-    """A count and its noun: ``1 piece``, ``12,000 pieces``, ``3.5 CPUs``."""
+    """Format a count and its noun: ``1 piece``, ``12,000 pieces``, ``3.5 CPUs``."""
     count = f"{int(n):,}" if n == int(n) else f"{n:.3g}"
     return f"{count} {noun if n == 1 else nouns or noun + 's'}"
 
 
 def are(things: Collection[object]) -> str:
-    """``is`` for one thing, else ``are``."""
+    """Return ``is`` for one thing, else ``are``."""
     return "is" if len(things) == 1 else "are"
 
 
 def printable(text: str | int, *, longest: int | None = None) -> str:
-    """Untrusted text that cannot act on a terminal, cut to ``longest`` characters."""
+    """Escape untrusted text for a terminal, and cut it to ``longest`` characters."""
     whole = str(text)
     safe = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode()
@@ -70,18 +72,18 @@ def printable(text: str | int, *, longest: int | None = None) -> str:
 
 
 def names_text(names: Sequence[str | int], *, most: int = 3) -> str:
-    """Names that came from the cluster: ``a, b and c``, ``a, b, c and 7 more``."""
-    shown = [printable(name, longest=_LONGEST_NAME) for name in names[:most]]
+    """Format untrusted names: ``a, b and c``, ``a, b, c and 7 more``."""
+    shown = [printable(name, longest=_MAX_NAME_LENGTH) for name in names[:most]]
     if len(names) > most:
         return f"{', '.join(shown)} and {len(names) - most:,} more"
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def workers_text(ids: Sequence[str | int]) -> str:
-    """Workers by id: ``worker 3``, ``workers 0, 1, 2 and 7 more``."""
+    """Format ids of workers: ``worker 3``, ``workers 0, 1, 2 and 7 more``."""
     return f"worker{'' if len(ids) == 1 else 's'} {names_text(ids)}"
 
 
 def variable(label: str) -> str:
-    """The name to type for a collection: ``eval_set[0].X`` is the user's ``X``."""
+    """Return the user's name of a collection: ``X`` for ``eval_set[0].X``."""
     return label.rpartition(".")[2]

@@ -1,7 +1,7 @@
-"""Connects to a scheduler by its address, and explains why that failed.
+"""Connect to a scheduler by its address, and explain failures.
 
-Dask raises whatever the bytes of a foreign server lead to: ``MemoryError`` for the
-banner of an SSH server, ``struct.error`` for zeros. Each of them becomes one
+The bytes of a foreign server make Dask raise any kind of error: ``MemoryError`` for the
+banner of an SSH server, ``struct.error`` for zeros. All of them become a
 :class:`~clustertune.errors.ConnectionLostError`.
 """
 
@@ -22,7 +22,7 @@ from clustertune.errors import ClustertuneError, ConnectionLostError
 
 #: loggers of Dask, and of the libraries through which it communicates
 NOISY = ("distributed", "tornado", "asyncio")
-#: what Dask raises for the bytes of another protocol, and for a server that is silent
+#: errors of Dask for the bytes of another protocol, and for a silent server
 FOREIGN = (
     asyncio.TimeoutError,
     EOFError,
@@ -55,7 +55,7 @@ async def connected(address: str, *, security: Any = None, seconds: float) -> Cl
             client = Client(
                 address,
                 asynchronous=True,
-                # an error of Dask's explains more than the limit of everything
+                # shorter than the total limit: Dask's own error explains more
                 timeout=seconds / 2,
                 set_as_default=False,
                 security=security,
@@ -64,7 +64,7 @@ async def connected(address: str, *, security: Any = None, seconds: float) -> Cl
     except BaseException as error:
         if client is not None:
             await client.close()
-        # any kind: it depends on the bytes that a foreign server has sent
+        # of any kind, depending on the bytes of a foreign server
         if isinstance(error, Exception):
             raise ConnectionLostError(_explained(address, error)) from error
         raise
@@ -72,7 +72,7 @@ async def connected(address: str, *, security: Any = None, seconds: float) -> Cl
 
 
 def lost(client: Client, error: BaseException) -> ConnectionLostError | None:
-    """Return what an error means if the connection to the scheduler was lost."""
+    """Return the error for a lost connection, or None if it was not lost."""
     if isinstance(error, ClustertuneError) or not isinstance(error, Exception):
         return None
     closed = client.status != "running" or client.scheduler is None
@@ -87,7 +87,7 @@ def refuse_closed(client: Client) -> None:
     Raises
     ------
     ConnectionLostError
-        It was.
+        The client is not connected.
     """
     if client.status == "connecting":
         why = ConnectionResetError("the client lost its connection to it")
@@ -100,7 +100,7 @@ def refuse_closed(client: Client) -> None:
 
 
 def not_answering(error: BaseException) -> str:
-    """Return the text for a scheduler that answered before and does not any more."""
+    """Return the message for a scheduler that has stopped answering."""
     cause = error.__cause__ or error
     why = printable(str(cause) or type(cause).__name__, longest=200)
     return (
@@ -139,7 +139,7 @@ def _explained(address: str, error: Exception) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """The error and its causes: Dask wraps the one that explains most."""
+    """Return the texts of an error and its causes, which often explain more."""
     texts = [f"{type(error).__name__}: {error}" if str(error) else repr(error)]
     cause = error.__cause__
     while cause is not None:

@@ -1,7 +1,6 @@
-"""What workers and scheduler are asked for a diagnosis, beyond what a look shows.
+"""Ask workers and the scheduler plugin for facts that a snapshot does not have.
 
-One call on every worker and one of the resident; nothing of it is needed to watch a
-cluster or to prepare data.
+Diagnoses and operations need them; watching a cluster does not.
 """
 
 from __future__ import annotations
@@ -11,26 +10,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from distributed import Client
 
 from clustertune.core.model import (
+    Burden,
     ClientFacts,
     Details,
     Holder,
+    Holding,
+    Key,
     Pool,
     Prefix,
     Published,
+    Room,
     Run,
     Snapshot,
     Survey,
     Unknown,
     Unmet,
+    WorkerSnapshot,
 )
+from clustertune.core.report import Report
+from clustertune.core.rules import is_parked_first
+from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
-from clustertune.remote import ship
-from clustertune.remote.worker import probe
+from clustertune.planner.thresholds import ceiling, space
+from clustertune.remote import keys, ship
+from clustertune.remote.scheduler import survey
+from clustertune.remote.worker import park, probe, process
 
-PACKAGES = (  # of which versions are compared, by names of distributions
+PACKAGES = (  # distributions whose versions are compared
     "dask",
     "distributed",
     "numpy",
@@ -49,14 +59,18 @@ PACKAGES = (  # of which versions are compared, by names of distributions
     "threadpoolctl",
 )
 
+SILENT = 5.0  # seconds without a heartbeat, on a small cluster
 
-SILENT = 5.0  # seconds without a heartbeat; on a large cluster they come less often
+NO_VERSIONS = Unknown("the worker did not report its versions")
+
+
+# --- diagnosis ------------------------------------------------------------------------
 
 
 async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
-    """The snapshot with what workers and scheduler say when they are asked for more."""
+    """Add the details of workers, and the survey of the scheduler."""
     approved = monitor.known(client).addresses
-    # who has not even told the scheduler of itself will not answer either
+    # a worker that sends no heartbeat does not answer; large clusters have fewer beats
     patience = SILENT + len(snapshot.workers) / 50
     asked = [
         w.address
@@ -73,7 +87,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
         ),
         monitor.ask(client, "survey", owner=client.id, packages=list(PACKAGES)),
     )
-    silent = Unknown("the worker is silent, or has not said its versions")
+    silent = Unknown("the worker is silent, or did not report its versions")
     workers = tuple(
         replace(
             w,
@@ -92,7 +106,7 @@ def _read_details(answer: Any, now: float) -> Details | Unknown:
     try:
         return _details(answer, now)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return Unknown(f"what the worker answered cannot be read: {error!r}")
+        return Unknown(f"the worker's answer cannot be read: {error!r}")
 
 
 def _details(answer: Mapping[str, Any], now: float) -> Details:
@@ -149,12 +163,12 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
 
 
 def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[Unmet, ...]:
-    """As the scheduler tells it."""
+    """Read the scheduler's list of unmet restrictions."""
     return tuple(Unmet(kind=k, names=tuple(names), tasks=n) for k, names, n in answer)
 
 
 async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
-    """The snapshot with what workers run, and who else holds the cluster."""
+    """Add the tasks that workers run, and the holder of the cluster."""
     addresses = [w.address for w in snapshot.workers]
     found = await monitor.ask(client, "work", owner=client.id, workers=addresses)
     tasks = {a: tuple((prefix, n) for prefix, n in some) for a, some in found["tasks"]}
@@ -172,7 +186,7 @@ async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
 
 
 async def past_runs(client: Client) -> tuple[Run, ...]:
-    """The runs that the resident has seen, oldest first."""
+    """Return the runs that the plugin has seen, oldest first."""
     return tuple(
         Run(
             began=run["began"],
@@ -185,3 +199,173 @@ async def past_runs(client: Client) -> tuple[Run, ...]:
         )
         for run in await monitor.ask(client, "past")
     )
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+async def hear(client: Client) -> None:
+    """Have all workers send their memory to the scheduler.
+
+    Unresponsive workers keep the values of their last heartbeat.
+    """
+    workers = (await monitor.identify(client))["workers"]
+    there = sorted(monitor.approved(client, workers))
+    await ship.on_workers(
+        client, process.tell, there, timeout=monitor.SOON, again=False
+    )
+
+
+async def process_memory(client: Client, address: str) -> int | None:
+    """Return the bytes of a worker's process; None: it does not answer in time."""
+    try:
+        workers = (await monitor.identify(client))["workers"]
+        there = await monitor.approve(client, workers)
+    except (ConnectionLostError, VersionMismatchError):
+        return None
+    asked = [address] if address in there else []
+    answers = await ship.on_workers(
+        client, process.tell, asked, timeout=monitor.SOON, again=False
+    )
+    nbytes = answers.get(address)
+    return nbytes if isinstance(nbytes, int) else None
+
+
+async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
+    """Add the least memory that each worker's process has had."""
+    approved = monitor.known(client).addresses
+    there = [w.address for w in snapshot.workers if w.address in approved]
+    answers = await ship.on_workers(
+        client, process.least_memory, there, timeout=monitor.PATIENCE
+    )
+    least = {a: n for a, n in answers.items() if isinstance(n, int)}
+    return replace(
+        snapshot,
+        workers=tuple(replace(w, least=least.get(w.address)) for w in snapshot.workers),
+    )
+
+
+async def with_burdens(
+    client: Client, snapshot: Snapshot, limit: int | None = None
+) -> Snapshot:
+    """Add the data that a restart of each worker has to save, and its room.
+
+    Nannies are asked for their room if other workers may lack memory. ``limit`` is the
+    memory limit that the workers are going to have.
+    """
+    addresses = [w.address for w in snapshot.workers]
+    found = await monitor.ask(client, "burdens", workers=addresses)
+    snapshot = await monitor.with_bandwidths(client, snapshot)
+    workers = tuple(
+        replace(w, burden=_burden(found[w.address]) if w.address in found else None)
+        for w in snapshot.workers
+    )
+    rooms = await _rooms(client, workers, limit)
+    return replace(
+        snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
+    )
+
+
+def _burden(numbers: Sequence[int]) -> Burden:
+    count, unique, nbytes, scattered, actors = numbers
+    return Burden(
+        keys=count, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
+    )
+
+
+async def _rooms(
+    client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
+) -> dict[str, Room | Unknown]:
+    """Return the room in nannies by address of workers that may need it."""
+    there = [w for w in workers if w.nanny and w.burden and w.burden.nbytes]
+    free = sorted(space(w, ceiling(w, limit)) for w in workers if w.running)
+    # the emptiest worker, and others, may be restarted at the same time
+    short = sum(free[:-1]) < 2 * sum(w.burden.nbytes for w in there if w.burden)
+    unsure = [w.address for w in there if short or is_parked_first(w.status, w.spilled)]
+    approved = monitor.known(client).addresses
+    answers = await ship.on_workers(
+        client,
+        park.room,
+        [a for a in unsure if a in approved],
+        timeout=monitor.PATIENCE,
+        nanny=True,
+    )
+    return {a: _room(answers[a]) if a in answers else NO_VERSIONS for a in unsure}
+
+
+def _room(answer: Any) -> Room | Unknown:
+    if isinstance(answer, BaseException):
+        return Unknown(f"its nanny did not answer: {answer!r}")
+    return Room(memory=answer["memory"], disk=answer["disk"])
+
+
+# --- data -----------------------------------------------------------------------------
+
+
+async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
+    """Return the number of packed keys in memory, and their bytes."""
+    found = await monitor.ask(client, "look", collections=[packed])
+    (raw,) = found["collections"]
+    there = np.unique(np.frombuffer(raw["pieces"], dtype=np.int64))
+    return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
+
+
+async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
+    """Return the keys in memory except for ``kept``, and the clients that want them."""
+    asked = {"owner": client.id, "kept": keys.pack(kept)}
+    names = ("prefix", "keys", "nbytes", "scattered", "coming", "mine")
+    found = []
+    for *counts, others, shared in await monitor.ask(client, "holdings", **asked):
+        known: dict[str, Any] = dict(zip(names, counts, strict=True))
+        pairs = tuple((kind, name) for kind, name in shared)
+        found.append(Holding(**known, others=tuple(others), shared=pairs))
+    return tuple(found)
+
+
+async def received(client: Client, names: Sequence[str]) -> int | None:
+    """Return the bytes of keys with these names that workers received, if known."""
+    workers = (await monitor.identify(client))["workers"]
+    asked = sorted(monitor.approved(client, workers))
+    answers = await ship.on_workers(
+        client,
+        probe.received_bytes,
+        asked,
+        timeout=monitor.PATIENCE,
+        names=list(names),
+    )
+    if len(asked) < len(workers):
+        return None
+    found = list(answers.values())
+    return sum(found) if all(isinstance(n, int) for n in found) else None
+
+
+async def chunk_types(
+    client: Client, arrays: Mapping[str, Sequence[Key]]
+) -> dict[str, list[str]]:
+    """Return the names of the types of chunks by label, if the scheduler has them."""
+    if not arrays:
+        return {}
+    packed = {label: keys.pack(own) for label, own in arrays.items()}
+    found: dict[str, list[str]] = await ship.on_scheduler(
+        client, survey.chunk_types, chunks=packed
+    )
+    return found
+
+
+async def last_report(client: Client) -> Report | None:
+    """Return the report that the plugin keeps.
+
+    Raises
+    ------
+    VersionMismatchError
+        Another release wrote the report, and this one cannot read it.
+    """
+    await monitor.open_door(client, await monitor.identify(client))
+    text = await monitor.ask(client, "recall")
+    try:
+        return Report.from_json(text) if text else None
+    except ValueError as error:
+        raise VersionMismatchError(
+            f"the last report on this scheduler cannot be read here: {error}; use the "
+            "release of clustertune that wrote it"
+        ) from error

@@ -1,11 +1,11 @@
-"""Reads a live cluster and where given data lies. The only reader; it changes nothing.
+"""Take snapshots of a live cluster, and send requests to the scheduler plugin.
 
-Whoever wants anything of the resident goes through here, too: :func:`open_door` sees
-that code may be sent and puts it in place, :func:`ask` makes a request.
+This module only reads. :func:`open_door` checks that code may be sent to all processes,
+and installs the plugin. :func:`ask` sends it a request. :func:`look` takes a snapshot.
 
-A look is one call of the scheduler's own (``identity``, all workers) and one of the
-resident (memory, holders of the given keys). What a worker knows of itself and does
-not change is asked once per process; row counts are taken at each look.
+A snapshot needs one call of Dask's ``identity`` and one request to the plugin (memory
+of workers, holders of the given keys). Constant facts of a worker are read once per
+process. Rows are counted for every snapshot.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,22 +22,15 @@ import numpy as np
 from distributed import Client
 from distributed.comm.core import CommClosedError
 
-from clustertune.core.admission import is_parked_first
 from clustertune.core.model import (
-    Burden,
-    Flow,
-    Holding,
     Int64s,
-    Key,
     Member,
-    Room,
     Snapshot,
     Thresholds,
     Unknown,
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.core.report import Report
 from clustertune.core.wording import printable
 from clustertune.errors import (
     ClustertuneError,
@@ -45,23 +39,20 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.integrations import managers
-from clustertune.monitor import connection, counting, links
-from clustertune.monitor import overhead as measuring
-from clustertune.planner import pricing
-from clustertune.planner.thresholds import ceiling, space
+from clustertune.monitor import connection, counting
 from clustertune.remote import keys, ship, versions
-from clustertune.remote.scheduler import plugin, survey
+from clustertune.remote.scheduler import plugin
 from clustertune.remote.scheduler import state as scheduler_state
-from clustertune.remote.worker import park, probe, process
+from clustertune.remote.worker import probe
 
-Process = tuple[str, str]
+Process = tuple[str, str]  # address and local directory, which is new for each process
 
-SILENCE = 60.0  # seconds for which a worker that did not answer is not asked again
-PATIENCE = 10.0  # seconds in which a worker answers what it knows of itself
-SOON = 1.0  # seconds in which a worker tells its memory; the scheduler hears it anyway
-NOTICED = 0.2  # seconds in which a client notices that its own connection is broken
-RECONNECT = 5.0  # seconds in which a client that lost its connection gets another one
-#: requests that change nothing: repeated where a connection breaks
+SILENCE = 60.0  # seconds before a worker that did not answer is asked again
+PATIENCE = 10.0  # seconds to wait for the facts of a worker
+SOON = 1.0  # seconds to wait for values that a snapshot can do without
+NOTICED = 0.2  # seconds until a client notices that its connection is broken
+RECONNECT = 5.0  # seconds to wait for Dask to reconnect a client
+#: requests that change nothing: repeated if a connection breaks
 REPEATABLE = frozenset(
     (
         "burdens", "holdings", "in_vain", "is_held", "list_schedules", "look", "page",
@@ -70,27 +61,27 @@ REPEATABLE = frozenset(
 )  # fmt: skip
 
 
+# --- processes of the cluster ---------------------------------------------------------
+
+
 @dataclass
 class Known:
-    """What was learned over one client and holds for as long as a worker's process.
+    """Facts about the processes of a cluster, as read through one client."""
 
-    A process is told by its address and its local directory, which is new with each.
-    """
-
-    approved: set[Process] = field(default_factory=set)  # code may be sent there
+    approved: set[Process] = field(default_factory=set)  # code may be sent to these
     silent: dict[Process, float] = field(default_factory=dict)  # since, monotonic
     facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
     asked: dict[Process, float] = field(default_factory=dict)  # for facts, monotonic
-    #: seconds that a task takes beside its work, and the workers with which it did
+    #: seconds per task besides its work, and the workers of that measurement
     overhead: tuple[float, frozenset[str]] | None = None
 
     @property
     def addresses(self) -> set[str]:
-        """Of the workers to which code may be sent."""
+        """Addresses of the workers to which code may be sent."""
         return {address for address, _ in self.approved}
 
     def forget_all_but(self, present: Iterable[Process]) -> None:
-        """Let go what was learned of processes that are gone."""
+        """Delete the facts of processes that have ended."""
         there = set(present)
         self.approved &= there
         self.silent = {p: t for p, t in self.silent.items() if p in there}
@@ -102,7 +93,7 @@ _known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
 
 
 def known(client: Client) -> Known:
-    """What was learned over this client so far."""
+    """Return the facts that were read through this client."""
     return _known.setdefault(client, Known())
 
 
@@ -110,8 +101,13 @@ def _process(address: str, entry: Mapping[str, Any]) -> Process:
     return address, str(entry["local_directory"])
 
 
+def worker_id(address: str, entry: Mapping[str, Any]) -> str | int:
+    """Return the id that survives a restart: the given name, or the nanny's address."""
+    return scheduler_state.worker_id(address, entry["name"], entry["nanny"])
+
+
 async def identify(client: Client) -> Mapping[str, Any]:
-    """The scheduler's own description of itself and of all its workers.
+    """Return the scheduler's identity, with all its workers.
 
     Raises
     ------
@@ -128,21 +124,13 @@ async def identify(client: Client) -> Mapping[str, Any]:
 
 
 def _scheduler(client: Client) -> Any:
-    """What calls to the scheduler are made of; of a closed client there is none."""
+    """Return the client's connection to its scheduler; refuse a closed client."""
     connection.refuse_closed(client)
     return client.scheduler
 
 
-class ResidentGoneError(ConnectionLostError):
-    """The scheduler answers, and has no resident: it was started again."""
-
-
 async def _reconnected(client: Client) -> None:
-    """Wait a few seconds for a client that has just lost its connection.
-
-    Dask reconnects it under the same id. A scheduler that is gone is reported after
-    that time.
-    """
+    """Wait a few seconds while Dask reconnects a client, under the same id."""
     end = monotonic() + RECONNECT
     while True:
         if client.status != "connecting" or monotonic() > end:
@@ -150,16 +138,69 @@ async def _reconnected(client: Client) -> None:
         await asyncio.sleep(0.05)
 
 
-async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
-    """See that code may be sent to all sides, and put the resident in place.
+async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Read the versions of new processes, and compare them with this one's.
+
+    A worker that does not answer gets no code, and is asked again after a minute.
+
+    Returns
+    -------
+    set
+        Addresses of the workers to which code may be sent.
 
     Raises
     ------
     VersionMismatchError
-        A side runs software to which code must not go; nothing was sent. Or the
-        scheduler's Dask lacks a name that the plugin needs; nothing was installed.
+        Code must not be sent to a process, because of its versions.
+    """
+    memory, now = known(client), monotonic()
+    processes = {a: _process(a, entry) for a, entry in workers.items()}
+    memory.forget_all_but(processes.values())
+    new = [
+        a
+        for a, p in processes.items()
+        if p not in memory.approved and now - memory.silent.get(p, -SILENCE) >= SILENCE
+    ]
+    if new or not (memory.approved or memory.silent):
+        try:
+            sides = await versions.read(client, new)
+        except OSError as error:
+            raise ConnectionLostError(connection.not_answering(error)) from error
+        objections = sides.objections()
+        if objections:
+            shown = "; ".join(objections[:3])
+            more = len(objections) - 3
+            raise VersionMismatchError(
+                shown + (f"; and {more} more" if more > 0 else "")
+            )
+        memory.approved.update(processes[a] for a in sides.workers)
+        memory.silent |= {processes[a]: now for a in sides.silent}
+    return approved(client, workers)
+
+
+def approved(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Return the addresses of these workers to which code may be sent."""
+    processes = known(client).approved
+    return {a for a, entry in workers.items() if _process(a, entry) in processes}
+
+
+# --- the scheduler plugin -------------------------------------------------------------
+
+
+class ResidentGoneError(ConnectionLostError):
+    """The scheduler answers but has no plugin: it was restarted."""
+
+
+async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
+    """Check that code may be sent to all processes, and install the plugin.
+
+    Raises
+    ------
+    VersionMismatchError
+        Code must not be sent to a process; nothing was sent. Or the scheduler's Dask
+        lacks a name that the plugin needs; nothing was installed.
     LeaseHeldError
-        An older resident is at work and could not be replaced.
+        An older plugin is busy and could not be replaced.
     """
     await approve(client, identity["workers"])
     try:
@@ -168,7 +209,7 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
         names = await ship.on_scheduler(client, versions.missing_names)
         if not names["missing"]:
             answer = await ship.on_scheduler(client, plugin.install)
-    # of any kind: it is that of another process
+    # the scheduler can raise any kind of error
     except Exception as error:
         raise _of_scheduler(client, error) from error
     if names["missing"]:
@@ -184,7 +225,7 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
 
 
 def _in_use(protocol: int, busy: Mapping[str, Any]) -> str:
-    """Why the resident of an older clustertune stays."""
+    """Explain why the plugin of an older clustertune was not replaced."""
     label, client = printable(busy["label"]), printable(busy["client"])
     older = f"an older clustertune (protocol {protocol})"
     if not busy["since"]:  # it does not end by itself
@@ -201,74 +242,27 @@ def _in_use(protocol: int, busy: Mapping[str, Any]) -> str:
 
 
 def _of_scheduler(client: Client, error: Exception) -> Exception:
-    """The error for a request without an answer, or that failed on the scheduler."""
+    """Translate an error of a request that was not answered or has failed."""
     if isinstance(error, OSError):
         return ConnectionLostError(connection.not_answering(error))
-    return connection.lost(client, error) or VersionMismatchError(_failed(error))
-
-
-def _failed(error: BaseException) -> str:
     text = printable(repr(error), longest=300)
-    return (
+    return connection.lost(client, error) or VersionMismatchError(
         f"clustertune's code failed on the scheduler: {text}; see its log, and compare "
-        "versions with `clustertune check`"
+        "versions with `clustertune doctor`"
     )
 
 
-async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Ask the sides that were not asked yet for their versions.
-
-    One that does not answer is not asked again for a while, and is sent no code.
-
-    Returns
-    -------
-    set
-        Addresses of the workers to which code may be sent.
-
-    Raises
-    ------
-    VersionMismatchError
-        A side runs software to which code must not go; nothing was sent.
-    """
-    memory, now = known(client), monotonic()
-    processes = {a: _process(a, entry) for a, entry in workers.items()}
-    memory.forget_all_but(processes.values())
-    new = [
-        a
-        for a, p in processes.items()
-        if p not in memory.approved and now - memory.silent.get(p, -SILENCE) >= SILENCE
-    ]
-    if not new and (memory.approved or memory.silent):
-        return _approved(memory, processes)
-    try:
-        sides = await versions.read(client, new)
-    except OSError as error:
-        raise ConnectionLostError(connection.not_answering(error)) from error
-    objections = sides.objections()
-    if objections:
-        shown = "; ".join(objections[:3])
-        more = len(objections) - 3
-        raise VersionMismatchError(shown + (f"; and {more} more" if more > 0 else ""))
-    memory.approved.update(processes[a] for a in sides.workers)
-    memory.silent |= {processes[a]: now for a in sides.silent}
-    return _approved(memory, processes)
-
-
-def _approved(memory: Known, processes: Mapping[str, Process]) -> set[str]:
-    return {a for a, process in processes.items() if process in memory.approved}
-
-
 async def ask(client: Client, method: str, **arguments: Any) -> Any:
-    """One request to the resident; plain types both ways, no code.
+    """Send one request to the plugin; arguments and answers are plain types.
 
     Raises
     ------
     ConnectionLostError
-        The scheduler does not answer, or was started again and has no resident.
+        The scheduler does not answer, or was restarted and has no plugin.
     LeaseHeldError
-        The lease of this plan has ended: another client may hold the cluster now.
+        The lease of this plan has ended; another client may hold the cluster.
     VersionMismatchError
-        The resident fails at it.
+        The request failed in the plugin.
     """
     await _reconnected(client)
     request = {"method": method, "asker": client.id, **arguments}
@@ -276,10 +270,10 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
         answer = await _request(client, request, again=method in REPEATABLE)
     except ClustertuneError:
         raise
-    # of any kind: it is that of another process
+    # the scheduler can raise any kind of error
     except Exception as error:
         raise _of_scheduler(client, error) from error
-    if answer is None:  # what distributed answers where there is no such handler
+    if answer is None:  # distributed's answer if there is no such handler
         raise ResidentGoneError(
             "the scheduler does not answer any more: it is closing, or was started "
             "again and has lost all data in memory. Connect to the new one: "
@@ -295,7 +289,7 @@ async def _request(client: Client, request: Mapping[str, Any], *, again: bool) -
     try:
         return await scheduler.clustertune(**request)
     except CommClosedError:
-        # the network broke all connections; the client's own is made again by Dask
+        # if the network broke all connections, Dask reconnects the client's own
         if not again:
             raise
         await asyncio.sleep(NOTICED)
@@ -303,261 +297,80 @@ async def _request(client: Client, request: Mapping[str, Any], *, again: bool) -
         return await _scheduler(client).clustertune(**request)
 
 
-async def last_report(client: Client) -> Report | None:
-    """The report that the resident keeps.
-
-    Raises
-    ------
-    VersionMismatchError
-        Another release wrote it, and it cannot be read here.
-    """
-    await open_door(client, await identify(client))
-    text = await ask(client, "recall")
-    try:
-        return Report.from_json(text) if text else None
-    except ValueError as error:
-        raise VersionMismatchError(
-            f"the last report on this scheduler cannot be read here: {error}; use the "
-            "release of clustertune that wrote it"
-        ) from error
-
-
-async def received(client: Client, names: Sequence[str]) -> int | None:
-    """Bytes of keys with these names that workers have received; None: unknown."""
-    identity = await identify(client)
-    approved = known(client).approved
-    asked = [a for a, e in identity["workers"].items() if _process(a, e) in approved]
-    answers = await ship.on_workers(
-        client, probe.received_bytes, asked, timeout=PATIENCE, names=list(names)
-    )
-    if len(asked) < len(identity["workers"]):
-        return None
-    found = list(answers.values())
-    return sum(found) if all(isinstance(n, int) for n in found) else None
+# --- snapshots ------------------------------------------------------------------------
 
 
 async def look(
     client: Client, members: Sequence[Member], *, by_task: bool = True
 ) -> tuple[Snapshot, tuple[Member, ...]]:
-    """The cluster as it is now, and the members with their holders, bytes and rows.
+    """Take a snapshot, and add holders, bytes and rows to the members.
 
-    Members that are not loaded come back as they are. Without ``by_task`` the rows of
-    spilled partitions are unknown.
+    Members that are not loaded are returned unchanged. Without ``by_task`` the rows of
+    spilled partitions are unknown. Without loaded members bandwidths are unknown.
 
     Raises
     ------
     ConnectionLostError, VersionMismatchError
-        The scheduler is gone; a worker has come to which code must not be sent.
+        The scheduler has ended; code must not be sent to a new worker.
     """
     identity = await identify(client)
-    workers = identity["workers"]
-    await approve(client, workers)
+    there = await approve(client, identity["workers"])
     loaded = [m for m in members if m.loaded]
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)
     snapshot = await _snapshot(client, identity, found)
+    if not loaded:
+        return snapshot, tuple(members)
     position = {w.address: i for i, w in enumerate(snapshot.workers)}
     renumber = np.array([position.get(a, -1) for a in found["workers"]], dtype=np.int64)
     placed = [
         _placed(m, raw, renumber)
         for m, raw in zip(loaded, found["collections"], strict=True)
     ]
-    approved = known(client).approved
-    addresses = [
-        (w.address, _process(w.address, workers[w.address]) in approved)
-        for w in snapshot.workers
-    ]
+    addresses = [(w.address, w.address in there) for w in snapshot.workers]
     by_task = by_task and any(w.running for w in snapshot.workers)
-    counted = await counting.count_rows(client, placed, addresses, by_task=by_task)
+    counted, snapshot = await asyncio.gather(
+        counting.count_rows(client, placed, addresses, by_task=by_task),
+        with_bandwidths(client, snapshot),
+    )
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 
 
-async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
-    """How many pieces of these packed keys are in memory, and the bytes they take."""
-    found = await ask(client, "look", collections=[packed])
-    (raw,) = found["collections"]
-    there = np.unique(np.frombuffer(raw["pieces"], dtype=np.int64))
-    return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
-
-
-async def overhead(client: Client, snapshot: Snapshot) -> float | None:
-    """Seconds that a task takes beside its work; None: it cannot be told now.
-
-    Measured once, and again where other workers run.
-    """
-    memory = known(client)
-    workers = frozenset(w.address for w in snapshot.workers if w.running)
-    if memory.overhead is None or memory.overhead[1] != workers:
-        seconds = await measuring.measure(client, snapshot)
-        memory.overhead = None if seconds is None else (seconds, workers)
-    return None if memory.overhead is None else memory.overhead[0]
-
-
-async def speeds(client: Client, snapshot: Snapshot, flows: Sequence[Flow]) -> Snapshot:
-    """The snapshot whose workers know how fast they receive and copy.
-
-    As it was where workers have work to do, and would be timed with it.
-    """
-    into, out, made = (
-        np.sum([getattr(f, name) for f in flows], axis=0)
-        for name in ("into", "out", "made")
+def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
+    """Add bytes and holders; ``renumber`` maps the answer to the snapshot's workers."""
+    nbytes, piece, holder = (
+        np.frombuffer(raw[name], dtype=np.int64)
+        for name in ("nbytes", "pieces", "holders")
     )
-    approved = known(client).addresses
-    taking_part = [
-        w.address
-        for w, nbytes in zip(snapshot.workers, into + out + made, strict=True)
-        if nbytes and w.running and w.address in approved
+    holder = renumber[holder] if len(holder) else holder
+    there = holder >= 0
+    return replace(
+        member,
+        nbytes=nbytes,
+        holders=(piece[there], holder[there]),
+        scattered=raw["scattered"],
+    )
+
+
+async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
+    """Add the bandwidth that each worker measured in its last large transfers.
+
+    Workers without such a transfer, or without an answer, get the median of the others.
+    """
+    addresses = known(client).addresses
+    asked = [
+        w.address for w in snapshot.workers if w.running and w.address in addresses
     ]
-    sender = int(out.argmax())
-    others = np.arange(len(into)) != sender
-    receiver = int(np.where(others, into, -1).argmax())
-    pair = snapshot.workers[sender].address, snapshot.workers[receiver].address
-    if any(w.processing for w in snapshot.workers) or not {*pair} <= {*taking_part}:
-        return snapshot
-    found = await links.measure(
-        client,
-        taking_part,
-        pair if pricing.worth_sending(flows) else None,
-        copying=bool(made.any()),
+    answers = await ship.on_workers(
+        client, probe.bandwidth, asked, timeout=SOON, again=False
     )
+    measured = {a: x for a, x in answers.items() if isinstance(x, float) and x > 0}
+    usual = median(measured.values()) if measured else 0.0
     workers = tuple(
-        _at_speed(w, *found.get(w.address, (0, 0))) for w in snapshot.workers
+        replace(w, bandwidth=measured.get(w.address, usual)) for w in snapshot.workers
     )
     return replace(snapshot, workers=workers)
-
-
-def _at_speed(worker: WorkerSnapshot, received: float, copied: float) -> WorkerSnapshot:
-    """With what was measured, and what was known before of the rest."""
-    return replace(
-        worker,
-        bandwidth=received or worker.bandwidth,
-        copying=copied or worker.copying,
-    )
-
-
-async def hear(client: Client) -> None:
-    """Have all workers tell the scheduler what memory they have now.
-
-    Of one that does not, it is known as of its last heartbeat, as ever.
-    """
-    workers = (await identify(client))["workers"]
-    # not one that has gone: it would be waited for
-    approved = known(client).approved
-    there = sorted(a for a, entry in workers.items() if _process(a, entry) in approved)
-    await ship.on_workers(client, process.tell, there, timeout=SOON, again=False)
-
-
-async def process_memory(client: Client, address: str) -> int | None:
-    """Bytes that a worker's process measures now; None: it does not answer soon."""
-    try:
-        there = await approve(client, (await identify(client))["workers"])
-    except (ConnectionLostError, VersionMismatchError):
-        return None
-    asked = [address] if address in there else []
-    answers = await ship.on_workers(
-        client, process.tell, asked, timeout=SOON, again=False
-    )
-    nbytes = answers.get(address)
-    return nbytes if isinstance(nbytes, int) else None
-
-
-async def with_burdens(
-    client: Client, snapshot: Snapshot, limit: int | None = None
-) -> Snapshot:
-    """The snapshot whose workers know what a restart of them would have to save.
-
-    And where: if the others may lack room, the nannies are asked for theirs. With a
-    ``limit`` the workers are going to have that memory limit.
-    """
-    addresses = [w.address for w in snapshot.workers]
-    found = await ask(client, "burdens", workers=addresses)
-    workers = tuple(
-        replace(w, burden=_burden(found[w.address]) if w.address in found else None)
-        for w in snapshot.workers
-    )
-    rooms = await _rooms(client, workers, limit)
-    return replace(
-        snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
-    )
-
-
-async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
-    """The snapshot whose workers know the least memory that their process has had."""
-    approved = known(client).addresses
-    there = [w.address for w in snapshot.workers if w.address in approved]
-    answers = await ship.on_workers(
-        client, process.least_memory, there, timeout=PATIENCE
-    )
-    least = {a: n for a, n in answers.items() if isinstance(n, int)}
-    return replace(
-        snapshot,
-        workers=tuple(replace(w, least=least.get(w.address)) for w in snapshot.workers),
-    )
-
-
-async def _rooms(
-    client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
-) -> dict[str, Room | Unknown]:
-    """By address, of workers whose keys may have to be parked in their nannies."""
-    there = [w for w in workers if w.nanny and w.burden and w.burden.nbytes]
-    free = sorted(space(w, ceiling(w, limit)) for w in workers if w.running)
-    # the emptiest worker may be the one that is restarted, and others with it
-    short = sum(free[:-1]) < 2 * sum(w.burden.nbytes for w in there if w.burden)
-    unsure = [w.address for w in there if short or is_parked_first(w.status, w.spilled)]
-    approved = known(client).addresses
-    answers = await ship.on_workers(
-        client,
-        park.room,
-        [a for a in unsure if a in approved],
-        timeout=PATIENCE,
-        nanny=True,
-    )
-    silent = Unknown("the worker did not say its versions")
-    return {a: _room(answers[a]) if a in answers else silent for a in unsure}
-
-
-def _room(answer: Any) -> Room | Unknown:
-    if isinstance(answer, BaseException):
-        return Unknown(f"its nanny did not answer: {answer!r}")
-    return Room(memory=answer["memory"], disk=answer["disk"])
-
-
-async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
-    """Which keys are in memory, and who wants them; but for those to be ``kept``."""
-    asked = {"owner": client.id, "kept": keys.pack(kept)}
-    return tuple(
-        Holding(
-            prefix=prefix,
-            keys=count,
-            nbytes=nbytes,
-            scattered=scattered,
-            coming=coming,
-            mine=mine,
-            others=tuple(others),
-            shared=tuple((kind, name) for kind, name in shared),
-        )
-        for (
-            prefix,
-            count,
-            nbytes,
-            scattered,
-            coming,
-            mine,
-            others,
-            shared,
-        ) in await ask(client, "holdings", **asked)
-    )
-
-
-def _burden(numbers: Sequence[int]) -> Burden:
-    keys_, unique, nbytes, scattered, actors = numbers
-    return Burden(
-        keys=keys_, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
-    )
-
-
-# --- the cluster --------------------------------------------------------------------
 
 
 async def _snapshot(
@@ -581,29 +394,24 @@ def read(
     found: Mapping[str, Any],
     facts: Mapping[str, WorkerFacts | Unknown],
 ) -> tuple[WorkerSnapshot, ...]:
-    """Workers, from what scheduler and resident say, and what they know of themselves.
+    """Make the workers of a snapshot.
 
     Parameters
     ----------
     identity
         The scheduler's ``identity(n_workers=-1)``.
     found
-        The resident's ``look``.
+        The plugin's answer to ``look``.
     facts
-        By address.
+        Facts by address.
     """
     numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
     return tuple(
         _worker(address, entry, memory[address], facts[address], found["time"])
         for address, entry in identity["workers"].items()
-        if address in memory  # one that left between the two calls is gone
+        if address in memory  # a worker may have left between the two calls
     )
-
-
-def worker_id(address: str, entry: Mapping[str, Any]) -> str | int:
-    """What survives a restart: the name that was given, else the nanny's address."""
-    return scheduler_state.worker_id(address, entry["name"], entry["nanny"])
 
 
 def _worker(
@@ -628,9 +436,8 @@ def _worker(
         managed=managed,
         spilled=spilled,
         counted=counted,
-        bandwidth=float(metrics.get("bandwidth", {}).get("total", 0.0)),
         facts=facts,
-        # both by the scheduler's clock
+        # both times are the scheduler's
         silent=max(0.0, now - entry["last_seen"]),
         loop_delay=float(metrics.get("event_loop_interval", 0.0)),
         cpu=float(metrics.get("cpu", 0.0)) / 100,
@@ -644,9 +451,9 @@ def _worker(
 async def _facts(
     client: Client, workers: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, WorkerFacts | Unknown]:
-    """What workers and nannies know of themselves; asked once, unless unanswered.
+    """Return the facts of workers and nannies by address; read missing ones.
 
-    One that did not answer is not asked again for a while.
+    A worker that did not answer is asked again after a minute.
     """
     memory, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
@@ -667,7 +474,7 @@ async def _facts(
     )
     learned = {a: _read_facts(answers[a], limits.get(a)) for a in answers}
     memory.facts.update({processes[a]: fact for a, fact in learned.items()})
-    nothing = Unknown("the worker did not say its versions")
+    nothing = Unknown("the worker did not report its versions")
     return {a: memory.facts.get(p, nothing) for a, p in processes.items()}
 
 
@@ -677,50 +484,19 @@ def _read_facts(answer: Any, terminate: Any) -> WorkerFacts | Unknown:
     try:
         return _worker_facts(answer, terminate)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return Unknown(f"what the worker answered cannot be read: {error!r}")
+        return Unknown(f"the worker's answer cannot be read: {error!r}")
 
 
 def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:
-    unknown = isinstance(terminate, BaseException)
+    failed = isinstance(terminate, BaseException)
     return WorkerFacts(
         thresholds=Thresholds(
             target=answer["target"],
             spill=answer["spill"],
             pause=answer["pause"],
-            terminate=Unknown(f"nanny: {terminate!r}") if unknown else terminate,
+            terminate=Unknown(f"nanny: {terminate!r}") if failed else terminate,
         ),
         affinity=frozenset(answer["affinity"]),
         quotas=tuple((name, float(cpus)) for name, cpus in answer["quotas"]),
         host_memory=answer["host_memory"],
     )
-
-
-# --- the data -----------------------------------------------------------------------
-
-
-def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
-    nbytes, piece, holder = (
-        np.frombuffer(raw[name], dtype=np.int64)
-        for name in ("nbytes", "pieces", "holders")
-    )
-    holder = renumber[holder] if len(holder) else holder
-    there = holder >= 0
-    return replace(
-        member,
-        nbytes=nbytes,
-        holders=(piece[there], holder[there]),
-        scattered=raw["scattered"],
-    )
-
-
-async def chunk_types(
-    client: Client, arrays: Mapping[str, Sequence[Key]]
-) -> dict[str, list[str]]:
-    """Names of the types of chunks by label, as far as the scheduler knows them."""
-    if not arrays:
-        return {}
-    packed = {label: keys.pack(own) for label, own in arrays.items()}
-    found: dict[str, list[str]] = await ship.on_scheduler(
-        client, survey.chunk_types, chunks=packed
-    )
-    return found

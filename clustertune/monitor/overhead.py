@@ -1,12 +1,11 @@
-"""How long this cluster takes for a task beside its work, measured on it.
+"""Measure the time that this cluster needs for a task besides its work.
 
-Scheduler, transport and workers each take a part, and it differs tenfold between
-clusters: tasks that do nothing are sent, and timed until the last is done. Graphs of
-two sizes are compared, since what any graph takes is no cost of a task.
+Scheduler, transport and workers each take a part; clusters differ by a factor of ten.
+Empty tasks are sent in graphs of two sizes, and the difference is divided by the number
+of tasks: the constant time of any graph is no cost of a task.
 
-Each is bound to a worker, as a task on a piece runs where that is: tasks that may run
-anywhere the scheduler would hold back until a thread is free, and each would cost two
-to three times as much.
+Each task is bound to a worker, as tasks on partitions are. The scheduler would queue
+unbound tasks until a thread is free, and each would take two to three times as long.
 """
 
 from __future__ import annotations
@@ -25,36 +24,48 @@ from distributed import Client, wait
 
 from clustertune.collections import graphs
 from clustertune.core.model import Key, Snapshot
+from clustertune.monitor import monitor
 
 PREFIX = "clustertune-overhead"
-TASKS = 40  # more in the large graph than in the small one
-MOST = 0.2  # seconds after which no other pair of graphs is begun
-ROUNDS = 5
-FEWEST = 3  # rounds that have to agree for the others to be spared,
-ALIKE = 0.2  # of the median
-PATIENCE = 5.0  # seconds in which a graph is done, or nothing is learned
+TASKS = 40  # additional tasks of the large graph
+MAX_SECONDS = 0.2  # after which no other pair of graphs is started
+MAX_ROUNDS = 5
+MIN_ROUNDS = 3  # rounds that must agree
+TOLERANCE = 0.2  # of the median
+PATIENCE = 5.0  # seconds to wait for a graph
 
 
-async def measure(client: Client, snapshot: Snapshot) -> float | None:
-    """Seconds for a task; None: not now, since no worker runs or some have work."""
-    # what workers say that they run is as old as their last heartbeat
+async def per_task(client: Client, snapshot: Snapshot) -> float | None:
+    """Return the seconds per task; None: unknown.
+
+    The value is measured once, and again if other workers run.
+    """
+    memory = monitor.known(client)
+    workers = frozenset(w.address for w in snapshot.workers if w.running)
+    if memory.overhead is None or memory.overhead[1] != workers:
+        seconds = await _measure(client, snapshot)
+        memory.overhead = None if seconds is None else (seconds, workers)
+    return None if memory.overhead is None else memory.overhead[0]
+
+
+async def _measure(client: Client, snapshot: Snapshot) -> float | None:
+    """Return the seconds per task; None: no worker runs, or some have work."""
     busy = any(w.processing for w in snapshot.workers)
     workers = [w.address for w in snapshot.workers if w.running]
     if busy or not workers:
         return None
     found: list[float] = []
     try:
-        # the first one is slower, and is not counted
-        await _seconds(client, workers, 1)
-        end = perf_counter() + MOST
-        # one pair of graphs at least, however slow the cluster is at this moment
-        while not found or (len(found) < ROUNDS and perf_counter() < end):
+        await _seconds(client, workers, 1)  # the first graph is slower, so not counted
+        end = perf_counter() + MAX_SECONDS
+        # at least one pair of graphs, even on a slow cluster
+        while not found or (len(found) < MAX_ROUNDS and perf_counter() < end):
             small = await _seconds(client, workers, 1)
             large = await _seconds(client, workers, 1 + TASKS)
             found.append((large - small) / TASKS)
             if agree(found):
                 break
-    except asyncio.TimeoutError:  # somebody else's work has come meanwhile
+    except asyncio.TimeoutError:  # other work has come meanwhile
         return None
     middle = median(found)
     return middle if middle > 0 else None
@@ -64,11 +75,11 @@ def agree(found: list[float]) -> bool:
     """Whether more measurements would hardly change the median."""
     middle = median(found)
     off = max(abs(seconds - middle) for seconds in found)
-    return len(found) >= FEWEST and off <= ALIKE * middle
+    return len(found) >= MIN_ROUNDS and off <= TOLERANCE * middle
 
 
 async def _seconds(client: Client, workers: Sequence[str], n_tasks: int) -> float:
-    """Until so many tasks are done, on these workers in turn."""
+    """Return the seconds that a graph takes; its tasks run on these workers in turn."""
     name = f"{PREFIX}-{uuid4().hex}"
     tasks: dict[Key, Task] = {
         (name, i): Task((name, i), operator.not_, i) for i in range(n_tasks)

@@ -31,7 +31,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import connection
 from clustertune.operations import events
 from clustertune.operations.history import noting
-from clustertune.operations.history import settings as history
+from clustertune.operations.history import record as history
 from clustertune.operations.journal import Journal, error_text
 
 logger = logging.getLogger("clustertune")

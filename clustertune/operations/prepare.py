@@ -24,13 +24,13 @@ from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan
 from clustertune.core.report import Report
 from clustertune.errors import LayoutChanged, VerificationError
 from clustertune.integrations import libraries
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry
 from clustertune.operations import call as calling
 from clustertune.operations import execution, page_facts
 from clustertune.operations.call import Call, Run
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import PrepareContext, Prepared
-from clustertune.planner import goals, layouts, planner, pricing, trainers, verification
+from clustertune.planner import goals, layouts, planner, trainers, verification
 
 MAX_ROUNDS = 12  # each phase once, one of them twice, and some for failures
 MAX_STALLED_ROUNDS = 2  # rounds in a row without any effect
@@ -114,8 +114,6 @@ async def _plan(
         found = (*checks.run(view, settings), *goals.unmet(view))
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view, actions.available())
-    if flows := pricing.worth_timing(plan):
-        plan = pricing.again(plan, await cluster.speeds(view, flows))
     journal.plans.append(plan)
     if not plan.steps:
         _refuse_unfixed(found, view)
@@ -485,4 +483,4 @@ def last_report(client: Client) -> Any:
     --------
     >>> clustertune.last_report(client).save("report.html")         # doctest: +SKIP
     """
-    return client.sync(monitor.last_report, client)
+    return client.sync(inquiry.last_report, client)

@@ -49,7 +49,7 @@ from clustertune.errors import (
 from clustertune.integrations import libraries
 from clustertune.integrations.managers import saturn
 from clustertune.integrations.managers.saturn import Offer, Wanted
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.operations import events, manifests, publishing, saving
 from clustertune.operations.call import check_client
 from clustertune.operations.history import noting
@@ -446,7 +446,7 @@ async def _lost(operation: _Reset, cluster: LiveCluster) -> tuple[Loss, ...]:
         loaded = await cluster.futures()
         saved = [f.key for own in loaded.values() for f in own]
     restored = operation.datasets if operation.target is not None else ()
-    return losses(await monitor.holdings(cluster.client, saved), restored)
+    return losses(await inquiry.holdings(cluster.client, saved), restored)
 
 
 def _objection(operation: _Reset, lost: Sequence[Loss]) -> str | None:

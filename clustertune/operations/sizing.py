@@ -1,11 +1,12 @@
-"""How large a cluster to start, before there is one: workers, threads, memory limits.
+"""``size``: compute the cluster that a fit needs, before the cluster exists.
 
-The decision is pure: from what the data takes (:mod:`~clustertune.operations.dataset`),
-what one training library needs (its profile) and what a host offers. It keeps the rules
-by which a cluster is judged once it runs: a fit may fill ``memory_fraction`` of a
-worker's limit (``fit_memory``); what Dask counts stays below its target, since it
-spills from there on; a host has as many threads as CPUs (``thread_count``); and where
-one machine would do without Dask, that is said first (``one_machine``).
+The decision is pure. Its inputs are the data (:mod:`~clustertune.operations.dataset`),
+the profile of the library, and one host. It uses the rules of the checks:
+
+- ``fit_memory``: a fit may fill ``memory_fraction`` of the memory limit.
+- Managed memory stays below Dask's spill target.
+- ``thread_count``: a host has as many threads as CPUs.
+- ``one_machine``: one machine without Dask may be enough.
 """
 
 from __future__ import annotations
@@ -31,41 +32,41 @@ from clustertune.operations.dataset import Dataset
 from clustertune.remote.worker import probe
 
 SCHEMA_VERSION = 1
-OWN = 0.1  # of a host's memory, for its system, the scheduler and the user's process
-LEAST_OWN = 2**29  # bytes
-TARGET = 0.6  # Dask's default: of the limit, of managed memory; from there on it spills
-TOLERANCE = 0.05  # by which prepare lets the fullest worker have more than its share
-AT_ONCE = 2  # pieces of a thread: the one it works on and the next
+RESERVED = 0.1  # of a host's memory: for its system, the scheduler, the user's process
+MIN_RESERVED = 2**29  # bytes
+TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
+TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
+PIECES_PER_THREAD = 2  # of data that is read by piece: the current and the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """A cluster to start, and why.
+    """A recommended cluster, with the reasons.
 
     Attributes
     ----------
     data
-        What the fit trains on, as far as it is known before it is loaded.
+        Training data, as described before it is loaded.
     eval_bytes
-        Bytes of eval sets beside it.
+        Bytes of the eval sets.
     workload
-        Name of the profile whose figures were taken.
+        Name of the profile.
     host_cpus, host_memory
-        What one host offers; bytes.
+        CPUs and bytes of one host.
     n_hosts
-        How many were given; None: as many as needed.
+        Number of available hosts; None: as many as needed.
     hosts
-        How many are needed, or those that were given if they suffice.
+        Number of needed hosts, or ``n_hosts`` if that suffices.
     workers_per_host, threads, memory_limit
-        Worker processes of a host; threads and bytes of one worker.
+        Workers per host; threads and bytes of one worker.
     worker_bytes, worker_data
-        Bytes that the fullest worker's process is predicted to have in the fit, and of
-        these its data.
+        Predicted process bytes of the fullest worker in the fit, and the bytes of its
+        data.
     one_machine
-        Whether one process without Dask would do, and no slower; as far as the size of
-        the data is known.
+        Whether one process without Dask suffices and is as fast, judged by the known
+        size of the data.
     reasons
-        Why, in words.
+        Reasons, as sentences.
     """
 
     data: Dataset
@@ -85,41 +86,40 @@ class Sizing:
 
     @property
     def workers(self) -> int:
-        """Workers of the whole cluster."""
+        """Number of workers of the whole cluster."""
         return self.hosts * self.workers_per_host
 
     @property
     def enough(self) -> bool:
-        """Whether the hosts that were given suffice; True if none were."""
+        """Whether the available hosts suffice; True if their number is not given."""
         return self.n_hosts is None or self.hosts <= self.n_hosts
 
     @property
     def lines(self) -> Mapping[str, str]:
-        """What to paste, by what it starts; for each host, where there are several."""
+        """Code that starts the cluster, by the class or command; one line per host."""
         limit = size_text(self.memory_limit)
         each, threads = self.workers_per_host, self.threads
-        job = size_text(self.memory_limit * each)
-        local = (
-            f"LocalCluster(n_workers={each}, threads_per_worker={threads}, "
-            f'memory_limit="{limit}")'
-        )
-        slurm = (
+        lines = {}
+        if self.hosts == 1:
+            lines["LocalCluster"] = (
+                f"LocalCluster(n_workers={each}, threads_per_worker={threads}, "
+                f'memory_limit="{limit}")'
+            )
+        lines["SLURMCluster"] = (
             f"cluster = SLURMCluster(cores={each * threads}, processes={each}, "
-            f'memory="{job}"); cluster.scale(jobs={self.hosts})'
+            f'memory="{size_text(self.memory_limit * each)}"); '
+            f"cluster.scale(jobs={self.hosts})"
         )
-        worker = (
+        lines["dask worker"] = (
             f"dask worker tcp://SCHEDULER:8786 --nworkers {each} --nthreads {threads} "
             f'--memory-limit "{limit}"'
         )
-        lines = {"LocalCluster": local} if self.hosts == 1 else {}
-        return lines | {"SLURMCluster": slurm, "dask worker": worker}
+        return lines
 
     def __str__(self) -> str:
-        title = f"{self._title()}\n"
         why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
-        return f"{title}\nWhy\n{why}\n\nTo paste{self._each()}\n" + "\n".join(
-            self.lines.values()
-        )
+        lines = "\n".join(self.lines.values())
+        return f"{self._title()}\n\nWhy\n{why}\n\nTo paste{self._where()}\n{lines}"
 
     def __repr__(self) -> str:
         return f"<Sizing: {self._shape()}>"
@@ -129,19 +129,19 @@ class Sizing:
         rows = [[name, line] for name, line in self.lines.items()]
         return (
             f'<div class="clustertune"><p>{escape(self._title())}</p><ul>{why}</ul>'
-            f"<p>To paste{self._each()}</p>{tabulate(rows, tablefmt='html')}</div>"
+            f"<p>To paste{self._where()}</p>{tabulate(rows, tablefmt='html')}</div>"
         )
 
     def to_json(self) -> str:
-        """All of it as JSON, with ``schema_version``."""
+        """Return the recommendation as JSON, with ``schema_version``."""
         known: dict[str, Any] = {"schema_version": SCHEMA_VERSION} | asdict(self)
         derived = {"workers": self.workers, "enough": self.enough}
         return json.dumps(known | derived | {"lines": dict(self.lines)})
 
     def _title(self) -> str:
         if self.one_machine:
-            would = "might" if self.data.at_least else "would"
-            return f"One machine without Dask {would} do. Else: {self._shape()}"
+            verb = "might" if self.data.at_least else "would"
+            return f"One machine without Dask {verb} do. Else: {self._shape()}"
         if not self.enough:
             given = plural(self.n_hosts or 0, "such host")
             return f"Too large for {given}. It takes: {self._shape()}"
@@ -156,7 +156,7 @@ class Sizing:
             f"{bytes_text(self.host_memory)}"
         )
 
-    def _each(self) -> str:
+    def _where(self) -> str:
         several = self.hosts > 1
         return f" (the last line on each of {self.hosts:,} hosts)" if several else ""
 
@@ -175,31 +175,32 @@ def size(
     memory_fraction: float = 0.7,
     n_hosts: int | None = None,
 ) -> Sizing:
-    """Say how large a cluster a fit needs, before there is one.
+    """Compute the cluster that a fit needs, before the cluster exists.
 
     Parameters
     ----------
     rows, columns
-        Of all that the fit takes together: features, labels, weights.
+        Rows of the data; columns of all collections together: features, labels,
+        weights.
     dtype
-        Type of the numbers; float64 if none is given. With ``parquet``, the type that
-        they get when they are loaded (``prepare(..., dtype=...)``).
+        Type of the numbers; float64 by default. With ``parquet``, their type after
+        loading (``prepare(..., dtype=...)``).
     parquet
-        Instead of rows and columns: a file, folder, pattern or URL of Parquet data. Its
-        footers are read, and of many files those of some.
+        File, folder, pattern or URL of Parquet data, instead of rows and columns. Only
+        footers are read, and only a sample of them if there are many files.
     workload
-        Name of the training library, like ``"xgboost"``; ``estimator`` says it, too.
+        Name of the training library, like ``"xgboost"``; follows from ``estimator``.
     estimator
         The estimator that will be fit.
     eval_fraction
-        Rows of eval sets beside the data, as a fraction of its rows.
+        Rows of eval sets, as a fraction of the rows of the data.
     host_cpus, host_memory
-        What one host offers, like ``16`` and ``"64 GiB"``; by default what this machine
-        lets this process use.
+        CPUs and memory of one host, like ``16`` and ``"64 GiB"``. The default is the
+        part of this machine that this process may use.
     memory_fraction
-        Part of a worker's memory limit that the fit may fill.
+        Fraction of a worker's memory limit that the fit may fill.
     n_hosts
-        How many hosts there are; by default as many as needed.
+        Number of available hosts; by default as many as needed.
 
     Returns
     -------
@@ -209,11 +210,11 @@ def size(
     Raises
     ------
     ValueError
-        An argument is not what it can be.
+        An argument is invalid.
     CapacityError
-        No number of such hosts would do.
+        No number of such hosts suffices.
     RefusedError
-        No layout of the data helps the library; the text says what does.
+        No layout of the data helps the library; the message names an alternative.
 
     Examples
     --------
@@ -247,15 +248,20 @@ def size(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What one of the machines offers."""
+    """Resources of one host."""
 
     cpus: int
     memory: int  # bytes
 
+    @property
+    def reserved(self) -> float:
+        """Bytes that no worker gets."""
+        return max(RESERVED * self.memory, MIN_RESERVED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How the workers of a host share it."""
+    """Workers of one host."""
 
     workers: int
     threads: int  # of a worker
@@ -264,43 +270,44 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a fit takes of the workers that share its data."""
+    """Memory that a fit needs."""
 
-    shared: float  # bytes of data of which each worker has its share
-    copied: float  # bytes of data of which each has all
-    base: int  # bytes of a process before any data
-    multiple: float  # of its data, that a worker's process has in the fit
-    held: int  # times that its data is in memory when it is loaded, cut and packed
-    piece: int | None  # bytes of a piece where data is not kept; None: it is kept
-    fraction: float  # of the limit that it may fill
+    shared: float  # bytes of data that all workers share
+    copied: float  # bytes of data that every worker has
+    base: int  # bytes of a process without data
+    multiple: float  # process bytes in the fit, as a multiple of the worker's data
+    held: int  # largest managed memory, as a multiple of the worker's data
+    piece: int | None  # bytes of a piece of data that is not kept; None: it is kept
+    fraction: float  # of the memory limit that the fit may fill
 
     def data(self, n_workers: int, threads: int) -> float:
-        """Bytes of data on the fullest of so many workers."""
+        """Bytes of data on the fullest of ``n_workers`` workers."""
         uneven = 1 + TOLERANCE if n_workers > 1 else 1
         share = self.shared / n_workers * uneven + self.copied
-        streamed = math.inf if self.piece is None else AT_ONCE * threads * self.piece
-        return min(share, streamed)
+        if self.piece is None:
+            return share
+        return min(share, PIECES_PER_THREAD * threads * self.piece)
 
     def process(self, data: float) -> float:
-        """Bytes of a worker's process that has this much data."""
+        """Bytes of the process of a worker that has ``data`` bytes."""
         return self.base + max(self.multiple, self.held) * data
 
     def most(self, limit: int) -> float:
-        """Bytes of data that a worker with this limit can have."""
+        """Bytes of data for which a memory limit suffices."""
         free = self.fraction * limit - self.base
         lines = [free / max(self.multiple, self.held)]
         lines += [TARGET * limit / self.held] if self.held else []
         return max(0.0, min(lines))
 
     def hosts(self, shape: Shape) -> int | None:
-        """How many hosts it takes; None: no number would do."""
+        """Number of needed hosts; None: no number suffices."""
         most = self.most(shape.limit)
         if self.data(shape.workers, shape.threads) <= most:
             return 1
         free = (most - self.copied) * shape.workers
         if free <= 0:
             return None
-        # a little more, as rounding must not leave the fullest worker too much
+        # the last factor keeps rounding from overfilling the fullest worker
         return max(2, math.ceil(self.shared * (1 + TOLERANCE) / free * (1 + 1e-9)))
 
 
@@ -314,10 +321,10 @@ def decide(
     alone: float,
     n_hosts: int | None = None,
 ) -> Sizing:
-    """Choose hosts, workers, threads and limits, with the reasons.
+    """Choose hosts, workers, threads and memory limits.
 
-    Fewest hosts come first; of several shapes that need as many, the one that suits the
-    library: one worker with all threads, or as many workers as there are CPUs.
+    The fewest hosts win. Among equals the shape wins that suits the library: one worker
+    with all threads, or as many workers as CPUs.
     """
     if profile.refused:
         raise RefusedError(
@@ -329,14 +336,13 @@ def decide(
     chosen = [(max(n, n_hosts or 1), shape) for n, shape in found if n is not None]
     if not chosen:
         raise CapacityError(_no_number(fit, host, profile))
-    # of equals the first: shapes come in the order in which they suit
+    # of equals the first: shapes are ordered by how well they suit
     hosts, shape = min(chosen, key=lambda pair: pair[0])
     share = fit.data(hosts * shape.workers, shape.threads)
-    trained = fit.shared + fit.copied
-    single = fit.base + fit.multiple * trained
+    single = fit.base + fit.multiple * (fit.shared + fit.copied)
     fits_one = single <= memory_fraction * host.memory
-    asked = n_hosts if n_hosts is not None and n_hosts >= hosts else 1
-    time = hosts * alone  # of one process, over that of this cluster
+    available = n_hosts if n_hosts is not None and n_hosts >= hosts else 1
+    one_machine = fits_one and available * alone <= 1
     reasons = [
         *_of_data(data, profile, eval_fraction * data.nbytes),
         *_of_fit(fit, profile),
@@ -344,8 +350,9 @@ def decide(
         *_of_hosts(fit, shape, hosts, share, n_hosts),
     ]
     least = "at least " if data.at_least else ""
+    # seconds of one process, as a fraction of those of this cluster
+    time = hosts * alone
     would = _alone(f"{least}{bytes_text(single)}", host, hosts, time, fits=fits_one)
-    one_machine = fits_one and asked * alone <= 1
     reasons.insert(0 if one_machine else len(reasons), would)
     return Sizing(
         data=data,
@@ -366,15 +373,10 @@ def decide(
 
 
 def shapes(profile: Profile, host: Host) -> Iterator[Shape]:
-    """Ways to share a host among workers, the one that suits the library first.
-
-    Every one keeps all CPUs busy with one thread each.
-    """
-    whole = profile.threads == "worker"
+    """Yield the ways to use all CPUs of a host; the best for the library is first."""
     counts = [n for n in range(1, host.cpus + 1) if host.cpus % n == 0]
-    free = host.memory - _own(host)
-    for n in counts[:1] if whole else reversed(counts):
-        limit = _rounded(free / n)
+    for n in counts[:1] if profile.threads == "worker" else reversed(counts):
+        limit = _rounded((host.memory - host.reserved) / n)
         if limit > 0:
             yield Shape(workers=n, threads=host.cpus // n, limit=limit)
 
@@ -383,7 +385,7 @@ def _fit(
     data: Dataset, profile: Profile, eval_fraction: float, memory_fraction: float
 ) -> Fit:
     evaluated = eval_fraction * data.nbytes
-    # a library that joins all columns has them as wide as the widest
+    # a library that joins all columns converts them to the widest type
     widened = max(1.0, data.joined_bytes / data.nbytes)
     return Fit(
         shared=data.nbytes + (0 if profile.eval_copies else evaluated),
@@ -397,19 +399,14 @@ def _fit(
     )
 
 
-def _own(host: Host) -> float:
-    """Bytes of a host that no worker gets."""
-    return max(OWN * host.memory, LEAST_OWN)
-
-
 def _rounded(limit: float) -> int:
-    """A memory limit that reads well and is not above this one."""
+    """Round a memory limit down to a readable number."""
     step = 2**28 if limit >= 2**32 else 2**20
     return int(limit // step * step)
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes as Dask reads them, exactly: ``"12 GiB"``, ``"2764 MiB"``."""
+    """Return text that Dask reads as exactly these bytes: ``"12 GiB"``."""
     if nbytes >= 2**30 and nbytes % 2**28 == 0:
         return f"{nbytes / 2**30:.15g} GiB"
     return f"{nbytes / 2**20:.15g} MiB"
@@ -436,20 +433,20 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
     usual = "" if profile.base_bytes else ", as is usual"
     yield (
         f"memory: with {profile.title} a fit takes {times_text(fit.multiple)} the "
-        f"bytes of the data, these included ({profile.source}), and "
+        f"bytes of the data, which are included ({profile.source}), and "
         f"{bytes_text(fit.base)} for each worker's process{usual}; it may fill "
         f"{fit.fraction:.0%} of the limit"
     )
     if fit.held:
         yield (
-            f"Dask counts the data up to {times_text(fit.held)}: new pieces lie beside "
-            "old ones while they are cut, and libraries pack pieces for the fit; "
-            f"at {TARGET:.0%} of the limit it would spill"
+            f"managed memory: Dask counts the data up to {times_text(fit.held)}, since "
+            "cuts keep old and new pieces for a while, and libraries pack pieces for "
+            f"the fit; above {TARGET:.0%} of the limit Dask would spill"
         )
     if fit.piece is not None:
         yield (
             "data is read piece by piece and not kept: a thread has "
-            f"{plural(AT_ONCE, 'piece')} of up to {bytes_text(fit.piece)}"
+            f"{plural(PIECES_PER_THREAD, 'piece')} of up to {bytes_text(fit.piece)}"
         )
     if fit.copied:
         yield f"eval sets: each worker has all {bytes_text(fit.copied)} of them"
@@ -458,21 +455,20 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
         yield f"less memory would do with {other}"
     if profile.starts_processes:
         yield (
-            "processes: it starts some below its workers, so set "
-            "distributed.worker.daemon to false before they start"
+            "processes: the library starts child processes of workers, so set "
+            "distributed.worker.daemon to false before the workers start"
         )
 
 
 def _of_shape(profile: Profile, shape: Shape, host: Host) -> Iterator[str]:
+    why = (
+        "Python code of one process runs on one thread at a time, and whether the "
+        "library uses several threads is unknown"
+    )
     if profile.threads == "worker":
         why = "one training task takes all threads of its worker"
     elif profile.threads == "pools":
-        why = "the pools of threads in which the library computes have one in Dask"
-    else:
-        why = (
-            "whether the library uses several threads is not known, and in one process "
-            "Python code runs on one at a time"
-        )
+        why = "the library's thread pools have one thread in Dask"
     instead = ""
     if shape.threads > 1 and profile.threads != "worker":
         instead = "; but with more and smaller workers, more hosts would be needed"
@@ -496,9 +492,7 @@ def _of_hosts(
     )
     if hosts > 1:
         most = (fit.most(shape.limit) - fit.copied) * shape.workers
-        given = ""
-        if n_hosts is not None:
-            given = f" ({plural(n_hosts, 'was', 'were')} given)"
+        given = f" ({plural(n_hosts, 'was', 'were')} given)" if n_hosts else ""
         yield (
             f"hosts: {hosts:,}{given}, as one has room for {bytes_text(most)} of data"
         )
@@ -516,11 +510,11 @@ def _alone(single: str, host: Host, hosts: int, time: float, *, fits: bool) -> s
 
 
 def _no_number(fit: Fit, host: Host, profile: Profile) -> str:
-    eval_sets = f" and {bytes_text(fit.copied)} of eval sets" if fit.copied else ""
+    eval_sets = f", and {bytes_text(fit.copied)} of eval sets" if fit.copied else ""
     return (
         f"no number of hosts with {plural(host.cpus, 'CPU')} and "
-        f"{bytes_text(host.memory)} would do: {bytes_text(_own(host))} stay the host's "
-        f"own, and of the rest, {profile.title} has {bytes_text(fit.base)} in each "
-        f"worker's process before its data{eval_sets}; take hosts with more memory "
-        "(host_memory), or say if it may fill more (memory_fraction)"
+        f"{bytes_text(host.memory)} is enough: {bytes_text(host.reserved)} are "
+        f"reserved on each host, and with {profile.title} each worker's process has "
+        f"{bytes_text(fit.base)} before its data{eval_sets}; take hosts with more "
+        "memory (host_memory), or let the fit fill more of it (memory_fraction)"
     )

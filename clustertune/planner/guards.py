@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from clustertune.core import admission
+from clustertune.core import rules
 from clustertune.core.model import (
     Burden,
     Drop,
@@ -187,7 +187,7 @@ def _no_place(
             if free >= needed:  # a look at all, for each of many, takes long
                 return None
     in_memory = max(0, burden.nbytes - worker.spilled)
-    why = admission.problem(
+    why = rules.problem(
         needed, in_memory, free, _room(worker) if restart.parking else None
     )
     if not why:

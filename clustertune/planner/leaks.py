@@ -7,8 +7,8 @@ from math import ceil
 from statistics import median
 from typing import NamedTuple
 
-from clustertune.core.growth import Left, step
 from clustertune.core.model import Run, WorkerSnapshot
+from clustertune.core.rules import Left, step
 from clustertune.planner.thresholds import levels
 
 

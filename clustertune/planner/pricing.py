@@ -1,70 +1,35 @@
-"""What it takes to move and to cut, from the bytes and how fast workers are (pure).
+"""Seconds that moves and cuts take, from bytes and measured bandwidths (pure).
 
-A step says what travels and is copied on each worker, its :class:`Flow`. Seconds follow
-from that and the speeds of workers, which are measured only once a step is planned; so
-a plan is priced again then, and not made again.
+A :class:`Flow` has the bytes that each worker receives, sends and copies in a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from clustertune.core.model import Flow, Int64s, Layout, Member, Plan, Recut, Step, View
+from clustertune.core.model import Flow, Int64s, Layout, Member, Recut, View
 from clustertune.planner.moving import Targets, travelling
 from clustertune.planner.sizes import list_bytes, part_bytes
 
-#: bytes per second that one thread copies where none was timed, page faults included
+#: bytes per second that one thread copies, page faults included
 COPYING = 1e9
 MOVE = 0.04  # seconds that any move takes: cycles of the mover, and questions to it
 GRAPH = 0.035  # seconds that any graph takes, and the questions about it
 #: seconds for each part of an old piece, beside its bytes: the scheduler's, which has a
 #: dependency more, and a worker's, which cuts it; as many tiny pieces took to be joined
 ARRAY_PART, FRAME_PART = 1.6e-4, 3.5e-4
-#: bytes on the busiest links below which workers are not asked how fast they are
-ASKING = 2**20
-#: and below which nothing is sent to time a link: that would take longer
-SENDING = 2**24
 
 
 def seconds(flow: Flow, view: View) -> float | None:
-    """Until the last worker has what it gets; None: no transfer was measured yet."""
-    speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
-    copying = np.array([w.copying or COPYING for w in view.now.workers])
-    if not speeds.all():
+    """Return the seconds of the busiest worker; None: no bandwidth is known."""
+    bandwidth = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
+    travels = np.maximum(flow.into, flow.out)
+    if travels[bandwidth == 0].any():
         return None
-    links = np.maximum(flow.into, flow.out) / speeds
-    return flow.seconds + float((links + flow.made / copying).max(initial=0.0))
-
-
-def again(plan: Plan, view: View) -> Plan:
-    """The plan with what its steps take on the same workers, now timed."""
-    return replace(plan, steps=tuple(_priced(step, view) for step in plan.steps))
-
-
-def _priced(step: Step, view: View) -> Step:
-    flow = step.price.flow
-    if flow is None:
-        return step
-    return replace(step, price=replace(step.price, seconds=seconds(flow, view)))
-
-
-def worth_timing(plan: Plan) -> list[Flow]:
-    """What the steps of a plan send, where that takes longer than asking workers."""
-    flows = [s.price.flow for s in plan.steps if s.price.flow is not None]
-    return flows if _busiest(flows) >= ASKING else []
-
-
-def worth_sending(flows: Sequence[Flow]) -> bool:
-    """Whether a link is timed with bytes, if workers have nothing to tell."""
-    return _busiest(flows) >= SENDING
-
-
-def _busiest(flows: Sequence[Flow]) -> int:
-    """Bytes that the busiest worker of each step receives or sends, in all."""
-    return sum(int(np.maximum(f.into, f.out).max(initial=0)) for f in flows)
+    transfers = travels / np.where(bandwidth == 0, 1.0, bandwidth)
+    return flow.seconds + float((transfers + flow.made / COPYING).max(initial=0.0))
 
 
 def of_moves(layout: Layout, view: View, target: Targets) -> Flow:

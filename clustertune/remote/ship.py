@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 TRAVELLING = (
     "clustertune.remote.",
     "clustertune.dashboard.",
-    "clustertune.core.admission",
-    "clustertune.core.growth",
+    "clustertune.core.rules",
     "clustertune.core.wording",
     "clustertune.training.frameworks",
     "clustertune.training.remote_",

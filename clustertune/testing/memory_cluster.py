@@ -22,7 +22,6 @@ from clustertune.core.model import (
     Contents,
     Cut,
     Drop,
-    Flow,
     Goal,
     Int64s,
     Layout,
@@ -175,9 +174,6 @@ class MemoryCluster:
 
     async def overhead(self, view: View) -> float | None:
         return self.task_overhead
-
-    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
-        return view
 
     async def persist(self, load: Load, notify: Notify) -> Result:
         self.calls.append("persist")

@@ -33,7 +33,6 @@ from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveEr
 from clustertune.integrations import libraries
 from clustertune.operations import manifests, planfile
 from clustertune.operations.history import histories, record
-from clustertune.operations.history import settings as history
 from clustertune.operations.planfile import VERBS, Call, StoredPlan
 from clustertune.operations.playbooks import library, schema
 from clustertune.operations.scheduling import triggers
@@ -227,7 +226,7 @@ def _read_config(data: bytes) -> None:
     with dask.config.set({"clustertune": own if isinstance(own, dict) else {}}):
         for read in (
             checks.configured,
-            history.configured,
+            record.configured,
             library.available,
             lambda: triggers.parse_condition("leak").plain(),  # type: ignore[union-attr]
         ):
@@ -367,7 +366,6 @@ def _read_history(data: bytes) -> None:
         found._repr_html_()
         str(found.trends())
         found.trends().to_json()
-        str(found.what_if([1, 2, 1000]))
         for one in found.records[-3:]:
             histories.details(one)
             assert one.id is not None

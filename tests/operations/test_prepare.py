@@ -24,7 +24,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import errors, testing
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry
 from clustertune.remote import ship
 from tests.processes import soon
 
@@ -380,7 +380,7 @@ async def test_who_has_gone_is_not_waited_for(c, s, a, b, gone, monkeypatch):
         return await ask(client, function, workers, **options)
 
     monkeypatch.setattr(ship, "on_workers", listen)
-    await monitor.hear(c)
+    await inquiry.hear(c)
     assert sorted(asked) == sorted([a.address, b.address])
 
 

@@ -12,18 +12,17 @@ import pandas as pd
 import pytest
 from dask.sizeof import sizeof
 from distributed import wait
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import gen_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
 import clustertune
 from clustertune import actions, checks
 from clustertune.core.model import Conversion, Flow
-from clustertune.monitor import links, monitor
+from clustertune.monitor import monitor
 from clustertune.planner import goals, pricing, sizes
 from clustertune.planner.planner import make_plan
-from clustertune.testing import MemoryCluster, layout, member, view, worker
-from tests.test_loop import run
+from clustertune.testing import layout, member, view, worker
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 40_000
@@ -92,11 +91,14 @@ def test_lists(n: int) -> None:
 
 def test_the_busiest_worker_decides() -> None:
     """What it receives or sends, whichever is more, and what it copies."""
-    some = [worker(0, bandwidth=100.0), worker(1, bandwidth=50.0, copying=10.0)]
+    some = [worker(0, bandwidth=100.0), worker(1, bandwidth=50.0)]
+    copied = [0, int(2 * pricing.COPYING)]
     assert pricing.seconds(flow([0, 100], [100, 0]), view(some)) == 0.5 + 2
-    assert pricing.seconds(flow([0, 100], [100, 0], [0, 20]), view(some)) == 0.5 + 4
+    assert pricing.seconds(flow([0, 100], [100, 0], copied), view(some)) == 0.5 + 4
     unknown = [some[0], replace(some[1], bandwidth=0.0)]
     assert pricing.seconds(flow([0, 100], [100, 0]), view(unknown)) is None
+    # no bandwidth is needed where nothing travels
+    assert pricing.seconds(flow([0, 0], [0, 0], copied), view(unknown)) == 0.5 + 2
 
 
 def test_many_parts_take_time() -> None:
@@ -118,35 +120,6 @@ def test_many_parts_take_time() -> None:
     assert frames - many == pytest.approx(
         1000 * (pricing.FRAME_PART - pricing.ARRAY_PART)
     )
-
-
-class Timed(MemoryCluster):
-    """Says that workers are ten times as fast as they were taken for."""
-
-    asked = 0
-
-    async def speeds(self, view: Any, flows: Any) -> Any:
-        self.asked += 1
-        some = [replace(w, bandwidth=10 * w.bandwidth) for w in view.now.workers]
-        return replace(view, snapshots=(replace(view.now, workers=tuple(some)),))
-
-
-@pytest.mark.parametrize("count", [10**5, 10])
-def test_speeds_are_asked_for_where_much_moves(count: int) -> None:
-    """The step of the report has what was found; for a few bytes nobody asks."""
-    start = view([worker(0), worker(1)], [layout([count] * 8, [0] * 8)])
-    (before,) = make_plan(
-        (*checks.run(start), *goals.unmet(start)), start, actions.available()
-    ).steps
-    cluster = Timed(start)
-    (outcome,) = run(cluster).outcomes
-    assert before.price.seconds is not None
-    assert outcome.step.price.seconds is not None
-    assert cluster.asked == (count == 10**5)
-    besides = before.price.flow.seconds if before.price.flow else 0
-    expected = (before.price.seconds - besides) / (10 if cluster.asked else 1)
-    assert outcome.step.price.seconds == pytest.approx(besides + expected)
-    assert outcome.step.price.nbytes == before.price.nbytes
 
 
 # --- live -----------------------------------------------------------------------------
@@ -194,30 +167,25 @@ async def test_predicted_bytes_are_those_that_travel(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_link_is_timed_once(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Without a trace in the scheduler, not while there is work, and not twice."""
-    await monitor.open_door(c, await monitor.identify(c))
+async def test_bandwidth_is_that_of_real_transfers(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """It is unknown on a new cluster; nothing is sent to measure it."""
+    x = da.random.random((250_000, 8), chunks=(250_000, 8))
+    (loaded,) = await on_one(c, a.address, x)
+    estimate = await clustertune.prepare(c, loaded, rechunk=2, dry_run=True)
+    (step,) = estimate.report.steps
+    assert step.predicted_bytes > 0
+    assert step.predicted_seconds is None
+    assert not b.transfer_incoming_log
+    await c.submit(lambda chunk: None, c.futures_of(loaded)[0], workers=[b.address])
+    (sent,) = b.transfer_incoming_log
     now, _ = await monitor.look(c, [])
-    order = [w.address for w in now.workers]
-    large = 2 * pricing.SENDING
-    into, out = ([large * (x == w.address) for x in order] for w in (b, a))
-    # a sends most of all, and receives most, too
-    flows = [flow(into, out, into), *2 * [flow(out, out)]]
-    working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
-    assert await monitor.speeds(c, working, flows) is working
-    few = flow([n // 32 for n in into], [n // 32 for n in out])
-    asked = await monitor.speeds(c, now, [few])
-    assert [w.bandwidth for w in asked.workers] == [w.bandwidth for w in now.workers]
-    assert not b.transfer_incoming_log  # for so little nothing is sent
-    timed = await monitor.speeds(c, now, flows)
-    sent = [t["total"] for t in b.transfer_incoming_log]
-    assert sent == list(links.SIZES)
-    usual = {w.bandwidth for w in now.workers}
-    assert usual.isdisjoint(w.bandwidth for w in timed.workers)
-    assert all(w.copying for w in timed.workers)
-    for more in (flows, [few]):
-        again = await monitor.speeds(c, now, more)
-        assert usual.isdisjoint(w.bandwidth for w in again.workers)
-    assert [t["total"] for t in b.transfer_incoming_log] == sent
-    assert not a.transfer_incoming_log
-    await async_poll_for(lambda: not c.futures and not s.tasks, timeout=10)
+    now = await monitor.with_bandwidths(c, now)
+    found = {w.address: w.bandwidth for w in now.workers}
+    # a worker that has received nothing gets the value of the others
+    assert found == dict.fromkeys((a.address, b.address), found[b.address])
+    assert found[b.address] == pytest.approx(sent["total"] / sent["duration"], rel=0.01)
+    estimate = await clustertune.prepare(c, loaded, rechunk=2, dry_run=True)
+    assert estimate.report.steps[0].predicted_seconds is not None
+    assert len(b.transfer_incoming_log) == 1

@@ -142,7 +142,7 @@ class Computing:
             start = monotonic()
             if start < next_time:
                 return
-            there, nbytes = await monitor.held(self.client, packed)
+            there, nbytes = await inquiry.held(self.client, packed)
             judge(len(pieces), there, nbytes)
             took = monotonic() - start
             next_time = monotonic() + max(MEMORY_INTERVAL, MEMORY_SHARE * took)

@@ -43,7 +43,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.wording import names_text
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry
 from clustertune.planner import grouping
 from clustertune.planner.capacity import refuse_overfull
 from clustertune.planner.layouts import homes
@@ -234,7 +234,7 @@ class DataActions:
             self._replace(await asyncio.to_thread(make))
         sent = cutting.sent(graph)
         return Result(
-            nbytes=await monitor.received(self.client, sent),
+            nbytes=await inquiry.received(self.client, sent),
             said=_kept_text(kept),
         )
 
@@ -256,7 +256,7 @@ class DataActions:
         callers = {x for x in made.keys() & old if whole and x not in self._ours}
         self._replace(made, callers | (made.keys() & self._shared if whole else set()))
         sent = reordering.sent(graph)
-        return Result(nbytes=await monitor.received(self.client, sent) if sent else 0)
+        return Result(nbytes=await inquiry.received(self.client, sent) if sent else 0)
 
     async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
         """The types of the chunks of Arrays, which metadata may not have."""
@@ -265,7 +265,7 @@ class DataActions:
             for x in self.given
             if x.label in labels and isinstance(x.collection, da.Array)
         }
-        return await monitor.chunk_types(self.client, arrays)
+        return await inquiry.chunk_types(self.client, arrays)
 
     async def rescue(self) -> str:
         """Publish new partitions of released ones; return where, or an empty text."""

@@ -22,7 +22,6 @@ from clustertune.actions.cluster.lease import Lease
 from clustertune.actions.cluster.workers import WorkerActions
 from clustertune.collections import inputs
 from clustertune.core.model import (
-    Flow,
     Goal,
     Key,
     Member,
@@ -35,7 +34,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
-from clustertune.monitor import inquiry, monitor
+from clustertune.monitor import inquiry, monitor, overhead
 from clustertune.planner.layouts import homes
 from clustertune.remote import keys
 
@@ -126,7 +125,7 @@ class LiveCluster(WorkerActions, DataActions):
         """Rows and partitions of the previous fit, if the workload keeps them."""
         if not self.goal.workload.keeps_pieces:
             return None
-        report = await monitor.last_report(self.client)
+        report = await inquiry.last_report(self.client)
         if report is None or report.workload != self.goal.workload.name:
             return None
         before = next(iter(report.after), None)
@@ -152,7 +151,7 @@ class LiveCluster(WorkerActions, DataActions):
         if self._computes:
             await self._computing.settle(futures, notify, "loading", meanwhile=renew)
         if self._looked:  # actions followed that look
-            await monitor.hear(self.client)
+            await inquiry.hear(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(
             self.client, members, by_task=self.options.read_spilled
@@ -178,26 +177,21 @@ class LiveCluster(WorkerActions, DataActions):
             )
         runs = None
         if self.options.held_data:
-            snapshot = await monitor.with_burdens(
+            snapshot = await inquiry.with_burdens(
                 self.client, snapshot, self.options.limit
             )
             snapshot = await inquiry.with_work(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.options.least_memory:
-            snapshot = await monitor.with_least_memory(self.client, snapshot)
+            snapshot = await inquiry.with_least_memory(self.client, snapshot)
         if self.options.holdings:
-            holdings = await monitor.holdings(self.client, self.options.kept)
+            holdings = await inquiry.holdings(self.client, self.options.kept)
             snapshot = replace(snapshot, holdings=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
     async def overhead(self, view: View) -> float | None:
         """Seconds of overhead of a task; measured once for all looks."""
-        return await monitor.overhead(self.client, view.now)
-
-    async def speeds(self, view: View, flows: Sequence[Flow]) -> View:
-        """Ask workers how fast they are; the first time bytes may be sent for it."""
-        now = await monitor.speeds(self.client, view.now, flows)
-        return replace(view, snapshots=(*view.snapshots[:-1], now))
+        return await overhead.per_task(self.client, view.now)
 
     # --- act --------------------------------------------------------------------------
 

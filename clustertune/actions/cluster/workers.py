@@ -28,7 +28,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.remote import keys, ship
 from clustertune.remote.worker import park
 from clustertune.remote.worker import process as resizing
@@ -160,7 +160,7 @@ class WorkerActions:
         ended: list[dict[str, Any]] = []
         before = None
         if not restart.retire:
-            before = await monitor.process_memory(self.client, restart.address)
+            before = await inquiry.process_memory(self.client, restart.address)
         with managers.expecting(self.client.cluster, away):
             job = self._lease.job(
                 "restart_worker",
@@ -193,7 +193,7 @@ class WorkerActions:
         if not state["address"]:
             return result
         try:
-            nbytes = await monitor.process_memory(self.client, state["address"])
+            nbytes = await inquiry.process_memory(self.client, state["address"])
         except BaseException as error:
             land(error, result)
             raise

@@ -1,20 +1,28 @@
-"""``history``: the calls and runs that were noted, and what they tell."""
+"""``history``: read the records of past calls and runs, and compare them.
+
+The first part is pure: memory leaks, fewest sufficient workers, regressions, and the
+comparison of two records. Too few runs give
+:class:`~clustertune.core.snapshots.Unknown` with the reason.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
+from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any
 
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.core import arguments, settings
+from clustertune.core import arguments, rules, settings
 from clustertune.core.snapshots import Unknown
 from clustertune.core.wording import (
     bytes_text,
@@ -22,33 +30,309 @@ from clustertune.core.wording import (
     plural,
     printable,
     seconds_text,
+    times_text,
+    workers_text,
 )
-from clustertune.operations.history import settings as history_settings
-from clustertune.operations.history import trends
-from clustertune.operations.history.record import Record, Store, file_of
-from clustertune.operations.history.trends import (
-    Difference,
-    Leak,
-    Regression,
-    Sizing,
-    WhatIf,
-)
+from clustertune.operations.history.record import Record, Store, configured, file_of
 
 SCHEMA_VERSION = 1
 KINDS = (
     "prepare", "plan", "fit", "run",
     "restart", "resize", "scale", "trim", "release", "reset",
 )  # fmt: skip
-MOST = 50  # records that are shown
+MAX_SHOWN = 50  # records
+
+Records = Sequence[Record]
+
+
+# --- leaks ----------------------------------------------------------------------------
+
+MIN_GROWTH = 0.01  # of the memory limit, per run
+MIN_GROWTH_BYTES = 2**24  # per run, if the limit is unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Memory that a worker does not free after runs."""
+
+    worker: str | int
+    runs: int  # number of compared runs
+    step: float  # bytes per run
+    left: float | None  # runs until the limit is full; None: there is no limit
+
+    def __str__(self) -> str:
+        text = (
+            f"{workers_text([self.worker])} keeps {bytes_text(self.step)} more after "
+            f"each run (of {self.runs})"
+        )
+        if self.left is not None:
+            text += (
+                f"; its limit is full after about {plural(round(self.left), 'more')}"
+            )
+        return f"{text}. Remedy: clustertune.restart(client) between two runs"
+
+
+def leaks(records: Records) -> tuple[Leak, ...] | Unknown:
+    """Find workers of the last cluster whose idle memory grows from run to run.
+
+    Use the runs that the scheduler plugin has seen, or else the memory of workers at
+    the beginning of held blocks.
+    """
+    longest = 0
+    for kind, ends in (("run", rules.ENDS), ("fit", ("",))):
+        # only runs that ended in the same way are compared
+        groups = [_of_last_cluster(records, kind, end) for end in ends]
+        longest = max(longest, *map(len, groups))
+        if longest >= rules.ENOUGH:
+            found = (tuple(_leaks(group)) for group in groups)
+            return next(filter(None, found), ())
+    return Unknown(
+        f"too few runs: {longest} of the same cluster, {rules.ENOUGH} are needed"
+    )
+
+
+def _of_last_cluster(records: Records, kind: str, end: str) -> list[Record]:
+    seen = [r for r in records if r.kind == kind and r.memory]
+    seen = [r for r in seen if r.ended_by in (end, "")]
+    return sorted(
+        (r for r in seen if r.cluster == seen[-1].cluster), key=lambda r: r.began
+    )
+
+
+def _leaks(runs: Records) -> Iterator[Leak]:
+    left: dict[str | int, list[rules.Left]] = defaultdict(list)
+    limits: dict[str | int, int | None] = {}
+    for n, run in enumerate(runs):
+        for m in run.memory:
+            if m.idle is not None:
+                left[m.worker].append(rules.Left(n, m.idle, m.managed or 0))
+                limits[m.worker] = m.limit
+    for worker, seen in left.items():
+        limit = limits[worker]
+        least = MIN_GROWTH * limit if limit else MIN_GROWTH_BYTES
+        step = rules.step(seen[-rules.LAST :], least)
+        if step is not None:
+            full = max(0.0, (limit - seen[-1].unmanaged) / step) if limit else None
+            yield Leak(worker=worker, runs=len(seen), step=step, left=full)
+
+
+# --- fewest sufficient workers --------------------------------------------------------
+
+FRACTION = 0.7  # of a worker's limit that a fit may fill, as for prepare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Memory use of the workers in one run, and how many workers would suffice."""
+
+    peak: float  # of the fullest worker, as a fraction of its limit
+    workers: int
+    enough: int | None  # workers; None: no number of such workers suffices
+
+    def __str__(self) -> str:
+        text = (
+            f"peaked at {self.peak:.0%} of memory on {plural(self.workers, 'worker')}"
+        )
+        if self.enough is None:
+            return f"{text}; workers of this size are too small: give them more memory"
+        if self.enough == self.workers:
+            return f"{text}, which are as many as it needs"
+        less = self.enough < self.workers
+        verb = "would do" if less else f"would stay below {FRACTION:.0%}"
+        return f"{text}; {plural(self.enough, 'worker')} {verb}"
+
+
+def usage(run: Record) -> Usage | Unknown:
+    """Compute the fewest sufficient workers from the memory of one run.
+
+    Every worker needs the memory that it had before the run; workers share the rest.
+    Libraries that are imported in the run count as shared, so the memory of fewer
+    workers is rather overestimated.
+    """
+    known = [m for m in run.memory if m.peak and m.limit]
+    if not known or run.peak is None:
+        return Unknown("no memory was measured in this run, or workers have no limit")
+    idle = max(m.idle or 0 for m in known)
+    limit = min(m.limit or 0 for m in known)
+    shared = max(0, *((m.peak or 0) - (m.idle or 0) for m in known)) * len(known)
+    room = FRACTION * limit - idle
+    enough = max(1, math.ceil(shared / room)) if room > 0 else None
+    return Usage(peak=run.peak, workers=len(known), enough=enough)
+
+
+# --- regressions ----------------------------------------------------------------------
+
+LATEST, BEFORE = 3, 10  # runs
+ROW_TOLERANCE = 0.1  # by which the rows of compared runs may differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A value of a run that should not grow."""
+
+    name: str
+    of: Callable[[Record], float | None]
+    unit: float  # smaller growth is ignored
+    text: Callable[[float], str]
+
+
+MEASURES = (
+    Measure(name="time", of=lambda r: r.seconds, unit=1.0, text=seconds_text),
+    Measure(name="peak memory", of=lambda r: r.peak, unit=0.05, text="{:.0%}".format),
+    Measure(name="spill", of=lambda r: r.spilled, unit=2.0**26, text=bytes_text),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regression:
+    """One measure of the last runs, compared with the runs before them."""
+
+    measure: str
+    before: float  # mean
+    now: float  # mean
+    line: float  # largest value that may be chance
+    text: str
+
+    @property
+    def worse(self) -> bool:
+        return self.now > self.line
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def comparable(records: Records) -> list[Record]:
+    """Return the successful fits with the library and columns of the last one."""
+    fits = [r for r in records if r.kind == "fit" and r.status == "done"]
+
+    def like(run: Record) -> tuple[object, ...]:
+        return run.job, run.workload, run.columns, run.rows is None
+
+    return [run for run in fits if like(run) == like(fits[-1])]
+
+
+def regressions(records: Records) -> tuple[Regression, ...] | Unknown:
+    """Compare the last 3 fits with the 10 before, on as many workers and rows.
+
+    A measure is worse if its mean exceeds the earlier mean by more than three standard
+    deviations and by more than one unit.
+    """
+    fits = comparable(records)
+    alike = [r for r in fits if _are_alike(r, fits[-1])]
+    if len(alike) < LATEST + BEFORE:
+        return Unknown(
+            f"too few runs: {len(alike)} fits on as many threads and rows as the last, "
+            f"{LATEST + BEFORE} are needed"
+        )
+    before, now = alike[-LATEST - BEFORE : -LATEST], alike[-LATEST:]
+    return tuple(filter(None, (_regression(m, before, now) for m in MEASURES)))
+
+
+def _are_alike(run: Record, last: Record) -> bool:
+    rows, due = run.rows or 0, last.rows or 0
+    return (
+        run.threads == last.threads
+        and run.workers == last.workers
+        and abs(rows - due) <= ROW_TOLERANCE * due
+    )
+
+
+def _regression(measure: Measure, before: Records, now: Records) -> Regression | None:
+    old = [x for r in before if (x := measure.of(r)) is not None]
+    new = [x for r in now if (x := measure.of(r)) is not None]
+    if len(old) < len(before) or len(new) < len(now):
+        return None
+    was, is_now = fmean(old), fmean(new)
+    line = was + max(3 * stdev(old), measure.unit)
+    show = measure.text
+    verdict = "worse" if is_now > line else "no worse"
+    return Regression(
+        measure=measure.name,
+        before=was,
+        now=is_now,
+        line=line,
+        text=f"{measure.name} of the last {LATEST} fits is {verdict}: {show(is_now)} "
+        f"on average, {show(was)} in the {BEFORE} before; up to {show(line)} may be "
+        "chance",
+    )
+
+
+# --- comparison of two records --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One value of two records, as text."""
+
+    what: str
+    first: str
+    second: str
+    ratio: str = ""  # of the second to the first
+
+
+def _count(n: float) -> str:
+    return f"{n:,.0f}"
+
+
+_TEXTS: tuple[tuple[str, Callable[[Record], str]], ...] = (
+    ("kind", lambda r: r.kind),
+    ("job", lambda r: r.job),
+    ("status", lambda r: r.status),
+    ("workload", lambda r: r.workload),
+    ("found", lambda r: ", ".join(f"{c} ({s})" for s, c in r.findings)),
+    ("steps", lambda r: "; ".join(r.steps)),
+    ("error", lambda r: r.error),
+)
+_NUMBERS: tuple[
+    tuple[str, Callable[[Record], float | None], Callable[[float], str]], ...
+] = (
+    ("took", lambda r: r.seconds, seconds_text),
+    ("workers", lambda r: r.workers, _count),
+    ("threads", lambda r: r.threads, _count),
+    ("rows", lambda r: r.rows, _count),
+    ("columns", lambda r: r.columns, _count),
+    ("pieces", lambda r: r.pieces, _count),
+    ("bytes", lambda r: r.nbytes, bytes_text),
+    ("peak of memory", lambda r: r.peak, "{:.0%}".format),
+    ("peak predicted", lambda r: r.predicted_peak, bytes_text),
+    ("spilled", lambda r: r.spilled, bytes_text),
+    ("CPUs busy", lambda r: r.busy, "{:.2g}".format),
+    ("steps predicted", lambda r: r.predicted_seconds, seconds_text),
+    ("steps took", lambda r: r.actual_seconds, seconds_text),
+    ("bytes predicted", lambda r: r.predicted_bytes, bytes_text),
+    ("bytes moved", lambda r: r.actual_bytes, bytes_text),
+)
+
+
+def compare(first: Record, second: Record) -> tuple[Difference, ...]:
+    """Compare all known values of two records."""
+    found = [
+        Difference(what=what, first=printable(of(first)), second=printable(of(second)))
+        for what, of in _TEXTS
+        if of(first) or of(second)
+    ]
+    for what, number, show in _NUMBERS:
+        a, b = number(first), number(second)
+        if a is None and b is None:
+            continue
+        shown = ["unknown" if x is None else show(x) for x in (a, b)]
+        ratio = times_text(b / a) if a and b is not None else ""
+        found.append(
+            Difference(what=what, first=shown[0], second=shown[1], ratio=ratio)
+        )
+    return tuple(found)
+
+
+# --- the public call ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trends:
-    """What the runs of a job have in common; unknown where they are too few."""
+    """Trends over the runs of a job; Unknown where there are too few runs."""
 
     job: str
     leaks: tuple[Leak, ...] | Unknown
-    sizing: Sizing | Unknown
+    sizing: Usage | Unknown
     regressions: tuple[Regression, ...] | Unknown
 
     def __str__(self) -> str:
@@ -59,109 +343,80 @@ class Trends:
             ("change", self.regressions),
         ):
             several = found if isinstance(found, tuple) else (found,)
-            lines += [
-                f"{what}: {x}" for x in several or ("nothing is lost from run to run",)
-            ]
+            lines += [f"{what}: {x}" for x in several or ("no worker leaks memory",)]
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """The same as JSON, with ``schema_version``."""
+        """Return the trends as JSON, with ``schema_version``."""
         return _json(trends=self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Calls and runs that were noted, oldest first.
+    """Records of calls and runs, oldest first.
 
     Attributes
     ----------
     path
-        The file that they are in.
+        Path of the history file.
     records
         The records that match the request; see
         :class:`clustertune.operations.history.record.Record`.
     missing
-        Why there are none, although the file has records.
+        Reason why no record matches, if the file has records.
     """
 
     path: Path
     records: tuple[Record, ...]
     missing: str = ""
 
-    def what_if(self, workers: Sequence[int]) -> WhatIf | Unknown:
-        """Predict how long the last job's fit takes on so many workers.
-
-        The model (work per CPU, a cost for each worker beyond the first, a fixed cost)
-        is fitted to this job's own runs, and knows nothing else.
-
-        Parameters
-        ----------
-        workers
-            Numbers of workers, each like those of the last run.
-
-        Returns
-        -------
-        WhatIf or Unknown
-            Its ``error`` is that at known points, each left out in turn. Unknown where
-            fewer than three kinds of clusters were seen.
-
-        Raises
-        ------
-        ValueError
-            A number is not a whole one of at least 1.
-        """
-        for n in workers:
-            arguments.number("workers", n)
-        return trends.what_if(self.records, workers)
-
     def trends(self) -> Trends:
-        """Memory that leaks, how many workers would do, and whether runs get worse."""
-        fits = trends.comparable(self.records)
-        sizing: Sizing | Unknown = Unknown("too few runs: no fit was held yet")
-        for fit in fits[-1:]:
-            sizing = trends.sizing(fit)
+        """Return memory leaks, the fewest sufficient workers, and regressions."""
+        fits = comparable(self.records)
         return Trends(
             job=fits[-1].job if fits else "",
-            leaks=trends.leaks(self.records),
-            sizing=sizing,
-            regressions=trends.regressions(self.records),
+            leaks=leaks(self.records),
+            sizing=usage(fits[-1])
+            if fits
+            else Unknown("too few runs: no fit was held yet"),
+            regressions=regressions(self.records),
         )
 
     def compare(self, first: int, second: int) -> tuple[Difference, ...]:
-        """Two records side by side.
+        """Compare two records by their numbers.
 
         Raises
         ------
         LookupError
             There is no such record.
         """
-        return trends.compare(self.record(first), self.record(second))
+        return compare(self.record(first), self.record(second))
 
     def record(self, id: int) -> Record:
-        """The record of that number.
+        """Return the record with a number.
 
         Raises
         ------
         LookupError
-            There is none.
+            There is no such record.
         """
         for record in self.records:
             if record.id == id:
                 return record
         raise LookupError(
             f"there is no record {id} in {self.path}; `clustertune history list` shows "
-            "which there are"
+            "all numbers"
         )
 
     def __str__(self) -> str:
         if not self.records:
             return self.missing or f"nothing is noted in {printable(str(self.path))}"
-        more = len(self.records) - MOST
+        more = len(self.records) - MAX_SHOWN
         table = self._table("simple")
         return f"({plural(more, 'older one')})\n{table}" if more > 0 else table
 
     def _table(self, style: str) -> str:
-        rows = [_row(record) for record in self.records[-MOST:]]
+        rows = [_row(record) for record in self.records[-MAX_SHOWN:]]
         return tabulate(rows, headers=_COLUMNS, tablefmt=style, disable_numparse=True)
 
     def __repr__(self) -> str:
@@ -171,9 +426,82 @@ class History:
         return self._table("html")
 
     def to_json(self) -> str:
-        """All records as JSON, with ``schema_version``."""
+        """Return all records as JSON, with ``schema_version``."""
         return _json(records=list(self.records))
 
+
+def history(
+    job: str | None = None,
+    *,
+    kind: str | None = None,
+    last: int | None = None,
+    path: str | Path | None = None,
+) -> History:
+    """Read the records of past calls and runs.
+
+    Parameters
+    ----------
+    job
+        Select one job: ``clustertune.history.job`` of Dask's configuration, the label
+        of a hold, or workload and columns (``xgboost-20``).
+    kind
+        Select ``"prepare"``, ``"plan"``, ``"fit"`` (held runs), ``"run"`` (seen by the
+        scheduler plugin), or an operation, like ``"restart"``.
+    last
+        Return only so many records, the latest.
+    path
+        Path of the file; by default ``clustertune.history.path``.
+
+    Returns
+    -------
+    History
+        Printable; has ``records``, ``trends()`` and ``compare()``.
+
+    Raises
+    ------
+    ValueError
+        An argument is invalid.
+    HistoryError
+        The file cannot be read; the message names a fix.
+
+    Examples
+    --------
+    >>> print(clustertune.history("nightly").trends())   # doctest: +SKIP
+    """
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
+    settings.refuse_unknown(checks.all_settings())
+    file = configured().path if path is None else file_of(str(path))
+    store = Store(file)
+    records = store.read(job=job, kind=kind, last=arguments.count("last", last))
+    missing = "" if records else _missing(store, job, kind)
+    return History(path=file, records=records, missing=missing)
+
+
+def _missing(store: Store, job: str | None, kind: str | None) -> str:
+    """Explain why no record matches, and list the existing jobs or kinds."""
+    every = store.read()
+    if not every:
+        return ""
+    shown = printable(repr(job), longest=100)
+    of_job = [r for r in every if job in (None, r.job)]
+    if of_job:
+        which = "" if job is None else f" of the job {shown}"
+        kinds = sorted({printable(r.kind) for r in of_job})
+        return (
+            f"no record{which} is of the kind {kind}; there are "
+            f"{names_text(kinds, most=MAX_SHOWN)}"
+        )
+    jobs = sorted({printable(r.job) for r in every if r.job})
+    near = get_close_matches(str(job), jobs, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    known = "no record has a job"
+    if jobs:
+        known = f"jobs are {names_text(jobs, most=MAX_SHOWN)}"
+    return f"no record is of the job {shown}{meant}; {known}"
+
+
+# --- text and JSON --------------------------------------------------------------------
 
 _COLUMNS = (
     "id", "when", "kind", "job", "status", "took", "workers", "rows", "peak",
@@ -187,7 +515,7 @@ def _row(record: Record) -> list[str]:
 
     return [
         known(record.id),
-        when(record),
+        _when(record),
         printable(record.kind),
         printable(record.job, longest=30),
         printable(record.status),
@@ -200,18 +528,18 @@ def _row(record: Record) -> list[str]:
     ]
 
 
-def when(record: Record) -> str:
-    """When it began, in the local zone."""
+def _when(record: Record) -> str:
+    """Return the time at which it began, in the local zone."""
     return datetime.fromtimestamp(record.began).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def details(record: Record) -> str:
-    """All that is known of a record, as text."""
-    rows = [("when", when(record)), ("cluster", printable(record.cluster))]
-    rows += [(d.what, d.first) for d in trends.compare(record, record)]
+    """Return all values of a record as text."""
+    rows = [("when", _when(record)), ("cluster", printable(record.cluster))]
+    rows += [(d.what, d.first) for d in compare(record, record)]
     text = tabulate(rows, tablefmt="plain", disable_numparse=True)
     memory = [
-        [printable(m.worker), *(_bytes(n) for n in (m.idle, m.peak, m.limit))]
+        [printable(m.worker), *map(_bytes, (m.idle, m.peak, m.limit))]
         for m in record.memory
     ]
     if memory:
@@ -225,7 +553,7 @@ def _bytes(n: int | None) -> str:
 
 
 def differences(found: Sequence[Difference]) -> str:
-    """Two records side by side, as text."""
+    """Return two compared records as text."""
     # tabulate's own wrapping takes "200,000" for a number, and fails
     rows = [[d.what, fill(d.first, 40), fill(d.second, 40), d.ratio] for d in found]
     headers = ["", "first", "second", "ratio"]
@@ -237,81 +565,7 @@ def _json(**what: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON is to say of a value of ours."""
     if isinstance(value, Unknown):
         return {"unknown": value.reason}
-    # not asdict, which would make plain what lies deeper
+    # asdict would convert nested values, too, and an Unknown among them
     return {f.name: getattr(value, f.name) for f in fields(value)}
-
-
-def history(
-    job: str | None = None,
-    *,
-    kind: str | None = None,
-    last: int | None = None,
-    path: str | Path | None = None,
-) -> History:
-    """Read the calls and runs that were noted.
-
-    Parameters
-    ----------
-    job
-        Only of this one, as it was noted: ``clustertune.history.job`` of Dask's
-        configuration, the label of a hold, or workload and columns (``xgboost-20``).
-    kind
-        Only these: ``"prepare"``, ``"plan"``, ``"fit"`` (held runs), ``"run"`` (as the
-        scheduler has seen them), or an operation, like ``"restart"``.
-    last
-        Only so many, the latest.
-    path
-        Of the file; by default that of ``clustertune.history.path``.
-
-    Returns
-    -------
-    History
-        Printable; ``records``, ``what_if()``, ``trends()``, ``compare()``.
-
-    Raises
-    ------
-    ValueError
-        An argument is not what it must be.
-    HistoryError
-        The file cannot be read; the text says how to mend that.
-
-    Examples
-    --------
-    >>> print(clustertune.history("nightly").what_if([2, 4, 8]))   # doctest: +SKIP
-    """
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"kind={kind!r} is none of {', '.join(KINDS)}")
-    settings.refuse_unknown(checks.all_settings())
-    file = history_settings.configured().path if path is None else file_of(str(path))
-    store = Store(file)
-    records = store.read(
-        job=job,
-        kinds=() if kind is None else (kind,),
-        last=arguments.count("last", last),
-    )
-    missing = "" if records else _missing(store, job, kind)
-    return History(path=file, records=records, missing=missing)
-
-
-def _missing(store: Store, job: str | None, kind: str | None) -> str:
-    """Why no record matches a request, and which jobs and kinds there are."""
-    every = store.read()
-    if not every:
-        return ""
-    shown = printable(repr(job), longest=100)
-    of_job = [r for r in every if job in (None, r.job)]
-    if of_job:
-        which = "" if job is None else f" of the job {shown}"
-        kinds = sorted({printable(r.kind) for r in of_job})
-        return (
-            f"no record{which} is of the kind {kind}; there are "
-            f"{names_text(kinds, most=MOST)}"
-        )
-    jobs = sorted({printable(r.job) for r in every if r.job})
-    near = get_close_matches(str(job), jobs, n=1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
-    known = f"jobs are {names_text(jobs, most=MOST)}" if jobs else "no record has a job"
-    return f"no record is of the job {shown}{meant}; {known}"

@@ -1,7 +1,7 @@
-"""Noting what calls and runs were like, in the history of whoever makes them.
+"""Add records of calls and runs to the user's history file.
 
-A note is made when the work is done, in a thread. That it could not be written is said,
-in the report or the log, and changes nothing else: no call fails for its note.
+Records are written in a thread after the work. A failure to write becomes a note in the
+report or the log; the call itself succeeds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from clustertune.core.report import Report
 from clustertune.core.wording import printable, workers_text
 from clustertune.errors import HistoryError
 from clustertune.monitor import inquiry, monitor
-from clustertune.operations.history import settings
-from clustertune.operations.history.record import Measures, Record, Store, WorkerMemory
+from clustertune.operations.history.record import (
+    Measures,
+    Record,
+    Store,
+    WorkerMemory,
+    configured,
+)
 from clustertune.operations.journal import Journal
 from clustertune.planner import machines
 from clustertune.planner.machines import Workers
@@ -33,15 +38,15 @@ N = TypeVar("N", int, float)
 
 logger = logging.getLogger("clustertune")
 
-LONGEST = 500  # characters of an error
-MOST_STEPS = 20  # that are named
+MAX_ERROR_LENGTH = 500  # characters
+MAX_STEPS = 20
 
 
-# --- what is noted (pure) -------------------------------------------------------------
+# --- records of calls and runs (pure) -------------------------------------------------
 
 
 def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record:
-    """What a call has seen and done; a dry run is a ``plan``."""
+    """Return the record of a call; a dry run is a ``plan``."""
     view = journal.views[-1] if journal.views else None
     layout = view.layouts[0] if view and view.layouts else None
     summary = report.after[0] if report.after else None
@@ -60,13 +65,13 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
         pieces=summary.pieces if summary else None,
         nbytes=summary.nbytes if summary else None,
         findings=_named(report.found),
-        steps=tuple(s.summary for s in steps[:MOST_STEPS]),
+        steps=tuple(s.summary for s in steps[:MAX_STEPS]),
         predicted_seconds=seconds[0],
         actual_seconds=seconds[1],
         predicted_bytes=nbytes[0],
         actual_bytes=nbytes[1],
         predicted_peak=max(report.forecast.values(), default=None),
-        error=printable(report.error, longest=LONGEST),
+        error=printable(report.error, longest=MAX_ERROR_LENGTH),
     )
     return _on(record, view.now, view.eligible_workers) if view else record
 
@@ -79,9 +84,9 @@ def _named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
 def _costs(
     pairs: Sequence[tuple[N | None, N | None]], dry: bool
 ) -> tuple[N | None, N | None]:
-    """What steps were predicted to cost and did, as sums where both are known.
+    """Sum predicted and actual costs over the steps for which both are known.
 
-    Of a plan only the first can be.
+    A plan has predicted costs only.
     """
     known = [(p, a or 0) for p, a in pairs if p is not None and (dry or a is not None)]
     if not known:
@@ -90,7 +95,7 @@ def _costs(
 
 
 def _on(record: Record, snapshot: Snapshot, workers: Workers) -> Record:
-    """With the shape of a cluster, as far as these workers are it."""
+    """Add the sizes of the cluster, counting only these workers."""
     hosts = machines.by_host(workers)
     cpus = [machines.host_cpus(group) for group in hosts.values()]
     known = [c.usable for c in cpus if not isinstance(c, Unknown)]
@@ -112,23 +117,23 @@ def of_hold(
     watched: Monitor,
     error: BaseException | None,
 ) -> Record:
-    """What a held block took.
+    """Return the record of a held block.
 
     Parameters
     ----------
     about
-        What is known of the data, and of the cluster that was prepared; else all
-        workers that run.
+        Record of the prepared data and its cluster. If None, the record counts all
+        running workers.
     label
-        What the block is called, if it is called anything.
+        Label of the block; may be empty.
     watched
-        What looked at the cluster meanwhile; one look alone is of what was before.
+        Monitor of the block. A single snapshot only shows the state before the block.
     """
     snapshots = watched.snapshots
-    seen = len(snapshots) > 1
+    was_sampled = len(snapshots) > 1
     text = "" if error is None else f"{type(error).__name__}: {error}"
     if measures.gone and not text:
-        text = f"{workers_text(measures.gone)} went meanwhile"
+        text = f"{workers_text(measures.gone)} left meanwhile"
     record = about or Record(kind="fit", job=label, began=began, seconds=0.0)
     if about is None and snapshots:
         running = tuple(w for w in snapshots[0].workers if w.running)
@@ -146,14 +151,14 @@ def of_hold(
                 worker=id,
                 limit=measures.limits.get(id) or None,
                 idle=measures.idle.get(id),
-                peak=peak if seen else None,
+                peak=peak if was_sampled else None,
             )
             for id, peak in measures.peaks.items()
         ),
-        spilled=measures.spilled if seen else None,
+        spilled=measures.spilled if was_sampled else None,
         busy=sum(measures.busy.values()) if measures.busy else None,
-        error=printable(text, longest=LONGEST),
-        # what prepare did is noted as such
+        error=printable(text, longest=MAX_ERROR_LENGTH),
+        # the steps of prepare are in its own record
         steps=(),
         predicted_seconds=None,
         actual_seconds=None,
@@ -165,7 +170,10 @@ def of_hold(
 def of_run(
     run: Run, cluster: str, scheduler: str, limits: dict[str | int, int]
 ) -> Record:
-    """A run as the scheduler has seen it; ``scheduler`` is that process's own id."""
+    """Return the record of a run that the scheduler plugin has seen.
+
+    ``scheduler`` is the id of the scheduler's process.
+    """
     return Record(
         kind="run",
         began=run.began,
@@ -189,7 +197,7 @@ def of_run(
 
 
 def with_job(record: Record, job: str | None) -> Record:
-    """With the job that is set, or else that the data tells."""
+    """Add the configured job, or one that is derived from the data."""
     if job is None and not record.job and record.workload:
         job = (
             f"{record.workload}-{record.columns}" if record.columns else record.workload
@@ -197,48 +205,48 @@ def with_job(record: Record, job: str | None) -> Record:
     return replace(record, job=job) if job is not None else record
 
 
-# --- writing it -----------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------
 
 
 async def note_call(kind: str, journal: Journal, report: Report) -> Report:
-    """Note a call; the report with what hindered it, if anything did."""
+    """Add the record of a call; return the report, with a note if that failed."""
     began = time() - report.seconds
     text = await note(lambda: of_call(kind, journal, report, began))
     return replace(report, notes=(*report.notes, text)) if text else report
 
 
 async def note(make: Callable[[], Record]) -> str:
-    """Note what is made, if there is to be a history; says what hindered it."""
+    """Add a record if the history is enabled; return the problem, or ""."""
     try:
-        history = settings.configured()
+        history = configured()
         if history.enabled:
             record = with_job(make(), history.job)
             store = Store(history.path)
             await asyncio.to_thread(store.add, [record], keep=history.keep)
     except (HistoryError, ValueError) as error:
         return f"not noted in the history: {error}"
-    except Exception as error:  # what is done must not fail for its note
+    except Exception as error:  # the finished work must not fail for its record
         logger.exception("clustertune could not note a call or a run")
         return f"not noted in the history: {printable(repr(error), longest=200)}"
     return ""
 
 
 async def collect(client: Client) -> int:
-    """Note the runs that the scheduler has seen and that are not noted yet.
+    """Add the runs that the scheduler plugin has seen and the file does not have.
 
     Returns
     -------
     int
-        How many these were.
+        Number of added runs.
 
     Raises
     ------
     HistoryError
-        They cannot be noted.
+        The file cannot be written.
     ConnectionLostError, VersionMismatchError
         The scheduler cannot be asked.
     """
-    history = settings.configured()
+    history = configured()
     identity = await monitor.identify(client)
     await monitor.open_door(client, identity)
     limits = {
@@ -252,14 +260,14 @@ async def collect(client: Client) -> int:
     def add() -> int:
         known = [r for r in store.read() if r.cluster == cluster and r.job]
         runs = (of_run(run, cluster, scheduler, limits) for run in seen)
-        jobs = [with_job(_of_job(run, known), history.job) for run in runs]
+        jobs = [with_job(_with_job_of(run, known), history.job) for run in runs]
         return store.add(jobs, keep=history.keep)
 
     return await asyncio.to_thread(add)
 
 
-def _of_job(run: Record, known: Sequence[Record]) -> Record:
-    """With the job of what was noted while it went on."""
+def _with_job_of(run: Record, known: Sequence[Record]) -> Record:
+    """Add the job of the latest record that overlaps with the run."""
     for other in reversed(known):
         if other.began <= run.ended and run.began <= other.ended:
             return replace(run, job=other.job)

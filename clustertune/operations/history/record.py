@@ -1,12 +1,11 @@
-"""What calls and runs were like, kept in an SQLite file for whoever asks later.
+"""The history file: its records, its settings, and how it is read and written.
 
-One row a record: the columns by which rows are chosen, and all the rest as JSON, so
-that a record can get more fields without another schema. The file has SQLite's rollback
-journal and not its write-ahead log, since the home folders of clusters are often on a
-network, where that log does not work. Every call opens the file for itself and closes
-it: threads and processes may use the same file at once, and wait for each other.
+The file is an SQLite database with one row per record. Columns exist only for values
+that queries select by. All other values are JSON, so new fields need no new schema.
+SQLite uses its rollback journal: the write-ahead log does not work on network file
+systems. Each call opens and closes the file, so threads and processes can share it.
 
-What goes wrong is a :class:`~clustertune.errors.HistoryError` that says how to mend it.
+Failures raise :class:`~clustertune.errors.HistoryError`.
 """
 
 from __future__ import annotations
@@ -14,23 +13,24 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote as quote_shell
+from typing import Any
 from urllib.parse import quote as quote_url
 
-from clustertune.core import decoding
+from clustertune.core import decoding, settings
 from clustertune.core.wording import bytes_text, plural, seconds_text, workers_text
 from clustertune.errors import HistoryError
 
-PATIENCE = 1.0  # seconds for which another process's write is waited for
-LARGEST = 2**63 - 1  # that SQLite can hold; nothing that is counted comes near it
-MOST_WORKERS = 100  # of a record: those that had most memory
-OURS = 0x436C7475  # application_id: "Cltu"
+LOCK_TIMEOUT = 1.0  # seconds to wait for another process's write
+LARGEST = 2**63 - 1  # largest integer in SQLite
+MAX_WORKERS = 100  # workers per record: those with most memory
+APPLICATION_ID = 0x436C7475  # "Cltu"
 
-#: each brings a file from the schema of its index to the next; never changed afterwards
+#: statements that upgrade a file from the schema of that index to the next one
 SCHEMAS = (
     (
         """CREATE TABLE records (
@@ -38,27 +38,30 @@ SCHEMAS = (
             kind TEXT NOT NULL, job TEXT NOT NULL, key TEXT UNIQUE, data TEXT NOT NULL
         )""",
         "CREATE INDEX by_job ON records (job, kind)",
-        f"PRAGMA application_id = {OURS}",
+        f"PRAGMA application_id = {APPLICATION_ID}",
     ),
 )
 VERSION = len(SCHEMAS)
 
 
+# --- records --------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What a run took, by worker where that makes sense.
+    """Resources that a run used, by worker where possible.
 
-    As far as it was seen: between two looks more may have been used.
+    The values are sampled, so short peaks between two samples may be missing.
     """
 
     seconds: float
     peaks: Mapping[str | int, int] = field(default_factory=dict)  # bytes of process
     limits: Mapping[str | int, int] = field(default_factory=dict)
-    spilled: int = 0  # bytes on disk at most, of all workers together
+    spilled: int = 0  # largest number of bytes on disk, of all workers together
     busy: Mapping[str | int, float] = field(default_factory=dict)  # CPUs, on average
-    gone: tuple[str | int, ...] = ()  # workers that went meanwhile
+    gone: tuple[str | int, ...] = ()  # workers that left during the run
     unheld: float = 0.0  # seconds, at most, for which the hold was lost
-    predicted: int | None = None  # bytes of the fullest worker; None: not known
+    predicted: int | None = None  # bytes of the fullest worker; None: unknown
     idle: Mapping[str | int, int] = field(default_factory=dict)  # unmanaged, at first
 
     def __str__(self) -> str:
@@ -76,7 +79,7 @@ class Measures:
         text += f"; {bytes_text(self.spilled)} spilled" if self.spilled else ""
         if self.busy:
             text += f"; {plural(round(sum(self.busy.values()), 1), 'CPU')} busy"
-        text += f"; {workers_text(self.gone)} went meanwhile" if self.gone else ""
+        text += f"; {workers_text(self.gone)} left meanwhile" if self.gone else ""
         if self.unheld:
             text += f"; the hold was lost for up to {seconds_text(self.unheld)}"
         return text
@@ -84,53 +87,53 @@ class Measures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """Bytes of one worker in a run; None where they are not known."""
+    """Bytes of one worker in a run; None where unknown."""
 
     worker: str | int  # id
     limit: int | None = None
-    idle: int | None = None  # of its process beside data: before a fit, after a run
-    peak: int | None = None  # of its process
-    managed: int | None = None  # of keys, when it was idle
+    idle: int | None = None  # unmanaged memory: before a fit, after a run
+    peak: int | None = None  # process memory
+    managed: int | None = None  # managed memory at the time of ``idle``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One call or run; what is not known is None.
+    """One call or run; unknown values are None.
 
     Attributes
     ----------
     kind
-        ``prepare``, ``plan`` (a dry run), ``fit`` (a held block), ``run`` (as the
-        scheduler has seen it), or an operation: ``restart``, ``scale``, ...
+        ``prepare``, ``plan`` (a dry run), ``fit`` (a held block), ``run`` (seen by the
+        scheduler plugin), or an operation: ``restart``, ``scale``, ...
     job
-        What belongs together: the same data and model, again and again.
+        Name shared by runs of the same model on the same kind of data.
     began, seconds
-        Epoch seconds, and how long it took.
+        Epoch seconds; duration.
     status
-        As of a :class:`~clustertune.core.report.Report`.
+        Status of the :class:`~clustertune.core.report.Report`.
     cluster, workers, threads, hosts, host_cpus
-        The scheduler's address; how many there were. ``host_cpus`` are the CPUs that
-        the workers of all hosts may use.
+        Address of the scheduler; sizes of the cluster. ``host_cpus`` counts the CPUs
+        that the workers of all hosts may use.
     workload, rows, columns, pieces, nbytes
-        Of the training data, and what was to train on it.
+        Workload and training data.
     findings
-        ``(severity, check)`` of what was found at first.
+        ``(severity, check)`` of each finding of the first check.
     steps
-        What was done, or in a plan would have been.
+        Steps that were done; in a plan, planned.
     predicted_seconds, actual_seconds, predicted_bytes, actual_bytes
-        Of the steps of which both are known.
+        Sums over the steps for which both are known.
     predicted_peak
-        Bytes of the fullest worker.
+        Predicted bytes of the fullest worker.
     memory
-        By worker.
+        Memory by worker.
     spilled, busy
-        Bytes on disk at most; CPUs that were used on average; of all workers.
+        Largest number of bytes on disk; average number of busy CPUs; of all workers.
     error
-        Why it failed, if it did.
+        Reason of a failure.
     ended_by
-        How a ``run`` ended: with a ``hold``, with ``training``, or with a ``gap``.
+        End of a ``run``: ``hold``, ``training``, or ``gap``.
     key
-        Of two with the same only the first is kept.
+        The file keeps only the first record with a key.
     id
         Number in the file.
     """
@@ -176,8 +179,65 @@ class Record:
         return max(known, default=None)
 
 
+# --- settings -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistorySettings:
+    """Settings of the history in Dask's configuration."""
+
+    enabled: bool
+    file: str | None  # None: in the user's data folder
+    keep: int  # records
+    job: str | None  # None: derived from the data
+
+    @property
+    def path(self) -> Path:
+        """Path of the file; raises HistoryError if the user has no data folder."""
+        return file_of(self.file)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+_ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "enabled": (lambda v: isinstance(v, bool), "True or False"),
+    "path": (lambda v: v is None or _is_text(v), "the path of a file, or null"),
+    "keep": (lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+    "job": (lambda v: v is None or _is_text(v), "a name, or null"),
+}
+
+
+def configured() -> HistorySettings:
+    """Return the settings of the history.
+
+    Raises
+    ------
+    ValueError
+        A setting does not exist, or its value is not allowed.
+    """
+    found = settings.section("clustertune.history")
+    for name, value in found.items():
+        if name not in _ALLOWED:
+            raise ValueError(
+                f"clustertune.history has no setting {name!r}; it has "
+                f"{', '.join(_ALLOWED)}"
+            )
+        is_allowed, rule = _ALLOWED[name]
+        if not is_allowed(value):
+            raise ValueError(f"clustertune.history.{name}={value!r} must be {rule}")
+    known = settings.defaults()["clustertune"]["history"] | dict(found)
+    return HistorySettings(
+        enabled=known["enabled"],
+        file=known["path"],
+        keep=known["keep"],
+        job=known["job"],
+    )
+
+
 def file_of(path: str | None) -> Path:
-    """The history file of that path; None: in the user's data folder, as XDG has it.
+    """Return the path of a history file; None: in the user's XDG data folder.
 
     Raises
     ------
@@ -188,47 +248,51 @@ def file_of(path: str | None) -> Path:
     try:
         if path is not None:
             return Path(path).expanduser()
-        # a relative one is invalid, the XDG standard says
+        # the XDG standard calls a relative path invalid
         data = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
     except RuntimeError as error:
         raise HistoryError(
-            f"there is no home folder to keep the history in ({error}): set "
+            f"the history has no place, as there is no home folder ({error}): set "
             "clustertune.history.path, or clustertune.history.enabled to false"
         ) from error
     return data / "clustertune" / "history.sqlite"
 
 
+# --- the file -------------------------------------------------------------------------
+
+
 class Store:
-    """A history file; it need not exist.
+    """Read and write a history file; the file need not exist.
 
     Parameters
     ----------
     path
-        Of the file. Its folder is made when something is added.
+        Path of the file. Adding a record creates its folder.
     patience
-        Seconds for which another process's write is waited for.
+        Seconds to wait for another process's write.
     """
 
-    def __init__(self, path: Path, *, patience: float = PATIENCE):
+    def __init__(self, path: Path, *, patience: float = LOCK_TIMEOUT):
         self.path = path
         self.patience = patience
 
     def add(self, records: Iterable[Record], *, keep: int) -> int:
-        """Append records, and let go of the oldest beyond ``keep``.
+        """Append records, and delete the oldest ones beyond ``keep``.
 
         Returns
         -------
         int
-            How many were added: none again with a key that is there.
+            Number of added records. Records whose key exists are not added.
 
         Raises
         ------
         HistoryError
-            The file is locked, damaged, not writable, of a newer release or no history.
+            The file is locked, damaged, not writable, no history file, or of a newer
+            release.
         """
         rows = [_row(record) for record in records]
-        with self._told(), self._open("rwc") as file:
-            file.execute("BEGIN IMMEDIATE")  # the schema is read by who may change it
+        with self._explained(), self._open("rwc") as file:
+            file.execute("BEGIN IMMEDIATE")  # before the schema is read
             for statements in SCHEMAS[self._version(file) :]:
                 for statement in statements:
                     file.execute(statement)
@@ -251,42 +315,34 @@ class Store:
         self,
         *,
         job: str | None = None,
-        kinds: Collection[str] = (),
-        ids: Collection[int] = (),
+        kind: str | None = None,
         last: int | None = None,
     ) -> tuple[Record, ...]:
-        """Records in the order in which they were added, oldest first.
+        """Return records in the order in which they were added.
 
         Parameters
         ----------
-        job, kinds, ids
-            Only these; all by default.
+        job, kind
+            Select by these; by default select all.
         last
-            Of these only the last ones.
+            Return only so many of the selected records, the latest.
 
         Raises
         ------
         HistoryError
-            As for :meth:`add`; but a file that may only be read is read.
+            As for :meth:`add`, but a read-only file is read.
         """
-        with self._told():
+        with self._explained():
             if not self.path.exists():
                 return ()
-        most = -1 if last is None else min(last, LARGEST)
-        wanted = {"job": [] if job is None else [job], "kind": kinds, "id": ids}
-        where = " AND ".join(
-            f"{column} IN ({', '.join('?' * len(values))})"
-            for column, values in wanted.items()
-            if values
-        )
-        with self._told(), self._open("rw") as file:
+        limit = -1 if last is None else min(last, LARGEST)
+        with self._explained(), self._open("rw") as file:
             if not self._version(file):
                 return ()
             rows = file.execute(
-                # made of column names and question marks alone
-                f"SELECT id, data FROM records WHERE {where or 1} "  # noqa: S608
-                "ORDER BY id DESC LIMIT ?",
-                [*(v for values in wanted.values() for v in values), most],
+                "SELECT id, data FROM records WHERE job = coalesce(?, job) "
+                "AND kind = coalesce(?, kind) ORDER BY id DESC LIMIT ?",
+                (job, kind, limit),
             ).fetchall()
         return tuple(self._record(*row) for row in reversed(rows))
 
@@ -298,29 +354,29 @@ class Store:
             f"file:{quote_url(str(self.path.absolute()))}?mode={mode}",
             uri=True,
             timeout=self.patience,
-            isolation_level=None,  # transactions are begun and ended here
+            isolation_level=None,  # this class begins and ends transactions
         )
         try:
             yield file
         finally:
-            file.close()  # what was not committed is undone
+            file.close()  # undoes an open transaction
 
     def _version(self, file: sqlite3.Connection) -> int:
-        """The schema of the file; 0: it is new."""
+        """Return the schema of the file; 0: the file is new."""
         (version,) = file.execute("PRAGMA user_version").fetchone()
         (owner,) = file.execute("PRAGMA application_id").fetchone()
-        if owner != OURS:
+        if owner != APPLICATION_ID:
             if file.execute("SELECT 1 FROM sqlite_master").fetchone() or version:
                 raise HistoryError(
-                    f"{self.path} is a database of something else, and is left alone: "
-                    "set clustertune.history.path to another file"
+                    f"{self.path} is a database of something else, so it was not "
+                    "changed: set clustertune.history.path to another file"
                 )
             return 0
         if version > VERSION:
             raise HistoryError(
-                f"{self.path} is of a newer clustertune (schema {version}; this one "
-                f"knows {VERSION}): install that one, or have another file by "
-                "clustertune.history.path"
+                f"a newer clustertune wrote {self.path} (schema {version}; this one "
+                f"knows {VERSION}): install that release, or set "
+                "clustertune.history.path to another file"
             )
         return int(version)
 
@@ -334,23 +390,23 @@ class Store:
 
     def _move_away(self) -> str:
         old, new = quote_shell(str(self.path)), quote_shell(f"{self.path}.bad")
-        return f"move the file away (mv {old} {new}); a new one is begun"
+        return f"move the file away (mv {old} {new}); the next call starts a new one"
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """What SQLite and the file system say, and what to do."""
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of SQLite and the file system into a HistoryError with a fix."""
         try:
             yield
-        # a message of SQLite's may have bytes of the file, which Python cannot decode
+        # SQLite's messages may contain bytes of the file that Python cannot decode
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-            raise HistoryError(f"{self.path} {self._explained(error)}") from error
+            raise HistoryError(f"{self.path} {self._problem(error)}") from error
 
-    def _explained(self, error: Exception) -> str:
+    def _problem(self, error: Exception) -> str:
         text = str(error)
         if "locked" in text:
             return (
                 f"has been locked by another process for {self.patience:g} s: try "
-                "again when that one has ended"
+                "again when that process has ended"
             )
         damaged = "not a database" in text or "malformed" in text
         if damaged or isinstance(error, UnicodeDecodeError):
@@ -360,31 +416,28 @@ class Store:
                 f"cannot be opened or written ({text}): make it writable, or set "
                 "clustertune.history.path to a file that is"
             )
-        return f"cannot be used ({text}): see to that, or {self._move_away()}"
-
-
-# --- rows ---------------------------------------------------------------------------
+        return f"cannot be used ({text}): remove the cause, or {self._move_away()}"
 
 
 def _row(record: Record) -> tuple[float, str, str, str | None, str]:
     fullest = sorted(record.memory, key=lambda m: -(m.peak or m.idle or 0))
-    data = asdict(replace(record, memory=tuple(fullest[:MOST_WORKERS]), id=None))
+    data = asdict(replace(record, memory=tuple(fullest[:MAX_WORKERS]), id=None))
     text = json.dumps(data, allow_nan=False)
     return record.began, record.kind, record.job, record.key, text
 
 
 def _from_json(text: str) -> Record:
-    """A record of this release or another one.
+    """Read a record of this release or another one.
 
     Raises
     ------
     ValueError
-        It is none.
+        The text is no record.
     """
     record = decoding.read_json(text, Record)
     numbers = [v for v in asdict(record).values() if isinstance(v, int | float)]
-    # a clock that was set back may make a difference negative; NaN is below nothing
-    sound = all(abs(v) < LARGEST for v in numbers)
-    if not sound or not 0 <= record.began < decoding.LAST:
-        raise ValueError("a number in it is none, or no moment")
+    # negative differences are allowed: the clock may have been set back
+    are_sound = all(abs(v) < LARGEST for v in numbers)  # False for NaN
+    if not are_sound or not 0 <= record.began < decoding.LAST:
+        raise ValueError("a number or a time in it is out of range")
     return record

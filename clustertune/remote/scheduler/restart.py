@@ -20,7 +20,7 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.core.admission import is_parked_first
+from clustertune.core.rules import is_parked_first
 from clustertune.remote.keys import Places, in_turns
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.evacuation import (

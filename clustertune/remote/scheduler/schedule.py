@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clustertune.core.growth import ENOUGH, Left, alike, step
+from clustertune.core.rules import ENOUGH, Left, alike, step
 from clustertune.remote.scheduler.state import id_of, training_workers
 
 MAX_FAILURES = 3  # failures in a row after which a schedule ends

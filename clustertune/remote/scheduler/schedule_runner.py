@@ -15,7 +15,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.core.admission import needed_elsewhere, problem
+from clustertune.core.rules import needed_elsewhere, problem
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, public
 from clustertune.remote.scheduler.nanny import ANSWER_TIMEOUT, call
 from clustertune.remote.scheduler.schedule import Moment, Schedule, met

@@ -13,8 +13,9 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from time import perf_counter, time
+from time import time
 from typing import Any
 
 import psutil
@@ -22,9 +23,8 @@ import psutil
 ROOT = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
 BOOT = "/proc/sys/kernel/random/boot_id"
-LARGE = 10**6  # bytes of a transfer that shows the speed of a link, as in Dask
+LARGE = 10**6  # bytes; Dask measures the bandwidth of such transfers, too
 RECENT = 50  # transfers
-COPIED = 2**24  # bytes
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -61,33 +61,25 @@ def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
     return total
 
 
-def speeds(dask_worker: Any, copying: bool) -> list[float]:
-    """Bytes per second that this worker lately received, and that it copies.
+def bandwidth(dask_worker: Any) -> float:
+    """Return the bytes per second of the last large transfers to this worker.
 
-    0 if it has received nothing large yet. A copy takes about 10 ms.
+    The result is 0 if there was none. The worker's own ``bandwidth`` is not used: it
+    begins with a configured value, and each transfer changes it by 5 % only.
     """
-    recent = list(dask_worker.transfer_incoming_log)[-RECENT:]
+    recent = islice(reversed(dask_worker.transfer_incoming_log), RECENT)
     large = [t for t in recent if t["total"] >= LARGE]
     busy = _covered((t["start"], t["stop"]) for t in large)
-    received = sum(t["total"] for t in large) / busy if busy else 0.0
-    return [received, _copying() if copying else 0.0]
+    return sum(t["total"] for t in large) / busy if busy else 0.0
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in at least one of the spans, which may overlap."""
+    """Return the seconds in at least one of the spans; transfers may overlap."""
     total, until = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, until))
         until = max(until, stop)
     return total
-
-
-def _copying() -> float:
-    """Bytes per second of a copy into new memory, whose pages are made meanwhile."""
-    source = b"\1" * COPIED
-    start = perf_counter()
-    copy = bytearray(source)
-    return len(copy) / (perf_counter() - start)
 
 
 def nanny_facts(dask_worker: Any) -> float | None:

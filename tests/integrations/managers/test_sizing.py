@@ -9,7 +9,7 @@ import pytest
 from dask.utils import parse_bytes
 from dask_jobqueue import SLURMCluster
 
-from tests.test_sizing import SERIAL, rows_of, sized
+from tests.operations.test_sizing import SERIAL, rows_of, sized
 
 
 def test_the_line_of_slurm() -> None:

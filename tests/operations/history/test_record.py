@@ -1,4 +1,4 @@
-"""The history file: what is kept, by several at once, and what can be wrong with it."""
+"""The history file: its content, concurrent use, and damages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from clustertune.errors import HistoryError
 from clustertune.operations.history.record import (
-    MOST_WORKERS,
+    MAX_WORKERS,
     VERSION,
     Record,
     Store,
@@ -62,12 +62,12 @@ def small(**what):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """One in a folder that is not there yet, with a name that a URL would mistake."""
+    """Return a store in a missing folder; its name has characters special to URLs."""
     return Store(tmp_path / "new" / "a b?c#%41.sqlite", patience=0.05)
 
 
 def test_what_is_added_comes_back(store: Store) -> None:
-    """All of it, with a number."""
+    """Records come back unchanged, with a number."""
     assert store.read() == ()
     assert store.add([RECORD], keep=10) == 1
     (found,) = store.read()
@@ -80,35 +80,35 @@ def test_what_is_added_comes_back(store: Store) -> None:
 
 
 def test_selecting(store: Store) -> None:
-    """By job, kind, number; the last ones."""
+    """Records are selected by job and kind, and limited to the last ones."""
     store.add([small(job=j, kind=k) for j in "ab" for k in ("fit", "plan")], keep=10)
     assert [r.id for r in store.read(job="b")] == [3, 4]
-    assert [r.id for r in store.read(kinds=["fit"])] == [1, 3]
-    assert [r.id for r in store.read(job="a", kinds=["plan", "run"])] == [2]
-    assert [r.id for r in store.read(ids=[4, 2])] == [2, 4]
+    assert [r.id for r in store.read(kind="fit")] == [1, 3]
+    assert [r.id for r in store.read(job="a", kind="plan")] == [2]
+    assert store.read(kind="run") == ()
     assert [r.id for r in store.read(last=2)] == [3, 4]
     assert store.read(job="'; DROP TABLE records; --") == ()
 
 
 def test_the_oldest_go(store: Store) -> None:
-    """And numbers are not used twice."""
+    """The oldest records are deleted, and numbers are not reused."""
     for began in range(5):
         store.add([small(began=float(began))], keep=3)
     assert [(r.id, r.began) for r in store.read()] == [(3, 2.0), (4, 3.0), (5, 4.0)]
 
 
 def test_what_has_a_key_is_kept_once(store: Store) -> None:
-    """The first of them; what has none always."""
+    """Only the first record with a key is kept; records without a key always are."""
     assert store.add([small(key="a"), small(key="a"), small()], keep=10) == 2
     assert store.add([small(key="a"), small(key="b"), small()], keep=10) == 2
 
 
 def test_a_large_cluster(store: Store) -> None:
-    """Only the fullest workers are kept one by one."""
+    """Only the fullest workers are kept."""
     memory = tuple(WorkerMemory(worker=i, peak=i) for i in range(1000))
     store.add([small(memory=memory)], keep=10)
     (found,) = store.read()
-    assert len(found.memory) == MOST_WORKERS
+    assert len(found.memory) == MAX_WORKERS
     assert found.memory[0].worker == 999
 
 
@@ -123,7 +123,7 @@ for i in range(20):
 
 
 def test_several_processes_at_once(store: Store) -> None:
-    """None of them hinders another, from the first moment of the file on."""
+    """Several processes create and write the file at once."""
     command = [sys.executable, "-c", ADDING, str(store.path)]
     started = [subprocess.Popen(command) for _ in range(3)]
     assert [p.wait(60) for p in started] == [0, 0, 0]
@@ -140,7 +140,7 @@ def changed(store: Store, statement: str) -> None:
 
 
 def test_a_locked_file(store: Store) -> None:
-    """Is waited for a moment, and said."""
+    """Reading and writing wait a moment, then raise an error."""
     store.add([RECORD], keep=10)
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -153,7 +153,7 @@ def test_a_locked_file(store: Store) -> None:
 
 @pytest.mark.parametrize("damage", ["garbage", "half", "middle"])
 def test_a_damaged_file(store: Store, damage: str) -> None:
-    """Is left as it is; the text has the line that puts it away, and it works then."""
+    """The file is not changed; the error has a command that moves it away."""
     store.add([RECORD] * 50, keep=100)
     whole = store.path.read_bytes()
     broken = {
@@ -176,7 +176,7 @@ def test_a_damaged_file(store: Store, damage: str) -> None:
     "data", ["no JSON", "[]", "{}", '{"kind": "fit"}', '{"memory": [{}]}', "null"]
 )
 def test_a_damaged_record(store: Store, data: str) -> None:
-    """Is named."""
+    """The error names the record."""
     store.add([RECORD], keep=10)
     changed(store, f"UPDATE records SET data = '{data}'")
     with pytest.raises(HistoryError, match="record 1 is damaged"):
@@ -198,7 +198,7 @@ def test_a_damaged_record(store: Store, data: str) -> None:
     ],
 )
 def test_a_value_of_another_type(store: Store, field: str, value: str) -> None:
-    """Is found when the file is read, and not by whoever prints it."""
+    """Values of wrong types raise an error when the file is read."""
     store.add([RECORD], keep=10)
     changed(store, f"UPDATE records SET data = json_set(data, '$.{field}', {value})")
     with pytest.raises(HistoryError, match="record 1 is damaged"):
@@ -206,14 +206,14 @@ def test_a_value_of_another_type(store: Store, field: str, value: str) -> None:
 
 
 def test_more_than_there_can_be(store: Store) -> None:
-    """A number that SQLite cannot hold is as good as all."""
+    """A limit that SQLite cannot hold means all records."""
     store.add([RECORD] * 3, keep=10)
     assert len(store.read(last=10**30)) == 3
     assert len(store.read(last=2)) == 2
 
 
 def test_a_newer_file(store: Store) -> None:
-    """Is neither read nor written."""
+    """A newer file is neither read nor written."""
     store.add([RECORD], keep=10)
     changed(store, f"PRAGMA user_version = {VERSION + 1}")
     for work in (store.read, lambda: store.add([RECORD], keep=10)):
@@ -222,14 +222,14 @@ def test_a_newer_file(store: Store) -> None:
 
 
 def test_fields_of_a_later_release(store: Store) -> None:
-    """Are dropped, as long as the schema is the same."""
+    """Unknown fields are dropped if the schema is the same."""
     store.add([RECORD], keep=10)
     changed(store, """UPDATE records SET data = json_set(data, '$.new', 1)""")
     assert store.read()[0].job == "nightly"
 
 
 def test_a_database_of_something_else(store: Store) -> None:
-    """Is left alone."""
+    """Other databases are not changed."""
     store.path.parent.mkdir()
     changed(store, "CREATE TABLE mine (x)")
     before = store.path.read_bytes()
@@ -241,7 +241,7 @@ def test_a_database_of_something_else(store: Store) -> None:
 
 @contextmanager
 def without_rights() -> Iterator[Path]:
-    """A folder in which nothing may be written, also for tests that root runs."""
+    """Make a read-only folder, even if root runs the tests."""
     with tempfile.TemporaryDirectory() as folder:
         Store(Path(folder, "h.sqlite")).add([RECORD], keep=10)
         Path(folder, "h.sqlite").chmod(0o444)
@@ -257,7 +257,7 @@ def without_rights() -> Iterator[Path]:
 
 
 def test_no_right_to_write() -> None:
-    """What may only be read is read."""
+    """A read-only file is read, and adding a record raises an error."""
     with without_rights() as folder:
         store = Store(folder / "h.sqlite")
         assert store.read()[0].job == "nightly"
@@ -267,7 +267,7 @@ def test_no_right_to_write() -> None:
 
 
 def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the user's data folder, unless it was said where."""
+    """The default is in the user's data folder."""
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert file_of(None) == Path("/data/clustertune/history.sqlite")
@@ -279,7 +279,7 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs as a number."""
+    """Containers may run as a user without a name."""
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)

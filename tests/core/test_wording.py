@@ -1,4 +1,4 @@
-"""How figures and names are put into words."""
+"""Formats of numbers and names."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_seconds_have_a_unit_that_suits_them(s, text):
 
 
 def test_costs_are_what_is_known_of_them():
-    """Bytes and seconds, one of them, or neither."""
+    """Bytes and seconds, one of them, or none."""
     assert cost_text(2**20, 3.0) == "1.0 MiB, 3 s"
     assert cost_text(None, 3.0) == "3 s"
     assert cost_text(0, None) == "0 B"
@@ -90,12 +90,12 @@ def test_nouns_agree_with_their_count():
     ],
 )
 def test_at_most_three_names_are_listed(names, text):
-    """Three names are listed; of more, the rest is counted."""
+    """Three names are listed, and further ones are counted."""
     assert names_text(names) == text
 
 
 def test_workers_are_named_as_such():
-    """One worker or several are introduced by the noun in the right number."""
+    """The noun is singular or plural."""
     assert workers_text([0]) == "worker 0"
     assert workers_text(["a", "b"]) == "workers a and b"
 
@@ -104,7 +104,7 @@ def test_workers_are_named_as_such():
     "name", ["a\x1b[2Jb", "a\nb", "a\u202eb", "a\x00b", "a\u2028b", "a\x9bb"]
 )
 def test_names_from_the_cluster_cannot_act_on_a_terminal(name):
-    """Control characters in a worker's name are shown as their codes."""
+    """Control characters in a worker's name are shown as codes."""
     shown = names_text([name])
     assert shown.isprintable()
     assert shown.startswith("a\\")
@@ -112,13 +112,13 @@ def test_names_from_the_cluster_cannot_act_on_a_terminal(name):
 
 
 def test_long_names_are_cut():
-    """A name of any length takes limited space; other text is left whole."""
+    """Names are cut to a limited length; other text is not."""
     assert names_text(["x" * 10_000]) == "x" * 60 + "..."
     assert printable("x" * 10_000) == "x" * 10_000
     assert printable("x" * 60, longest=60) == "x" * 60
 
 
 def test_a_collection_is_typed_by_the_users_name():
-    """The label of an eval set's member is shortened to what the user calls it."""
+    """The label of a collection of an eval set becomes the user's name."""
     assert variable("eval_set[0].X") == "X"
     assert variable("sample_weight") == "sample_weight"

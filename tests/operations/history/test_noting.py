@@ -1,4 +1,4 @@
-"""The history: what calls and held runs note, and how it is read again."""
+"""Records of calls and held runs, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 
 def noted_in(folder: Path, **settings: Any) -> Any:
-    """Notes go into a file of that folder, for a block."""
+    """Write records to a file of that folder, within a block."""
     path = str(folder / "history.sqlite")
     known = {"enabled": True, "path": path, "keep": 100, "job": None}
     return dask.config.set({"clustertune.history": known | settings})
@@ -89,7 +89,7 @@ async def test_calls_and_runs_are_noted(
     assert all(m.peak and m.idle is not None for m in fit.memory)
     assert fit.spilled == 0
     assert fit.busy is not None
-    # nobody looked while it went on
+    # it ended before the first sample
     assert (failed.spilled, failed.busy, failed.peak) == (None, None, None)
     assert failed.error == "ZeroDivisionError: no"
     assert prepare.began <= prepare.ended <= fit.began + 0.1
@@ -99,21 +99,21 @@ async def test_calls_and_runs_are_noted(
 async def test_a_worker_that_goes(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path
 ) -> None:
-    """The run is noted as another than one that went well."""
+    """The record of the run has another status than a successful one."""
     with noted_in(tmp_path, job="nightly"):
         async with clustertune.hold(c) as held:
             held.monitor.interval = 0.05
             await b.close()
             await soon(lambda: len(held.monitor.snapshots[-1].workers) == 1)
         (record,) = clustertune.history("nightly").records
-    assert (record.status, record.error) == ("left", "worker 1 went meanwhile")
+    assert (record.status, record.error) == ("left", "worker 1 left meanwhile")
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_call_that_fails_is_noted(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path
 ) -> None:
-    """With its reason."""
+    """The record has the reason."""
     with noted_in(tmp_path, job="nightly"):
         with pytest.raises(RefusedError):
             await clustertune.restart(c)  # there are no nannies
@@ -126,7 +126,7 @@ async def test_a_call_that_fails_is_noted(
 async def test_a_history_that_cannot_be_written(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Breaks nothing: one line says so, and what to do."""
+    """The call succeeds; one line names the problem and a fix."""
     (tmp_path / "history.sqlite").write_text("no history" * 1000)
     X, y = data()
     with noted_in(tmp_path):
@@ -151,7 +151,7 @@ async def test_a_history_that_cannot_be_written(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_switched_off(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
-    """Nothing is written."""
+    """No record is written."""
     with noted_in(tmp_path, enabled=False):
         await clustertune.trim(c)
         assert clustertune.history().records == ()
@@ -159,7 +159,7 @@ async def test_switched_off(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> N
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_collecting(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
-    """What the scheduler has seen is noted once, as part of what went on then."""
+    """Each run is added once, with the job of an overlapping record."""
     await clustertune.check(c)
     resident = s.plugins["clustertune"]
     for n in range(3):
@@ -220,7 +220,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("command", [(), ("list",)])
 def test_listing(file: Path, command: tuple[str, ...]) -> None:
-    """All, or some; the latest last."""
+    """All records, or selected ones; the latest is last."""
     assert len(run(*command).stdout.splitlines()) == 6
     assert "61 s" in run(*command, "--job", "nightly").stdout
     assert "restart" not in run(*command, "--job", "nightly").stdout
@@ -244,7 +244,7 @@ def test_listing(file: Path, command: tuple[str, ...]) -> None:
 
 
 def test_showing(file: Path) -> None:
-    """One, or two side by side; names from a cluster cannot act."""
+    """One record, or two side by side; names are escaped."""
     assert "30 B" in run("show", "1").stdout
     assert "\\x1b[2J" in run("show", "1").stdout
     assert json.loads(run("show", "1", "-f", "json").stdout)["record"]["id"] == 1
@@ -259,43 +259,15 @@ def test_showing(file: Path) -> None:
         assert "there is no record 9" in result.stderr
 
 
-def test_what_if(file: Path) -> None:
-    """The error first; exit code 1 where too few runs tell nothing."""
-    result = run("what-if", "--workers", "2, 8")
-    assert result.exit_code == 0
-    assert result.stdout.startswith("error at known points")
-    assert "  8 workers: 8.5 s (beyond what was seen)\n" in result.stdout
-    found = json.loads(run("what-if", "--workers", "8", "-f", "json").stdout)
-    assert found["what_if"]["predictions"][0]["seconds"] == pytest.approx(8.5)
-    assert found["what_if"]["error"] >= 0
-    result = run("what-if", "--workers", "8", "--job", "other")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "no record is of the job 'other'; jobs are nightly" in result.stderr
-    few = ("--path", str(file.with_name("few.sqlite")))
-    Store(Path(few[1])).add(fits()[:1], keep=100)
-    result = run("what-if", "--workers", "8", *few)
-    assert (result.exit_code, result.stdout[:22]) == (1, "unknown: too few runs:")
-    result = run("what-if", "--workers", "8", *few, "-f", "json")
-    assert "too few runs" in json.loads(result.stdout)["unknown"]
-
-
-@pytest.mark.parametrize("text", ["2,x", "0", "", "2,,4", "-1", "²"])
-def test_numbers_that_are_none(file: Path, text: str) -> None:
-    """Are usage errors."""
-    result = run("what-if", "--workers", text)
-    assert result.exit_code == 2
-    assert "is no list of numbers like 2,4,8" in result.stderr
-
-
 def test_an_option_of_the_list_before_a_command(file: Path) -> None:
-    """It would have no effect."""
+    """Such an option would have no effect, so it is refused."""
     result = run("--job", "other", "trends")
     assert result.exit_code == 2
     assert "options go behind the command: clustertune history trends" in result.stderr
 
 
 def test_trends(file: Path) -> None:
-    """Each said, or unknown."""
+    """Each trend is shown, or unknown."""
     text = run("trends").stdout
     assert text.startswith("job nightly\nmemory: ")
     assert "size: peaked at 30% of memory" in text
@@ -306,24 +278,25 @@ def test_trends(file: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(file: Path) -> None:
-    """One line that says how to mend it, and exit code 5."""
+    """One line names a fix, and the exit code is 5."""
     with closing(sqlite3.connect(file)) as newer:
         newer.execute("PRAGMA user_version = 9")
     result = run()
     assert result.exit_code == 5
-    assert "is of a newer clustertune (schema 9" in result.stderr
+    assert "a newer clustertune wrote " in result.stderr
+    assert "(schema 9; this one knows 1)" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
 def test_settings_that_are_wrong(file: Path, tmp_path: Path) -> None:
-    """Are usage errors."""
+    """Wrong settings are usage errors."""
     with noted_in(tmp_path, path=3):
         assert run().exit_code == 2
         assert "clustertune.history.path=3 must be the path of" in run().stderr
 
 
 def test_collecting_by_command(file: Path) -> None:
-    """From a scheduler; none is there yet."""
+    """A new scheduler has seen no run."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=0, **options) as cluster:
         result = run("collect", cluster.scheduler_address)
@@ -331,7 +304,7 @@ def test_collecting_by_command(file: Path) -> None:
 
 
 def test_in_python(file: Path) -> None:
-    """The same, as values."""
+    """The public call returns the same values."""
     found = clustertune.history("nightly")
     assert repr(found) == "<History: 3 records>"
     assert "<table>" in found._repr_html_()
@@ -339,10 +312,7 @@ def test_in_python(file: Path) -> None:
     assert found.record(2).workers == 2
     with pytest.raises(LookupError, match="no record 4"):
         found.record(4)
-    assert str(found.what_if([8])).startswith("error at")
-    for wrong in ([0], ["2"], [None], [True]):
-        with pytest.raises(ValueError, match="whole number"):
-            found.what_if(wrong)
+    assert str(found.trends()).startswith("job nightly\nmemory: no worker leaks")
     for kind in KINDS:
         assert all(r.kind == kind for r in clustertune.history(kind=kind).records)
     with pytest.raises(ValueError, match="kind='fits' is none of prepare, plan, fit"):
@@ -355,14 +325,14 @@ def test_in_python(file: Path) -> None:
 
 
 def test_many(tmp_path: Path) -> None:
-    """Only the last ones are shown."""
+    """Only the last records are shown."""
     path = tmp_path / "h.sqlite"
     Store(path).add([fits()[0]] * 60, keep=100)
     assert str(clustertune.history(path=path)).startswith("(10 older ones)\n")
 
 
 def test_a_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Is said, and logged, and does not reach who called."""
+    """Unexpected errors are returned as text and logged, not raised."""
     with noted_in(tmp_path):
         text = asyncio.run(noting.note(lambda: fits()[9]))
     assert text == "not noted in the history: IndexError('list index out of range')"
@@ -372,7 +342,7 @@ def test_a_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_what_was_predicted_and_what_it_took() -> None:
-    """Sums over the steps of which both are known; of a plan, what is predicted."""
+    """Costs are sums over steps for which both are known; a plan has predictions."""
     steps = [
         Done(
             action="move",

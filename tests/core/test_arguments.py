@@ -1,4 +1,4 @@
-"""Plain arguments come out in plain units, or an error says what is allowed."""
+"""Arguments are converted to plain units; errors list the allowed values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clustertune.core import arguments
     [(0.05, 0.05), (1, 1.0), (np.float32(0.5), 0.5), (np.int64(1), 1.0)],
 )
 def test_a_fraction(value: object, expected: float) -> None:
-    """Any real number up to 1 is taken, and comes out as a float."""
+    """Any real number up to 1 becomes a float."""
     found = arguments.fraction("tolerance", value)
     assert found == expected
     assert type(found) is float
@@ -26,13 +26,13 @@ def test_a_fraction(value: object, expected: float) -> None:
     "value", [-0.1, 1.01, True, "0.05", None, float("nan"), 0.5j, 10**400]
 )
 def test_no_fraction(value: object) -> None:
-    """What is no number from 0 to 1 is refused with name, value and what is allowed."""
+    """The error has the name, the value and the allowed values."""
     with pytest.raises(ValueError, match=r"tolerance=.* must be a number from 0 up to"):
         arguments.fraction("tolerance", value, zero=True)
 
 
 def test_zero_is_a_fraction_where_it_is_allowed() -> None:
-    """No tolerance can be meant, no memory cannot."""
+    """A tolerance may be 0, a fraction of memory may not."""
     assert arguments.fraction("tolerance", 0, zero=True) == 0
     with pytest.raises(ValueError, match="memory_fraction=0 must be a number above 0"):
         arguments.fraction("memory_fraction", 0)
@@ -42,7 +42,7 @@ def test_zero_is_a_fraction_where_it_is_allowed() -> None:
     ("value", "expected"), [(None, None), (1, 1), (np.int64(3), 3)]
 )
 def test_a_count(value: object, expected: int | None) -> None:
-    """Whole numbers from 1 on are taken, and None is left."""
+    """Whole numbers from 1 on are accepted, and so is None."""
     found = arguments.count("n_workers", value)
     assert found == expected
     assert type(found) is type(expected)
@@ -50,7 +50,7 @@ def test_a_count(value: object, expected: int | None) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, "2", float("nan")])
 def test_no_count(value: object) -> None:
-    """What is no whole number of at least 1 is refused, with its name and value."""
+    """The error has the name and the value."""
     with pytest.raises(ValueError, match=r"n_workers=.* must be a whole number"):
         arguments.count("n_workers", value)
 
@@ -66,13 +66,13 @@ def test_no_count(value: object) -> None:
     ],
 )
 def test_names(value: object, expected: tuple[object, ...] | None) -> None:
-    """Names and addresses of workers are taken from any list, in its order."""
+    """Any list of names and addresses is accepted; its order stays."""
     assert arguments.names("workers", value) == expected
 
 
 @pytest.mark.parametrize("value", ["0", b"01", 0, [], [1.5], [True], [None], {"a": 1}])
 def test_no_names(value: object) -> None:
-    """A text is not taken for a list of its letters, nor anything else for names."""
+    """A text is not a list of its letters."""
     with pytest.raises(ValueError, match=r"workers=.* must be a list of names"):
         arguments.names("workers", value)
 
@@ -89,7 +89,7 @@ def test_no_names(value: object) -> None:
     ],
 )
 def test_a_duration(value: object, expected: float) -> None:
-    """Numbers are seconds; text is what Dask understands."""
+    """Numbers are seconds; Dask parses texts."""
     assert arguments.duration("timeout", value) == expected
 
 
@@ -98,13 +98,13 @@ def test_a_duration(value: object, expected: float) -> None:
     ["", " ", "soon", "5 parsecs", "-3s", 0, -1, None, [], float("nan"), b"10s"],
 )
 def test_no_duration(value: object) -> None:
-    """What is no duration above 0 is refused, with its name, value and an example."""
+    """The error has the name, the value and an example."""
     with pytest.raises(ValueError, match=r'timeout=.* must be a duration, like "10 mi'):
         arguments.duration("timeout", value)
 
 
 def test_kinds_and_number_types():
-    """What may be asked for, by any name that NumPy has for it."""
+    """Any NumPy name of an allowed type is accepted."""
     assert arguments.kind("to", None) is None
     assert arguments.kind("to", "array") == "array"
     for value in ("frame", True, np.ndarray, ""):
@@ -125,7 +125,7 @@ def test_kinds_and_number_types():
     [(1, 1), ("2", 2), (0.25, 0.25), ("25%", 0.25), ("100%", 1.0)],
 )
 def test_a_part(value: object, expected: float) -> None:
-    """A number of at least 1 is whole; what is below is a part of all."""
+    """A number of at least 1 must be whole; a smaller one is a fraction."""
     found = arguments.part("max_unavailable", value)
     assert found == expected
     assert type(found) is type(expected)
@@ -136,20 +136,20 @@ def test_a_part(value: object, expected: float) -> None:
     [0, 1.5, True, "x", "0%", "101%", "inf", "nan", "1e999", 10**400, None, [1]],
 )
 def test_no_part(value: object) -> None:
-    """Nor is what no number can hold."""
+    """The same holds for values that no float can hold."""
     with pytest.raises(ValueError, match=r"max_unavailable=.* must be a number of at"):
         arguments.part("max_unavailable", value)
 
 
 @pytest.mark.parametrize("value", [None, True, False])
 def test_true_false_or_none(value: object) -> None:
-    """None leaves it to what is prepared."""
+    """None means that the data decides."""
     assert arguments.maybe("persist", value) is value
 
 
 @pytest.mark.parametrize("value", ["yes", 1, 0, np.True_])
 def test_neither_true_nor_false_nor_none(value: object) -> None:
-    """Nothing is taken for one of them."""
+    """Other truthy and falsy values are refused."""
     with pytest.raises(ValueError, match=r"persist=.* must be True or False"):
         arguments.maybe("persist", value)
 
@@ -164,7 +164,7 @@ def test_neither_true_nor_false_nor_none(value: object) -> None:
     ],
 )
 def test_an_order(shuffle: object, sort: object, expected: str) -> None:
-    """One of them, or none."""
+    """One order, or none."""
     assert arguments.order(shuffle, sort) == expected
 
 
@@ -180,14 +180,14 @@ def test_an_order(shuffle: object, sort: object, expected: str) -> None:
     ],
 )
 def test_no_order(shuffle: object, sort: object, text: str) -> None:
-    """What is none, and two at once, are refused."""
+    """Unknown orders, and two at once, are refused."""
     with pytest.raises(ValueError, match=text):
         arguments.order(shuffle, sort)
 
 
 @pytest.mark.parametrize("value", [0, 7, np.int64(2**40)])
 def test_a_seed(value: Any) -> None:
-    """Any whole number from 0 on."""
+    """Any whole number from 0 on is a seed."""
     found = arguments.seed("random_state", value)
     assert found == value
     assert type(found) is int
@@ -195,14 +195,14 @@ def test_a_seed(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None, True, np.random.default_rng(0)])
 def test_no_seed(value: object) -> None:
-    """The same call could not be done again with it."""
+    """A call with such a seed could not be repeated."""
     with pytest.raises(ValueError, match=r"random_state=.* must be a whole number, 0"):
         arguments.seed("random_state", value)
 
 
 @pytest.mark.parametrize("value", ["persist", [], ["a", "divine"], [[1]], 3, b"a"])
 def test_some_of_what_there_is(value: object) -> None:
-    """Some names in a list; anything else is refused with those that there are."""
+    """A list of known names is accepted; errors list the known names."""
     assert arguments.some_of("only", None, ["a", "b"]) == frozenset()
     assert arguments.some_of("only", ("b", "b"), ["a", "b"]) == {"b"}
     with pytest.raises(ValueError, match=r"only=.* must be a list of some of a, b"):
@@ -210,7 +210,7 @@ def test_some_of_what_there_is(value: object) -> None:
 
 
 def test_amounts_without_end() -> None:
-    """Dask's parsers stumble over them in their own ways."""
+    """Dask's parsers raise errors of many kinds for them."""
     with pytest.raises(ValueError, match="must be a duration"):
         arguments.duration("timeout", "9" * 320 + "s")
     with pytest.raises(ValueError, match="must be a size of at least 1 MiB"):

@@ -1,4 +1,4 @@
-"""Environment variables: which ones a file or a command may set for workers."""
+"""Environment variables that a file or a command may set for workers."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ DANGEROUS = [
 
 @pytest.mark.parametrize(("name", "value"), ALLOWED)
 def test_what_tunes(name: str, value: str) -> None:
-    """Thread pools and allocators, with the values that their manuals show."""
+    """Variables of thread pools and allocators, with values from their manuals."""
     assert environment.objection({name: value}) == ""
     assert environment.text({name: value}) == [f"{name}={value}"]
 
 
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_what_may_run_code(name: str) -> None:
-    """It is named, with the variables that are allowed; its value is not shown."""
+    """The error names it and lists the allowed ones; it does not show the value."""
     problem = environment.objection({"OMP_NUM_THREADS": "1", name: "1"})
     assert "is not a variable of thread pools or allocators" in problem
     assert "MALLOC_TRIM_THRESHOLD_" in problem
@@ -62,17 +62,17 @@ def test_what_may_run_code(name: str) -> None:
 
 @pytest.mark.parametrize("value", ["/tmp/x.so", "a\nb", "$(x)", "`x`", "é", "1" * 201])
 def test_values(value: str) -> None:
-    """No paths, no commands, no text without end."""
+    """No paths, no commands, no text of unlimited length."""
     assert "may contain only" in environment.objection({"OMP_PLACES": value})
 
 
 def test_a_name_that_is_close() -> None:
-    """A slip of the keyboard is corrected."""
+    """The error suggests the nearest name."""
     assert "(did you mean OMP_PLACES?)" in environment.objection({"OMP_PLACE": "cores"})
 
 
 def test_what_dask_sets_may_be_set() -> None:
-    """Variables that Dask itself gives to new workers, with its values."""
+    """Files may set the variables that Dask sets for new workers."""
     from dask import config
 
     for name, value in config.get("distributed.nanny.pre-spawn-environ").items():

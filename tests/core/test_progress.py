@@ -1,4 +1,4 @@
-"""Progress goes to stderr where somebody reads it, to the log, or to a function."""
+"""Progress goes to stderr if a user reads it, to the log, or to a function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clustertune.core.progress import Progress
 
 
 class Stderr(io.StringIO):
-    """A stderr that may be a terminal; progress that begins here stays here."""
+    """Replace stderr; it may be a terminal."""
 
     def __init__(self, *, terminal: bool = False):
         super().__init__()
@@ -33,7 +33,7 @@ class Stderr(io.StringIO):
 
 @pytest.fixture
 def stderr(monkeypatch: pytest.MonkeyPatch) -> Stderr:
-    """A stderr that is no terminal, and no waiting before a line is shown."""
+    """Replace stderr by a file, and show lines at once."""
     monkeypatch.setattr(progress, "QUIET", -1.0)
     monkeypatch.setattr(progress, "OFTEN", -1.0)
     return Stderr()
@@ -48,7 +48,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_nothing_is_said_of_quick_work(
     stderr: Stderr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is over within the quiet time leaves its last lines and nothing else."""
+    """Work that ends within the quiet time prints only its last lines."""
     monkeypatch.setattr(progress, "QUIET", 1e9)
     shown = stderr.progress(wanted=True)
     shown.notify("loading", 0.5)
@@ -57,7 +57,7 @@ def test_nothing_is_said_of_quick_work(
 
 
 def test_a_line_that_is_rewritten(stderr: Stderr) -> None:
-    """Each update returns to the start of the line and covers the one before."""
+    """Each update overwrites the one before."""
     shown = stderr.progress(wanted=True)
     shown.notify("moving 1,000 keys", 0.25)
     shown.notify("short")
@@ -83,7 +83,7 @@ def test_the_line_is_cleared_before_the_end(stderr: Stderr) -> None:
 def test_updates_are_not_more_often_than_can_be_read(
     stderr: Stderr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two updates there is a pause, however often it is notified."""
+    """There is a pause between two updates."""
     monkeypatch.setattr(progress, "OFTEN", 1e9)
     shown = stderr.progress(wanted=True)
     shown.last = float("-inf")
@@ -104,7 +104,7 @@ def test_hostile_text(stderr: Stderr) -> None:
 def test_without_a_terminal_it_is_logged(
     stderr: Stderr, log: pytest.LogCaptureFixture
 ) -> None:
-    """Where nobody watches, each text is logged once, and the last lines too."""
+    """Without a terminal each text is logged once, and so are the last lines."""
     shown = stderr.progress(wanted=None)
     for fraction in (0.1, 0.2, 0.3):
         shown.notify("loading 7 pieces", fraction)
@@ -115,7 +115,7 @@ def test_without_a_terminal_it_is_logged(
 
 
 def test_not_wanted(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
-    """False sends it to the log even in a terminal."""
+    """With False it is logged, even in a terminal."""
     stderr.terminal = True
     stderr.progress(wanted=False).finish(["did: it"])
     assert stderr.getvalue() == ""
@@ -125,7 +125,7 @@ def test_not_wanted(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
 def test_in_a_terminal_it_is_shown(
     stderr: Stderr, log: pytest.LogCaptureFixture
 ) -> None:
-    """By default, a terminal sees it and the log does not."""
+    """By default it is shown in a terminal and not logged."""
     stderr.terminal = True
     stderr.progress(wanted=None).finish(["did: it"])
     assert stderr.getvalue() == "clustertune: did: it\n"
@@ -139,7 +139,7 @@ def test_in_a_terminal_it_is_shown(
 def test_in_a_notebook_it_is_shown(
     stderr: Stderr, monkeypatch: pytest.MonkeyPatch, shell: str, shown: bool
 ) -> None:
-    """A notebook's stderr is no terminal, but it is read."""
+    """A notebook shows stderr, which is no terminal."""
     ipython = ModuleType("IPython")
     instance = type(shell, (), {})() if shell else None
     ipython.get_ipython = lambda: instance
@@ -158,13 +158,13 @@ def test_no_stderr_at_all(log: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("wanted", [1, "yes", []])
 def test_neither_yes_nor_no_nor_a_function(wanted: Any) -> None:
-    """What is no answer is refused with its name, value and what is allowed."""
+    """The error has the name, the value and the allowed values."""
     with pytest.raises(TypeError, match=r"progress=.* must be True, False, None"):
         Progress(wanted)
 
 
 def test_a_function(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
-    """A function is told everything as it is; the last lines go to the log."""
+    """A function gets every update unchanged; the last lines are logged."""
     told: list[object] = []
     shown = stderr.progress(wanted=lambda *what: told.append(what))
     shown.notify("loading", 0.5)
@@ -180,7 +180,7 @@ def test_a_function(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
 def test_a_function_that_would_end_everything(
     error: type[BaseException], stderr: Stderr
 ) -> None:
-    """It is called in the event loop of the client, which has to go on."""
+    """It is called in the client's event loop, which must continue."""
 
     def end(text: str, fraction: float | None) -> None:
         raise error

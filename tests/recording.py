@@ -1,7 +1,6 @@
-"""Views as JSON and back: what was seen, kept as a file, to be looked at again.
+"""Write views of real clusters to JSON files, and read them.
 
-For tests (what a check must find, and must not find, in what real clusters have shown)
-and for reports of mistakes: a file holds all that decided, and no data.
+Tests run checks on such recordings. A file has all facts that checks use, and no data.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ KINDS: Mapping[str, Any] = {
 
 
 def dumps(view: View) -> str:
-    """The view as JSON, with ``schema_version``."""
+    """Return the view as JSON, with ``schema_version``."""
     data = {"schema_version": SCHEMA_VERSION, "view": _plain(view)}
     return json.dumps(data, indent=1, sort_keys=True)
 
@@ -59,7 +58,7 @@ def loads(text: str) -> View:
     Raises
     ------
     ValueError
-        It is no view, or of another schema version.
+        The text is no view, or of another schema version.
     """
     data = decoding.parse_json(text)
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -67,13 +66,13 @@ def loads(text: str) -> View:
         raise ValueError(f"schema version {version!r} is not {SCHEMA_VERSION}")
     view = _value(data["view"])
     if not isinstance(view, View):
-        # whoever reads a file asks for one kind of error
+        # all errors of this function are of one kind
         raise ValueError(f"this is no view but {type(view).__name__}")  # noqa: TRY004
     return view
 
 
-# JSON has lists, texts, numbers and objects with text keys. Everything else becomes an
-# object with one key that says what it was.
+# JSON has lists, texts, numbers and objects with text keys. Any other value becomes an
+# object with one key, which is its type.
 
 
 def _plain(value: Any) -> Any:
@@ -107,7 +106,7 @@ def _value(data: Any) -> Any:
     if name in _SPECIAL:
         return _SPECIAL[name](inner)
     if name not in KINDS:
-        raise ValueError(f"nothing here is called {name!r}")
+        raise ValueError(f"{name!r} is not a known type")
     kind = KINDS[name]
     known = {f.name for f in fields(kind)}
     return kind(**{k: _value(v) for k, v in inner.items() if k in known})

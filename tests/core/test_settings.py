@@ -1,4 +1,4 @@
-"""Settings: Dask knows the defaults, and what is set wrongly is refused."""
+"""Settings: Dask has the defaults, and wrong settings are refused."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from clustertune import checks
 from clustertune.cli import main
 from clustertune.operations import call as entrance
 from clustertune.operations.call import refuse_wrong_settings
-from clustertune.operations.history import settings as history
+from clustertune.operations.history import record as history
 
 
 def test_dask_knows_the_defaults() -> None:
-    """So that they can be listed, and set by any spelling that Dask takes."""
+    """They can be listed, and set by any spelling that Dask accepts."""
     assert dask.config.get("clustertune.checks.memory_pressure.near") == 0.1
     with dask.config.set({"clustertune.checks.memory-pressure.near": 0.2}):
         assert checks.configured()["memory_pressure"]["near"] == 0.2
 
 
 def test_the_environment() -> None:
-    """As the documentation of checks says."""
+    """The names are those in the documentation of checks."""
     name = "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR"
     assert collect_env({name: "0.2"}) == {
         "clustertune": {"checks": {"memory_pressure": {"near": 0.2}}}
@@ -45,7 +45,7 @@ def test_the_environment() -> None:
     ],
 )
 def test_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of settings, and of other programs, are accepted."""
+    """Variables of settings and of other programs are accepted."""
     monkeypatch.setenv(name, "1")
     refuse_wrong_settings()
 
@@ -133,7 +133,7 @@ def test_a_variable_of_a_heading(name: str, value: str, text: str) -> None:
 
 
 def test_a_setting_that_does_not_exist() -> None:
-    """In a file, say."""
+    """Dask accepts any name, for example in a file."""
     with (
         dask.config.set({"clustertune.histroy.job": "x"}),
         pytest.raises(ValueError, match=r"no setting 'histroy'.*mean history\?"),
@@ -154,7 +154,7 @@ def test_a_setting_that_does_not_exist() -> None:
     ],
 )
 def test_what_is_wrong(name: str, value: object, text: str) -> None:
-    """One line that says what is allowed; in a terminal exit code 2."""
+    """One line lists the allowed values; the exit code of commands is 2."""
     with dask.config.set({f"clustertune.checks.{name}": value}):
         with pytest.raises(ValueError, match=text):
             checks.configured()
@@ -165,7 +165,7 @@ def test_what_is_wrong(name: str, value: object, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["checks", "checks.memory_growth", "history"])
 def test_a_heading_with_nothing_below(name: str) -> None:
-    """As somebody has left it in a file: nothing is set, and a default holds."""
+    """An empty section in a file sets nothing, and defaults hold."""
     with dask.config.set({f"clustertune.{name}": None}):
         checks.configured()
         assert checks.setting("memory_growth", "least") == 0.01
@@ -179,7 +179,7 @@ def test_a_heading_with_nothing_below(name: str) -> None:
 
 @pytest.mark.parametrize("name", checks.available())
 def test_every_setting_is_explained(name: str) -> None:
-    """On its page and in the schema."""
+    """Each setting is on its page and in the schema."""
     module = checks.available()[name]
     assert checks.settings_help(module).keys() == checks.settings_of(module).keys()
 
@@ -196,7 +196,7 @@ def test_every_setting_is_explained(name: str) -> None:
     ],
 )
 def test_a_history_that_is_set_wrongly(name: str, value: object, text: str) -> None:
-    """One line that says what is allowed."""
+    """One line lists the allowed values."""
     with (
         dask.config.set({f"clustertune.history.{name}": value}),
         pytest.raises(ValueError, match=text),

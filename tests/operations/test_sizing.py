@@ -1,4 +1,4 @@
-"""What cluster to start is decided by the rules that it is judged by once it runs."""
+"""Recommended clusters keep the rules by which checks judge running ones."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sized(
 
 
 def rows_of(gib: float) -> int:
-    """Rows of 50 columns of float32 that have so many GiB."""
+    """Return the number of rows with 50 columns of float32 in so many GiB."""
     return int(gib * GIB / 200)
 
 
@@ -86,7 +86,7 @@ def test_a_plan_keeps_the_rules(
     eval_fraction: float,
     n_hosts: int | None,
 ) -> None:
-    """Memory of the fit, what Dask counts, CPUs and the host's own share."""
+    """The rules are for memory of the fit, managed and reserved memory, and CPUs."""
     try:
         found = sized(rows, profile, host, eval_fraction=eval_fraction, n_hosts=n_hosts)
     except errors.CapacityError:
@@ -118,7 +118,7 @@ def test_a_plan_keeps_the_rules(
 def test_more_rows_never_need_less(
     rows: int, more: int, profile: Profile, cpus: int, gib: int, eval_fraction: float
 ) -> None:
-    """Neither fewer hosts, nor less memory; and what did not fit fits no more."""
+    """More rows need at least as many hosts."""
     host = Host(cpus=cpus, memory=gib * GIB)
 
     def hosts(n: int) -> float:
@@ -160,7 +160,7 @@ def test_no_fewer_hosts_would_do(shared: float, limit: int, workers: int) -> Non
 
 
 def test_a_library_that_takes_all_threads_has_one_worker_a_host() -> None:
-    """Its processes would only divide the memory."""
+    """More processes would only divide the memory."""
     found = sized(rows_of(100))
     assert (found.workers_per_host, found.threads) == (1, 16)
     assert found.hosts > 1
@@ -169,13 +169,13 @@ def test_a_library_that_takes_all_threads_has_one_worker_a_host() -> None:
 
 @pytest.mark.parametrize("profile", [POOLS, SERIAL], ids=lambda p: p.name)
 def test_others_have_a_worker_for_each_cpu(profile: Profile) -> None:
-    """Python runs on one thread of a process at a time, and Dask's pools have one."""
+    """Other libraries get one worker per CPU."""
     found = sized(rows_of(1), profile)
     assert (found.workers_per_host, found.threads) == (16, 1)
 
 
 def test_fewer_hosts_come_before_single_threads() -> None:
-    """Where processes take much of the memory themselves, there are fewer of them."""
+    """If processes take much of the memory, there are fewer of them."""
     host = Host(cpus=16, memory=16 * GIB)
     found = sized(rows_of(3), SERIAL, host)
     assert found.hosts == 1
@@ -186,7 +186,7 @@ def test_fewer_hosts_come_before_single_threads() -> None:
 
 
 def test_small_hosts() -> None:
-    """Where not even a process has room, no number would do, and that is said."""
+    """If a host is too small for a process, no number of hosts is enough."""
     with pytest.raises(errors.CapacityError, match=r"no number of hosts .* 300.0 MiB"):
         sized(10, host=Host(cpus=2, memory=900 * 2**20))
     with pytest.raises(errors.CapacityError, match="more memory"):
@@ -194,7 +194,7 @@ def test_small_hosts() -> None:
 
 
 def test_eval_sets_of_which_each_worker_has_all() -> None:
-    """More workers do not make their part smaller."""
+    """More workers do not make these eval sets smaller."""
     shared = sized(rows_of(60), eval_fraction=0.2)
     copied = sized(rows_of(60), COPIES, eval_fraction=0.2)
     assert copied.hosts > shared.hosts
@@ -204,7 +204,7 @@ def test_eval_sets_of_which_each_worker_has_all() -> None:
 
 
 def test_data_that_is_not_kept() -> None:
-    """Only the pieces that are worked on take memory."""
+    """Only the pieces in work take memory."""
     found = sized(rows_of(1000), STREAMS)
     assert found.hosts == 1
     assert found.worker_data == 2 * 2**27
@@ -212,7 +212,7 @@ def test_data_that_is_not_kept() -> None:
 
 
 def test_columns_that_are_joined() -> None:
-    """A library that makes one array of all has them as wide as the widest."""
+    """A library that joins columns converts them to the widest type."""
     mixed = replace(dataset.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
     hosts = [
         decide(
@@ -229,7 +229,7 @@ def test_columns_that_are_joined() -> None:
 
 
 def test_what_a_profile_says_is_said() -> None:
-    """Wide numbers, a frugal way, child processes, and that no cluster helps."""
+    """Reasons mention wide numbers, frugal workloads and child processes."""
     other = replace(WHOLE, name="other")
     wide = replace(WHOLE, feature_bytes=4, frugal=other, frugal_parameters="ask so")
     text = "\n".join(sized(100, wide, dtype="float64").reasons)
@@ -246,7 +246,7 @@ def test_what_a_profile_says_is_said() -> None:
 
 
 def test_one_machine_is_said_first() -> None:
-    """Where the data and its copies fit, and nobody has more hosts."""
+    """One machine is enough if the data and its copies fit."""
     found = sized(rows_of(1))
     assert found.one_machine
     assert str(found).startswith("One machine without Dask would do")
@@ -255,7 +255,7 @@ def test_one_machine_is_said_first() -> None:
 
 
 def test_one_machine_would_not_do() -> None:
-    """It is too small, or the cluster that there is would be faster."""
+    """The machine is too small, or the available cluster is faster."""
     large = sized(rows_of(100))
     assert not large.one_machine
     assert "too much for one machine" in large.reasons[-1]
@@ -266,14 +266,14 @@ def test_one_machine_would_not_do() -> None:
 
 
 def test_one_machine_may_do_where_dask_needs_two() -> None:
-    """What Dask counts twice, one process has once."""
+    """Dask counts data twice that one process has once."""
     found = sized(rows_of(20))
     assert found.hosts == 2
     assert found.one_machine
 
 
 def test_too_few_hosts() -> None:
-    """The plan is for as many as it takes, and says that these are more."""
+    """The result is for the needed hosts, and states that they are more."""
     found = sized(rows_of(100), n_hosts=2)
     assert not found.enough
     assert found.hosts > 2
@@ -285,7 +285,7 @@ def test_too_few_hosts() -> None:
 
 
 def test_json() -> None:
-    """All fields, with a version, in plain types."""
+    """JSON has all fields, with a schema version."""
     found = json.loads(sized(rows_of(100)).to_json())
     assert found["schema_version"] == 1
     assert found["workers"] == found["hosts"] * found["workers_per_host"]
@@ -295,7 +295,7 @@ def test_json() -> None:
 
 
 def test_html_is_escaped() -> None:
-    """A name in a Parquet file can be anything."""
+    """Names in Parquet files are untrusted."""
     found = replace(sized(10), reasons=("<script>\x1b",))
     assert "<script>" not in found._repr_html_()
     assert "&lt;script&gt;" in found._repr_html_()
@@ -305,7 +305,7 @@ def test_html_is_escaped() -> None:
 
 @given(st.integers(1, 2**20))
 def test_sizes_are_read_back_as_they_were(mib: int) -> None:
-    """Dask reads the text as the very same number of bytes."""
+    """Dask reads the text as exactly the same bytes."""
     limit = sizing._rounded(mib * 2**20)
     assert parse_bytes(sizing.size_text(limit)) == limit
     assert 0 <= mib * 2**20 - limit < mib * 2**20 / 10
@@ -316,13 +316,13 @@ def test_sizes_are_read_back_as_they_were(mib: int) -> None:
 
 @pytest.fixture
 def small() -> Sizing:
-    """Something that this machine can start."""
+    """Return a cluster that this machine can start."""
     return sized(1000, SERIAL, Host(cpus=2, memory=2 * GIB))
 
 
 @pytest.mark.slow
 def test_the_line_of_a_local_cluster(small: Sizing) -> None:
-    """It starts workers of that size."""
+    """The line starts workers of that size."""
     with dask.config.set({"distributed.dashboard.link": ""}):
         # the line is ours: names are those of distributed
         made = eval(small.lines["LocalCluster"], {"LocalCluster": _local})
@@ -337,7 +337,7 @@ def _local(**options: Any) -> LocalCluster:
 
 
 def test_the_line_of_a_worker(small: Sizing) -> None:
-    """``dask worker`` takes every option of it."""
+    """``dask worker`` accepts every option."""
     words = shlex.split(small.lines["dask worker"])
     assert words[:2] == ["dask", "worker"]
     context = dask_worker.main.make_context("dask worker", words[2:])
@@ -347,7 +347,7 @@ def test_the_line_of_a_worker(small: Sizing) -> None:
 
 
 def test_no_local_cluster_of_several_hosts() -> None:
-    """What takes several hosts has no line for one."""
+    """A cluster of several hosts has no line for one."""
     found = sized(rows_of(100))
     assert "LocalCluster" not in found.lines
     assert f"on each of {found.hosts} hosts" in str(found)
@@ -357,7 +357,7 @@ def test_no_local_cluster_of_several_hosts() -> None:
 
 
 def test_a_host_is_this_machine_unless_said() -> None:
-    """Affinity, quotas and limits of this process count."""
+    """The defaults respect affinity, quotas and limits of this process."""
     found = clustertune.size(rows=10, columns=2, workload="xgboost")
     assert found.host_cpus == probe.usable_cpus()
     assert found.host_memory == probe.host_memory()
@@ -368,7 +368,7 @@ def test_a_host_is_this_machine_unless_said() -> None:
 
 
 def test_one_machine_is_judged_by_the_setting_of_the_check() -> None:
-    """Who has measured something else, has it hold here, too."""
+    """The setting of the check applies here, too."""
     name = "clustertune.checks.one_machine.alone"
     with dask.config.set({name: 1.5}):
         assert not size(rows=10, columns=2).one_machine
@@ -395,6 +395,6 @@ def wrong() -> Iterator[tuple[dict[str, Any], str]]:
 
 @pytest.mark.parametrize(("arguments", "text"), list(wrong()))
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
-    """Errors have what was given, what is allowed and what to do."""
+    """Errors have the value, the allowed values and a fix."""
     with pytest.raises(ValueError, match=re.escape(text)):
         size(**arguments)

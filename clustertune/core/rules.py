@@ -1,0 +1,125 @@
+"""Rules that both the client and the scheduler plugin apply (pure).
+
+- Admission: whether the keys of a worker have room elsewhere during its restart. Plans
+  apply the rule to a snapshot, scheduled restarts to the scheduler's state.
+- Growth: whether the unmanaged memory of a worker grows from run to run. The check
+  ``memory_growth``, the condition ``leak`` of scheduled restarts, and the trends of the
+  history apply it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from clustertune.core.wording import bytes_text
+
+# --- admission of restarts ------------------------------------------------------------
+
+Room = Mapping[str, int] | str  # memory and disk of a nanny; or why they are unknown
+
+
+def problem(needed: int, in_memory: int, free: float | None, room: Room | None) -> str:
+    """Explain why the keys of a worker have no room during its restart; "": they do.
+
+    Parameters
+    ----------
+    needed
+        Bytes of keys that other workers have to take at the same time.
+    in_memory
+        Bytes of the worker's keys that are not spilled. Its nanny takes over spill
+        files, which needs no room.
+    free
+        Bytes that other workers can take below their thresholds; None: no other worker
+        runs.
+    room
+        Bytes that a parking worker in the nanny may fill; None: parking is not allowed.
+    """
+    if free is not None and needed <= free:
+        return ""
+    others = "no other worker runs"
+    if free is not None:
+        others = f"the others have room for {bytes_text(free)} below their thresholds"
+    if room is None:
+        return f"{others}, and {bytes_text(needed)} of keys need a place"
+    if isinstance(room, str):
+        return (
+            f"{others}, {bytes_text(needed)} of keys need a place, and the room in its "
+            f"nanny is {room}"
+        )
+    if in_memory <= room["memory"] + room["disk"]:
+        return ""
+    return (
+        f"{others}, {bytes_text(in_memory)} of keys need a place, and its nanny may "
+        f"fill {bytes_text(room['memory'])} of memory and {bytes_text(room['disk'])} "
+        "of disk only"
+    )
+
+
+def is_parked_first(status: str, spilled: int) -> bool:
+    """Whether the keys of a worker go to its nanny even if others have room.
+
+    A worker with spilled keys would have to read them into memory to send them. A
+    paused worker is close to the limit at which its nanny kills it.
+    """
+    return status == "paused" or spilled > 0
+
+
+def needed_elsewhere(status: str, spilled: int, nbytes: int) -> int:
+    """Return the bytes that a restart needs on other workers.
+
+    Restarts with the smallest need come first, since each restart frees memory.
+    """
+    return 0 if is_parked_first(status, spilled) else nbytes
+
+
+# --- growth of memory -----------------------------------------------------------------
+
+#: how a run ends, the most explicit way first
+ENDS = ("hold", "training", "gap")
+ENOUGH = 3  # runs: two steps
+LAST = 10  # runs, to find a leak that begins late
+MOSTLY = 0.8  # fraction of the steps that must be large
+
+
+class Left(NamedTuple):
+    """Bytes of a worker after a run."""
+
+    run: int  # its number
+    unmanaged: int
+    managed: int = 0
+
+
+def alike(ends: Sequence[str]) -> list[list[int]]:
+    """Group the positions of runs by how they ended; omit small groups.
+
+    A fit and the computation after it are two runs. If they were compared with each
+    other, a leak in each fit would show only in every second step.
+    """
+    groups = [[i for i, end in enumerate(ends) if end == way] for way in ENDS]
+    return [group[-LAST:] for group in groups if len(group) >= ENOUGH]
+
+
+def step(left: Sequence[Left], least: float) -> float | None:
+    """Return the bytes by which memory grows per run, or None if it does not.
+
+    Parameters
+    ----------
+    left
+        Memory of one worker after runs that ended alike, oldest first. Runs without a
+        heartbeat in time are omitted.
+    least
+        Bytes that nearly every step must have.
+    """
+    if len(left) < ENOUGH:
+        return None
+    # unmanaged memory that arrives together with data is no leak
+    steps = [
+        (then.unmanaged - before.unmanaged - max(0, then.managed - before.managed))
+        / (then.run - before.run)
+        for before, then in pairwise(left)
+    ]
+    large = sum(one >= least and one > 0 for one in steps)
+    return median(steps) if large >= MOSTLY * len(steps) else None
