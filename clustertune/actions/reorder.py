@@ -31,10 +31,10 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
-from clustertune.planner import boundaries, chunking, grouping, layouts
+from clustertune.planner import chunking, grouping, layouts
+from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import room
 from clustertune.planner.placement import place
-from clustertune.planner.sizes import held_bytes
 
 OVERHEAD = 0.2  # seconds that two graphs take
 COPYING = 2.5e8  # bytes per second: rows are taken one by one, twice
@@ -133,7 +133,7 @@ def _source(member: Member, view: View) -> Source:
 def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     """Even pieces, and how many rows each takes of every old one, as chance has it."""
     old = layout.rows
-    rows = boundaries.fresh(layout, view)
+    rows = chunking.fresh(layout, view)
     rng = np.random.default_rng(view.goal.seed)
     left, taken = rows.copy(), []
     for n in old.tolist():
@@ -155,7 +155,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     )
     counts = np.concatenate([n for _, n in filled])
     ends = np.cumsum(np.bincount(index.reshape(-1), counts)).astype(np.int64)
-    wanted = np.cumsum(boundaries.fresh(layout, view))[:-1]
+    wanted = np.cumsum(chunking.fresh(layout, view))[:-1]
     rows = chunking.at_edges(ends[:-1], int(ends[-1]), wanted)
     heads = values[np.searchsorted(ends, np.cumsum(rows)[:-1], side="right")]
     starts = np.zeros((len(tables), len(rows) + 1), dtype=np.int64)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from clustertune.core.model import Finding, Layout, Severity, View
 from clustertune.core.wording import plural
-from clustertune.planner.boundaries import wanted_pieces
+from clustertune.planner.chunking import wanted_pieces
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.wording import plural, workers_text
 from clustertune.planner.layouts import shares
-from clustertune.planner.trainers import units
+from clustertune.planner.suitability import units
 
 
 def find(view: View) -> Iterator[Finding]:

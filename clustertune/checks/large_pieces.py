@@ -28,7 +28,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, workers_text
 from clustertune.planner import suitability
-from clustertune.planner.sizes import largest_piece
+from clustertune.planner.layouts import largest_piece
 
 
 def find(view: View, *, fraction: float = suitability.LARGE) -> Iterator[Finding]:

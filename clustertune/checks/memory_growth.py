@@ -22,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from clustertune.core.growth import ENDS, ENOUGH, alike
 from clustertune.core.model import Finding, Run, Severity, View
 from clustertune.core.wording import bytes_text, names_text, plural, workers_text
-from clustertune.planner.leaks import Leak, leak
-from clustertune.planner.thresholds import levels
+from clustertune.planner.memory import Leak, leak, levels
 
 VERBS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny"}
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from clustertune.core.model import Finding, Severity, View, WorkerFacts, WorkerSnapshot
 from clustertune.core.wording import are, bytes_text, workers_text
 from clustertune.planner.machines import unknown_findings
-from clustertune.planner.thresholds import Level, levels
+from clustertune.planner.memory import Level, levels
 
 _CRITICAL = frozenset(("terminate", "pause"))
 

@@ -28,7 +28,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.wording import are, bytes_text, seconds_text, workers_text
-from clustertune.planner.thresholds import levels
+from clustertune.planner.memory import levels
 
 
 def find(view: View) -> Iterator[Finding]:

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from clustertune.core.model import Finding, Layout, Member, Severity, Unknown, View
 from clustertune.core.wording import plural, times_text, variable
 from clustertune.errors import AlignmentError
-from clustertune.planner import granularity, suitability
-from clustertune.planner.sizes import layout_bytes
+from clustertune.planner import chunking, suitability
+from clustertune.planner.layouts import layout_bytes
 
 ERROR = AlignmentError
 
@@ -78,7 +78,7 @@ def _remedy(layout: Layout, view: View, n_workers: int) -> str:
     # workers to come are taken to be like those that there are
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
-    n_pieces = granularity.wanted(known, view, max(n_workers, threads))
+    n_pieces = chunking.piece_count(known, view, max(n_workers, threads))
     return "; ".join(_cut(m, total, n_pieces) for m in layout.members)
 
 

@@ -22,7 +22,7 @@ from clustertune.core.model import Finding, Layout, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import AlignmentError
 from clustertune.planner import suitability
-from clustertune.planner.sizes import layout_bytes
+from clustertune.planner.layouts import layout_bytes
 
 ERROR = AlignmentError
 

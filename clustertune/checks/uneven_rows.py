@@ -20,8 +20,8 @@ from collections.abc import Iterator
 
 from clustertune.core.model import Finding, Layout, Severity, View
 from clustertune.core.wording import are, plural, times_text, workers_text
-from clustertune.planner.evenness import attainable
 from clustertune.planner.layouts import shares
+from clustertune.planner.suitability import attainable
 
 _ROUNDING = 1e-9
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.wording import bytes_text, names_text
-from clustertune.planner.sizes import held_bytes
+from clustertune.planner.layouts import held_bytes
 
 
 def find(view: View, *, some: float = 0.1, much: float = 0.3) -> Iterator[Finding]:

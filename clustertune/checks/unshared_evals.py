@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clustertune.core.model import Finding, Severity, View
-from clustertune.planner import replicas
+from clustertune.planner import layouts
 
 
 def find(view: View) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def find(view: View) -> Iterator[Finding]:
     training = view.layouts[0]
     for layout in view.layouts[1:]:
         known = all(x.loaded and x.aligned for x in (training, layout))
-        if known and not replicas.are_in_place(layout, view):
+        if known and not layouts.are_in_place(layout, view):
             yield Finding(
                 severity=Severity.warning,
                 message=f"{layout.label} is not on every worker as a whole: with early "

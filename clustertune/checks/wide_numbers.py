@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from clustertune.core.model import Finding, Severity, Unknown, View
 from clustertune.core.wording import bytes_text
-from clustertune.planner.sizes import member_bytes
+from clustertune.planner.layouts import member_bytes
 
 
 def find(view: View, *, least: float = 2**30) -> Iterator[Finding]:

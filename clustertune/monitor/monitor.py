@@ -48,7 +48,7 @@ from clustertune.integrations import managers
 from clustertune.monitor import connection, counting, links
 from clustertune.monitor import overhead as measuring
 from clustertune.planner import pricing
-from clustertune.planner.thresholds import ceiling, space
+from clustertune.planner.memory import ceiling, space
 from clustertune.remote import (
     chunks,
     keys,

@@ -25,7 +25,7 @@ from clustertune.errors import TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.operations import entrance, handover
-from clustertune.planner import layouts, trainers
+from clustertune.planner import layouts, suitability
 from clustertune.remote.survey import MOST
 
 CUT = (
@@ -152,7 +152,7 @@ async def diagnose(question: Question) -> Report:
             f"{seconds_text(question.timeout)}; give a longer timeout, or "
             "see what keeps its scheduler"
         ) from None
-    view = trainers.chosen(view)
+    view = suitability.chosen(view)
     found = checks.run(view, settings)
     # for the panel, and for restarts that are scheduled and depend on them
     told = handover.facts(view, found)

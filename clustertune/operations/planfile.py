@@ -22,7 +22,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import RefusedError
 from clustertune.operations.calls import Call
-from clustertune.planner.fingerprint import Fingerprint
+from clustertune.planner.verification import Fingerprint
 
 SCHEMA_VERSION = 1
 LONGEST = 366 * 86400.0  # seconds for which a plan may be carried out

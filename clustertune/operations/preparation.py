@@ -39,7 +39,15 @@ from clustertune.operations.history import noting
 from clustertune.operations.journal import Journal, error_text
 from clustertune.operations.prepared import Again, Prepared
 from clustertune.operations.procedure import attach
-from clustertune.planner import layouts, planner, pricing, trainers, verification
+from clustertune.planner import (
+    layouts,
+    pricing,
+    suitability,
+    verification,
+)
+from clustertune.planner import (
+    plan as planner,
+)
 
 logger = logging.getLogger("clustertune")
 
@@ -109,7 +117,7 @@ async def _look_and_plan(
     view = await cluster.look(notify)
     given = journal.given(view)
     view = replace(view, replaced=journal.replaced(view), given=given)
-    view = trainers.chosen(view)
+    view = suitability.chosen(view)
     found = checks.run(view, settings)
     journal.views.append(view)
     journal.findings.append(found)
@@ -535,7 +543,7 @@ async def _verify(request: Request, journal: Journal) -> Report:
     while _drops_copies(now) and monotonic() < start + DROPS:
         await asyncio.sleep(GLANCE)
         now = await cluster.look(lambda *_: None)
-    now = trainers.chosen(now)
+    now = suitability.chosen(now)
     seen.views.append(now)
     seen.findings.append(checks.run(now, checks.configured()))
     # memory is no part of it: what other work has taken since is no fault of ours

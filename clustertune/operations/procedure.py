@@ -38,7 +38,8 @@ from clustertune.monitor import connection
 from clustertune.operations import approval, entrance, events, executor, handover
 from clustertune.operations.history import noting
 from clustertune.operations.journal import Journal, error_text
-from clustertune.planner import guards, interruptions, planner
+from clustertune.planner import guards
+from clustertune.planner import plan as planner
 
 Ids = Collection[str | int]
 Steps = Callable[[View, Ids], Iterator[Step]]
@@ -178,7 +179,7 @@ async def _plan(
         steps=steps,
         refused=tuple(no for _, no in proposed if no is not None),
         needs=() if then is None else (planner.known_after_trim(later),),
-        notes=interruptions.notes((*steps, *later), view),
+        notes=guards.notes((*steps, *later), view),
     )
     journal.views.append(view)
     journal.findings.append(found)

@@ -29,9 +29,8 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner.layouts import held as pieces_held
-from clustertune.planner.layouts import weights
+from clustertune.planner.layouts import held_bytes, member_bytes, weights
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
-from clustertune.planner.sizes import held_bytes, member_bytes
 
 _ROUNDING = 0.5  # bytes
 FLOAT32 = 4  # bytes

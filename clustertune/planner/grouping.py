@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustertune.core.model import Int64s, Layout, Member
-from clustertune.planner import replicas
+from clustertune.planner import layouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ def of(layout: Layout) -> Groups | None:
     Nor has a layout of copies: each piece with rows has all of them, in their order.
     """
     member = member_of(layout)
-    if member is None or replicas.is_copied(layout):
+    if member is None or layouts.is_copied(layout):
         return None
     assert member.contents is not None
     pieces = [p for p in member.contents.pieces if len(p["counts"])]

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from clustertune.core.model import Flow, Int64s, Layout, Member, Plan, Recut, Step, View
-from clustertune.planner.moving import Targets, travelling
-from clustertune.planner.sizes import list_bytes, part_bytes
+from clustertune.planner.layouts import Targets, list_bytes, part_bytes, travelling
 
 #: bytes per second that one thread copies where none was timed, page faults included
 COPYING = 1e9

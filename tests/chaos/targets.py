@@ -38,7 +38,7 @@ from clustertune.operations.history import settings as history
 from clustertune.operations.planfile import StoredPlan
 from clustertune.operations.playbooks import playbook, reading, shelf
 from clustertune.operations.scheduling import conditions, instants
-from clustertune.planner.fingerprint import Fingerprint
+from clustertune.planner.verification import Fingerprint
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree
 

@@ -4,7 +4,7 @@ import pytest
 
 from clustertune.checks.empty_workers import find
 from clustertune.core.model import Severity
-from clustertune.planner.trainers import chosen
+from clustertune.planner.suitability import chosen
 from clustertune.testing import layout, view, worker
 
 THREE = [worker(i) for i in range(3)]

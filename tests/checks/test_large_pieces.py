@@ -66,6 +66,6 @@ def test_sizes_that_are_not_known_are_unknown():
     (finding,) = find(view(workers=WORKERS, layouts=[lazy]))
     assert finding.severity is Severity.unknown
     assert finding.message == (
-        "how large the pieces of the training data are is unknown: X is not loaded and "
-        "does not tell its size"
+        "how large the pieces of the training data are is unknown: X is not loaded, "
+        "so its size is unknown"
     )

@@ -100,5 +100,5 @@ def test_many_pieces_of_unknown_size_are_unknown():
     assert finding.severity is Severity.unknown
     assert finding.message == (
         "the training data is in 21 pieces for 2 threads: their size is unknown: X is "
-        "not loaded and does not tell its size"
+        "not loaded, so its size is unknown"
     )

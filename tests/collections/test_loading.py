@@ -284,7 +284,7 @@ def test_too_much_is_refused_while_all_workers_are_paused() -> None:
     """It would be waited for, and would not fit when they run again."""
     full = [worker(i, status="paused", memory_limit=100) for i in range(2)]
     lazy = layout([100], None, ["X"], {"X": 80})
-    with pytest.raises(CapacityError, match="2 workers have 0 B of room"):
+    with pytest.raises(CapacityError, match="2 workers can take 0 B before they spill"):
         list(persist.propose((), view(full, [lazy])))
 
 

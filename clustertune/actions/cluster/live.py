@@ -63,8 +63,8 @@ from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
 from clustertune.monitor import inquiry, monitor
 from clustertune.planner import grouping
-from clustertune.planner.capacity import refuse_overfull
 from clustertune.planner.layouts import homes
+from clustertune.planner.memory import refuse_overfull
 from clustertune.remote import keys
 
 

@@ -24,7 +24,8 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.errors import CapacityError
-from clustertune.planner import guards, planner
+from clustertune.planner import guards
+from clustertune.planner import plan as planner
 from clustertune.testing import layout, view, worker
 
 ROWS = [10, 10, 10, 10]
@@ -106,7 +107,7 @@ def test_a_dry_run_says_what_it_would_need() -> None:
     weight = layout(ROWS, {"X": [0, 0, 0, 0], "w": [0, 0, 0, 0]}, ["X", "w"])
     lazy = replace(weight.members[1], loaded=False)
     seen = two([replace(weight, members=(weight.members[0], lazy))])
-    assert plan(seen).needs == ("rows, bytes and places of w: known once loaded",)
+    assert plan(seen).needs == ("rows, bytes and holders of w: known once loaded",)
     assert plan(two([UNEVEN])).needs == ()
 
 
@@ -175,7 +176,7 @@ def test_a_piece_that_is_not_there() -> None:
     seen = two([torn])
     found = guards.refusal(move(seen, [1]), seen)
     assert found.guard == "pieces_are_in_memory"
-    assert found.reason == "2 pieces of y are not there"
+    assert found.reason == "2 pieces of y are not in memory"
 
 
 @pytest.mark.parametrize("order", ["rows", "pieces"])
