@@ -39,7 +39,6 @@ JUSTIFIED = {
                 "integrations/managers/",
                 "checks/",
                 "training/frameworks/",
-                "integrations/libraries/",
             )
         ),
         "modules of the package itself, as they lie in its folder",

@@ -1,8 +1,7 @@
-"""What it takes to move and to cut, from the bytes and how fast workers are (pure).
+"""Estimate the seconds of moves and rechunks from bytes and measured speeds (pure).
 
-A step says what travels and is copied on each worker, its :class:`Flow`. Seconds follow
-from that and the speeds of workers, which are measured only once a step is planned; so
-a plan is priced again then, and not made again.
+A step has a :class:`Flow`: the bytes that each worker receives, sends and copies. The
+speeds of workers are measured after a step is planned. The plan is then priced again.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ import numpy as np
 from clustertune.core.model import Flow, Int64s, Layout, Member, Plan, Recut, Step, View
 from clustertune.planner.layouts import Targets, list_bytes, part_bytes, travelling
 
-#: bytes per second that one thread copies where none was timed, page faults included
+#: bytes per second that one thread copies, page faults included, if not measured
 COPYING = 1e9
-MOVE = 0.04  # seconds that any move takes: cycles of the mover, and questions to it
-GRAPH = 0.035  # seconds that any graph takes, and the questions about it
-#: seconds for each part of an old piece, beside its bytes: the scheduler's, which has a
-#: dependency more, and a worker's, which cuts it; as many tiny pieces took to be joined
+MOVE = 0.04  # seconds that any move takes: cycles of the mover, and requests to it
+GRAPH = 0.035  # seconds that any graph takes, with its requests
+#: seconds for each part of an old partition, in addition to its bytes: a dependency for
+#: the scheduler and a cut on a worker; measured by joining many tiny partitions
 ARRAY_PART, FRAME_PART = 1.6e-4, 3.5e-4
-#: bytes on the busiest links below which workers are not asked how fast they are
+#: bytes on the busiest link from which the speeds of workers are measured
 ASKING = 2**20
-#: and below which nothing is sent to time a link: that would take longer
+#: bytes from which a link is timed; for fewer, timing takes longer than the transfer
 SENDING = 2**24
 
 
 def seconds(flow: Flow, view: View) -> float | None:
-    """Until the last worker has what it gets; None: no transfer was measured yet."""
+    """Return the time until the last worker is ready; None: no speed was measured."""
     speeds = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
     copying = np.array([w.copying or COPYING for w in view.now.workers])
     if not speeds.all():
@@ -39,7 +38,7 @@ def seconds(flow: Flow, view: View) -> float | None:
 
 
 def again(plan: Plan, view: View) -> Plan:
-    """The plan with what its steps take on the same workers, now timed."""
+    """Return the plan with prices from the measured speeds of the same workers."""
     return replace(plan, steps=tuple(_priced(step, view) for step in plan.steps))
 
 
@@ -51,29 +50,29 @@ def _priced(step: Step, view: View) -> Step:
 
 
 def worth_timing(plan: Plan) -> list[Flow]:
-    """What the steps of a plan send, where that takes longer than asking workers."""
+    """Return the flows of a plan if they take longer than measuring speeds."""
     flows = [s.price.flow for s in plan.steps if s.price.flow is not None]
     return flows if _busiest(flows) >= ASKING else []
 
 
 def worth_sending(flows: Sequence[Flow]) -> bool:
-    """Whether a link is timed with bytes, if workers have nothing to tell."""
+    """Return whether to time a link if workers have measured no transfer."""
     return _busiest(flows) >= SENDING
 
 
 def _busiest(flows: Sequence[Flow]) -> int:
-    """Bytes that the busiest worker of each step receives or sends, in all."""
+    """Sum the bytes that the busiest worker of each step receives or sends."""
     return sum(int(np.maximum(f.into, f.out).max(initial=0)) for f in flows)
 
 
 def of_moves(layout: Layout, view: View, target: Targets) -> Flow:
-    """What travels so that the pieces of a layout lie on their targets."""
+    """Return the flow of moving the partitions of a layout to their targets."""
     into, out = travelling(layout, view, target)
     return Flow(into=into, out=out, made=np.zeros_like(into), seconds=MOVE)
 
 
 def both(first: Flow, then: Flow) -> Flow:
-    """One after the other."""
+    """Return the sum of two flows."""
     return Flow(
         into=first.into + then.into,
         out=first.out + then.out,
@@ -83,7 +82,7 @@ def both(first: Flow, then: Flow) -> Flow:
 
 
 def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
-    """What the cuts of ``members``, in this order, send and copy."""
+    """Return the flow of the cuts of ``members``, which are in the same order."""
     n_workers, n_tasks = len(view.now.workers), 0
     parts = 0.0
     into, out, made = (np.zeros(n_workers, dtype=np.int64) for _ in range(3))
@@ -107,9 +106,9 @@ def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
 def _bundles(
     new: Int64s, owner: Int64s, targets: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """Sender, receiver and bytes of the lists in which parts travel.
+    """Return sender, receiver and bytes of the lists in which parts travel.
 
-    One for each new piece and each worker that sends for it.
+    There is one list for each new partition and each worker that sends parts of it.
     """
     pairs, lengths = np.unique(np.stack((new, owner)), axis=1, return_counts=True)
     return pairs[1], targets[pairs[0]], list_bytes(lengths)

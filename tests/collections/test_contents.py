@@ -18,13 +18,13 @@ from clustertune.actions.cluster.live import Asked, LiveCluster
 from clustertune.collections import contents, inputs
 from clustertune.collections.inputs import Given
 from clustertune.core.model import Contents, Goal
-from clustertune.integrations.libraries import generic
+from clustertune.integrations.libraries import GENERIC
 from clustertune.remote import content
 from clustertune.testing import member
 
 
 def goal(order="", **needs):
-    return Goal(workload=replace(generic.PROFILE, **needs), order=order)
+    return Goal(workload=replace(GENERIC.profile, **needs), order=order)
 
 
 def need(label, wanted, *, training=True, n_workers=2, **overrides):
@@ -134,7 +134,7 @@ async def test_one_task_for_each_thread(c, s, a, b):
     await wait(y)
     s.add_plugin(begun := Begun(s))
     given = inputs.gather(y.reshape(-1, 1), y, (), {}, None)
-    wanted = Goal(workload=replace(generic.PROFILE, needs_all_classes=True))
+    wanted = Goal(workload=replace(GENERIC.profile, needs_all_classes=True))
     cluster = LiveCluster(c, given, wanted, lambda: 30.0, asked=Asked(values=True))
     await cluster.open(None)
     seen = await cluster.look(lambda *_: None)

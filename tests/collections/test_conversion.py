@@ -17,7 +17,7 @@ from clustertune.collections.conversion import (
     with_categories,
 )
 from clustertune.core.model import Goal
-from clustertune.integrations.libraries import generic
+from clustertune.integrations.libraries import GENERIC
 
 FRAME = pd.DataFrame(
     {
@@ -41,7 +41,7 @@ def converted(x, conversion, piece):
 
 
 def goal(**wanted):
-    return Goal(workload=generic.PROFILE, **wanted)
+    return Goal(workload=GENERIC.profile, **wanted)
 
 
 def test_nothing_was_asked_for():

@@ -21,7 +21,7 @@ from clustertune import errors
 from clustertune.collections import inputs, loading
 from clustertune.collections.inputs import Given, Inputs
 from clustertune.core.model import Goal
-from clustertune.integrations.libraries import generic
+from clustertune.integrations.libraries import GENERIC
 from clustertune.operations import entrance
 
 X = da.ones((100, 4), chunks=(10, 4))
@@ -135,14 +135,14 @@ def test_what_was_given_beside_x_and_y() -> None:
 )
 def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
     """Is said before anything is done."""
-    goal = Goal(workload=generic.PROFILE, **wanted)
+    goal = Goal(workload=GENERIC.profile, **wanted)
     with pytest.raises(ValueError, match=text):
         inputs.refuse_unfit(gather(X, Y), goal)
 
 
 def test_swapped() -> None:
     """Several values a row to be learnt from one value a row are no labels."""
-    goal = Goal(workload=generic.PROFILE)
+    goal = Goal(workload=GENERIC.profile)
     frame = dd.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, 2]}), npartitions=1)
     for features, labels in ((X, Y), (frame, frame["a"])):
         inputs.refuse_unfit(gather(features, labels), goal)
@@ -152,7 +152,7 @@ def test_swapped() -> None:
 
 def test_what_the_workload_cannot_have() -> None:
     """Frames where it takes arrays; groups in a random order."""
-    arrays = replace(generic.PROFILE, kinds=("array",), title="The library")
+    arrays = replace(GENERIC.profile, kinds=("array",), title="The library")
     frame = gather(dd.from_pandas(pd.DataFrame({"a": [1, 2]}), npartitions=1))
     assert inputs.wants_arrays(frame, arrays)
     assert inputs.wants_arrays(gather(X, FRAME["b"]), arrays)
@@ -162,7 +162,7 @@ def test_what_the_workload_cannot_have() -> None:
     ):
         inputs.refuse_unfit(frame, Goal(workload=arrays, persist=False))
     inputs.refuse_unfit(frame, Goal(workload=arrays, to="array"))
-    ranks = replace(generic.PROFILE, groups="together", title="The library")
+    ranks = replace(GENERIC.profile, groups="together", title="The library")
     ranked = gather(X, Y, qid=Y * 2)
     for order in ("rows", "pieces"):
         with pytest.raises(ValueError, match=r"would tear groups \(qid\) apart"):
@@ -188,7 +188,7 @@ def test_the_training_data_as_eval_set() -> None:
     given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50])])
     assert inputs.evaluated(given) == ("eval_set[0]",)
     assert given.collection("eval_set[0].X") is given.collection("X")
-    copies = replace(generic.PROFILE, eval_copies=True)
+    copies = replace(GENERIC.profile, eval_copies=True)
     inputs.refuse_unfit(given, Goal(workload=copies))
     stops = replace(copies, stops_early=True)
     with pytest.raises(ValueError, match=r"eval_set\[0\] is the training data"):
@@ -222,8 +222,8 @@ def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
     assert counts.tolist() == SIZES.tolist()
     assert len(values) == 4
     with pytest.raises(ValueError, match=r"group= has sizes .* give qid="):
-        inputs.refuse_sizes(given, generic.PROFILE)
-    inputs.refuse_sizes(given, replace(generic.PROFILE, group_sizes=True))
+        inputs.refuse_sizes(given, GENERIC.profile)
+    inputs.refuse_sizes(given, replace(GENERIC.profile, group_sizes=True))
 
 
 def test_what_are_no_sizes_of_groups() -> None:

@@ -87,6 +87,13 @@ def test_copies_of_eval_sets_are_on_every_worker() -> None:
     assert forecast.workers_needed(large) == -(-6000 // (700 - 100 - 120))
 
 
+def test_a_rounding_error_needs_no_more_workers() -> None:
+    """Ten workers lack 0.3 bytes each, which counts as enough."""
+    seen = view([small(i) for i in range(2)], [data(2001)], workload=TRIPLE)
+    assert forecast.workers_needed(seen) == 10
+    assert is_enough(replace(seen, goal=replace(seen.goal, n_workers=10)))
+
+
 def test_what_is_to_be_converted_counts_as_it_will_be() -> None:
     """Asked for as float32, it takes the multiple of that, of half the bytes."""
     half = Conversion(kind="array", dtype="float32", row_bytes=50)
@@ -234,12 +241,12 @@ def test_only_columns_of_eight_bytes_become_smaller() -> None:
 
 def test_every_frugal_workload_is_one() -> None:
     """What a profile names is there, and takes less."""
-    for module in libraries.available().values():
-        less = module.PROFILE.frugal
+    for workload in libraries.available().values():
+        less = workload.profile.frugal
         if less is not None:
             assert less is libraries.choose(less.name)
-            assert module.PROFILE.frugal_parameters
-            assert less.multiple(4) < module.PROFILE.multiple(4)
+            assert workload.profile.frugal_parameters
+            assert less.multiple(4) < workload.profile.multiple(4)
 
 
 def lazy(nbytes: int) -> Any:
