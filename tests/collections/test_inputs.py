@@ -108,7 +108,7 @@ def test_what_is_no_companion(one: Any, text: str) -> None:
 
 
 def test_one_more_companion() -> None:
-    """Beside the training data; it is not handed back in order."""
+    """It belongs to the training data and is not part of the result."""
     given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
     more = given.with_companion("row_order", Y * 2)
     assert labels(more)[0] == ("training data", ["X", "y", "row_order"])
@@ -134,7 +134,7 @@ def test_what_was_given_beside_x_and_y() -> None:
     ],
 )
 def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
-    """Is said before anything is done."""
+    """The error comes before any change."""
     goal = Goal(workload=GENERIC.profile, **wanted)
     with pytest.raises(ValueError, match=text):
         inputs.refuse_unfit(gather(X, Y), goal)
@@ -483,7 +483,7 @@ async def test_a_good_client_is_accepted(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_two_addresses_of_one_scheduler(c, s, a):
-    """A cluster is known by its scheduler, not by what somebody calls its host."""
+    """A cluster is identified by its scheduler, not by a host name."""
     address = s.address.replace("127.0.0.1", "localhost")
     async with Client(address, asynchronous=True, set_as_default=False) as other:
         data = await other.persist(Y)
@@ -575,9 +575,7 @@ async def test_no_workers(c, s):
 @gen_cluster(client=True, nthreads=ONE)
 async def test_no_cluster_object(c, s, a):
     """A client that cannot scale its cluster is told the line to type instead."""
-    with pytest.raises(
-        errors.ScaleError, match=r"n_workers=3: .*type cluster.scale\(3"
-    ):
+    with pytest.raises(errors.ScaleError, match=r"n_workers=3: .*run cluster.scale\(3"):
         await clustertune.prepare(c, X, Y, n_workers=3)
     assert not s.tasks
 
@@ -597,7 +595,7 @@ def parquet(tmp_path: Path) -> dd.DataFrame:
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_pieces_that_dask_joins(c, s, a, parquet):
-    """Dask persists fewer pieces than a frame says; here it has those that it says."""
+    """Dask persists fewer partitions than a frame has; here it keeps all."""
     for frame in (parquet[["f1", "s"]], parquet["f1"]):
         joined = c.persist(frame)
         assert inputs.missing(frame) == 0
@@ -623,7 +621,7 @@ async def test_joined_pieces_are_refused(c, s, a, parquet):
 @pytest.mark.parametrize("kind", ["frames", "one frame", "array and series"])
 @gen_cluster(client=True, nthreads=ONE)
 async def test_parquet_is_loaded_in_the_pieces_that_it_has(c, s, a, kind, parquet):
-    """Some columns of small files, beside an array too: all pieces and values."""
+    """Some columns of small files, also with an array: all partitions and values."""
     array = da.arange(8000, chunks=1000)
     given = {
         "frames": [parquet[["f0", "s"]], parquet["f1"]],

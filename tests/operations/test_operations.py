@@ -97,7 +97,7 @@ def test_a_worker_that_was_restarted_meanwhile() -> None:
     now = view([worker(0, address="tcp://x/9", burden=burden()), worker(1)])
     no = guards.refusal(step, now)
     assert no is not None
-    assert "is gone, or was started again" in no.reason
+    assert "is gone, or was restarted" in no.reason
 
 
 def named(

@@ -203,7 +203,7 @@ def test_pieces_that_suit_stay_boundaries():
 
 def test_exact_rows_where_groups_are_given():
     """A library that needs the one knows nothing of the other: what is set aside is a
-    piece of its own, and not the last one of those that there were."""
+    partition alone, and not the last old one."""
     data = layout([1, 1, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1], ("X", "y", "qid"))
     at = seen(data, needs=EXACT, tolerance=0.0)
     assert chunking.remainder(data, at) == chunking.new_rows(data, at, [])[-1] == 1
@@ -318,7 +318,7 @@ def test_pieces_that_can_be_shared_out():
 @pytest.mark.parametrize(
     ("data", "needs", "workers"),
     [
-        pytest.param(labelled("ab", "ab"), {}, 2, id="nobody needs them"),
+        pytest.param(labelled("ab", "ab"), {}, 2, id="not needed"),
         pytest.param(
             labelled("aa", "ab"), {"needs_all_classes": True}, 2, id="too few rows"
         ),
@@ -355,7 +355,7 @@ def seen_granularity(
 
 
 def test_one_for_every_thread_where_pieces_are_small() -> None:
-    """A pass over 10 MiB takes 5 ms, which is little beside tasks of 1 ms."""
+    """A pass over 10 MiB takes 5 ms, which is short compared with tasks of 1 ms."""
     assert chunking.piece_count(40 * MIB, seen_granularity(1e-3), 4) == 4
 
 
@@ -449,7 +449,7 @@ class Timed(MemoryCluster):
 
 
 def test_it_is_measured_where_pieces_are_cut() -> None:
-    """Once for a cut; what was found is said again with what came of it."""
+    """Once for a cut; the report repeats it with the result."""
     start = replace(seen_granularity(None, [1, 3]), layouts=(layout([100_000], [0]),))
     cluster = Timed(start, overhead=1e-3)
     journal = run(cluster)

@@ -64,7 +64,7 @@ def test_a_process_has_at_least_the_library() -> None:
 
 
 def test_other_keys_stay() -> None:
-    """They are not the process's own, and are there beside the library."""
+    """They are not unmanaged memory, and they add to the library."""
     profile = replace(TRIPLE, base_bytes=250)
     some = [small(0, process=300, managed=200)]
     assert totals(view(some, [data(50)], workload=profile)) == [250 + 150 + 150]
@@ -224,7 +224,7 @@ def test_a_combination_is_the_least() -> None:
 
 @pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
 def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
-    """Without the memory on the host, or a nanny, it is said what limit, not how."""
+    """Without memory on the host, or a nanny, the text has the limit but no call."""
     full = small(0, **lack)
     text = forecast.ways(view([full], [lazy(600)], workload=TRIPLE))[-1].text
     assert text.startswith("a memory limit of 2.7 KiB for each that lacks memory: ")
@@ -388,7 +388,7 @@ def forget_peak() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
-    """After a cut, with the old pieces let go, and with an eval set."""
+    """After a cut that released the old partitions, and with an eval set."""
     import xgboost.dask as dxgb
 
     _, client = local_cluster(2)

@@ -83,7 +83,7 @@ def test_held(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_copied(case: tuple[Layout, View, Spread]) -> None:
-    """A piece has surplus copies if any member of it lies on several workers."""
+    """A partition has surplus replicas if several workers hold one of its keys."""
     data, _, _ = case
     expected = [
         any((m.holders[0] == i).sum() > 1 for m in data.members)
@@ -94,7 +94,7 @@ def test_copied(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_homes(case: tuple[Layout, View, Spread]) -> None:
-    """A piece is at home where most of its bytes are, and nowhere if nobody has it."""
+    """The home of a partition is the worker with most of its bytes, or none."""
     data, seen, spread = case
     held = bytes_by_holder(data, spread)
     expected = [home_of(i, held) for i in range(len(data.rows))]
@@ -235,7 +235,7 @@ def held(*entries):
 
 
 def test_each_run_goes_where_most_of_it_is():
-    """Neighbours together; what lies there does not travel."""
+    """Neighbours stay together; bytes on the target do not travel."""
     there = held((0, 1, 5), (1, 1, 5), (2, 0, 5), (3, 1, 5))
     may = np.array([True, True])
     assert in_runs(4, there, may).tolist() == [1, 1, 0, 0]

@@ -76,7 +76,7 @@ def test_foreign_keys_count_for_both() -> None:
 
 
 def test_given_pieces_can_leave() -> None:
-    """What is given takes no room from itself, on whichever worker it lies."""
+    """Given data does not reduce its own room, on any worker."""
     workers = [
         worker(0, memory_limit=LIMIT, process=200, managed=200),
         worker(1, memory_limit=LIMIT, process=0),
@@ -192,7 +192,7 @@ def test_what_is_too_much() -> None:
 
 
 def test_what_turns_out_to_be_too_much() -> None:
-    """All pieces are taken for like those that are there."""
+    """All partitions are assumed to have the size of the loaded ones."""
     text = (
         r"X cannot be loaded: 1,000 of 2,000 partitions took 60.0 MiB, so all take "
         r"about 120.0 MiB; 2 workers can take 40.0 MiB before they spill. The loaded "

@@ -100,7 +100,7 @@ def test_the_busiest_worker_decides() -> None:
 
 
 def test_many_parts_take_time() -> None:
-    """Beside their bytes; those of frames more."""
+    """In addition to their bytes; parts of frames take more."""
 
     def priced(n_pieces: int, kind: str) -> float:
         pieces = layout([1000 // n_pieces] * n_pieces, [0] * n_pieces)
@@ -131,7 +131,7 @@ class Timed(MemoryCluster):
 
 @pytest.mark.parametrize("count", [10**5, 10])
 def test_speeds_are_asked_for_where_much_moves(count: int) -> None:
-    """The step of the report has what was found; for a few bytes nobody asks."""
+    """The step of the report has the measured value; a few bytes are not measured."""
     start = view([worker(0), worker(1)], [layout([count] * 8, [0] * 8)])
     (before,) = make_plan(checks.run(start), start, actions.available()).steps
     cluster = Timed(start)

@@ -19,9 +19,9 @@ from clustertune.remote import content
 
 def test_no_rows_or_no_workers_are_even():
     """Where there is nothing to share out nothing is uneven."""
-    nobody = [worker(0, status="paused")]
+    paused = [worker(0, status="paused")]
     assert attainable(layout([0, 0], [0, 0]), view()) == 1.0
-    assert attainable(layout([5], [0]), view(workers=nobody)) == 1.0
+    assert attainable(layout([5], [0]), view(workers=paused)) == 1.0
 
 
 def test_pieces_that_divide_evenly_reach_the_tolerance():

@@ -57,7 +57,7 @@ def test_a_copy_less() -> None:
 
 
 def test_loading() -> None:
-    """What was not loaded may come to lie anywhere, with keys and rows of its own."""
+    """Data that was not loaded may get any workers, keys and rows."""
     lazy = layout([10, 10], None)
     unknown = changed(changed(lazy, "X", rows=None), "y", rows=None)
     for before in (lazy, unknown):
@@ -88,7 +88,7 @@ def test_a_worker_that_was_too_full_before() -> None:
 
 
 def test_pieces_that_are_gone() -> None:
-    """A piece that nobody holds is lost, though its key is still known."""
+    """A partition without a holder is lost, although its key is known."""
     after = layout(ROWS, {"X": [0, -1, 0, -1], "y": [0, 0, 0, 0]})
     found = problems(seen(ALL_ON_ONE), seen(after))
     assert found[0] == "2 pieces of X are on no worker"
@@ -110,7 +110,7 @@ def test_rows_that_changed() -> None:
 
 
 def test_rows_that_changed_on_loading() -> None:
-    """Rows that a lazy collection told are those that it must have."""
+    """A lazy collection must keep the rows of its metadata."""
     found = problems(seen(layout([10, 10], None)), seen(layout([10, 9], [0, 1])))
     assert found == tuple(f"pieces of {x} have other rows than before" for x in "Xy")
 
@@ -162,7 +162,7 @@ def test_every_layout_is_verified() -> None:
 
 
 def test_a_memory_manager_that_was_left_off() -> None:
-    """What was held off and not given back is said."""
+    """A memory manager that stays paused is reported."""
     given = [layout([10, 10], [0, 1])]
     was = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=True)])
     now = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=False)])
@@ -330,7 +330,7 @@ def test_data_that_is_loaded_or_gone() -> None:
 
 
 def test_names_from_a_cluster_do_nothing_to_a_terminal() -> None:
-    """They are chosen by whoever starts a worker."""
+    """The user chooses them."""
     (text,) = changes(
         seen_fingerprint([worker(0)]), seen_fingerprint([worker(0), worker("\x1b[2J")])
     )

@@ -1,9 +1,8 @@
-"""Clusters of Saturn Cloud: dask_saturn's.
+"""Clusters of Saturn Cloud (dask_saturn).
 
-All that its object knows it asks Saturn's server for, also its status, so nothing is
-asked in the event loop. The server does not say whether it scales the cluster by
-itself. New workers have the size that the cluster was made with: a resize holds for
-those that are there.
+The cluster object requests everything from Saturn's server, also its status, so its
+methods are not called in the event loop. A client cannot read whether the server scales
+the cluster by itself. New workers have the size that the cluster was made with.
 """
 
 from __future__ import annotations
@@ -13,57 +12,54 @@ from typing import Any
 
 from dask.utils import parse_bytes
 
-from clustertune.core.model import Size, Unknown
+from clustertune.core.model import Unknown
 from clustertune.core.wording import printable
 from clustertune.errors import ConnectionLostError, RecreateError
-from clustertune.integrations.managers import Offer, Wanted, is_instance, off_loop
+from clustertune.integrations.managers.adapter import (
+    MAX_WORKERS,
+    Offer,
+    Wanted,
+    is_instance,
+    off_loop,
+)
 
-# "Large - 2 cores - 16 GB RAM"; what "GB" is there, Kubernetes calls Gi
+# "Large - 2 cores - 16 GB RAM"; "GB" means the Gi of Kubernetes
 _DISPLAY = re.compile(r"([\d.]+) cores?\b.*?([\d.]+) GB")
-
-#: For the server a bound is a number.
-MOST = 2**31 - 1
 
 
 def matches(cluster: Any) -> bool:
-    """Whether it is a cluster of this kind."""
+    """Return whether it is a cluster of Saturn Cloud."""
     return is_instance(cluster, "dask_saturn", "SaturnCluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Why it cannot have so many workers; what only the server knows comes later."""
+    """Return why it cannot have so many workers; the server may refuse later."""
     return None if cluster.cluster_url else "the cluster was closed; make a new one"
 
 
 async def bounds(cluster: Any) -> Unknown:
-    """Nobody can ask for them."""
+    """Return why they are unknown."""
     return Unknown("only Saturn's server knows")
 
 
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
-    """Set the bounds; where adaptive scaling was off, it is on then."""
-    await off_loop(cluster.adapt, minimum, int(min(maximum, MOST)))
+    """Set the bounds. This also turns adaptive scaling on."""
+    await off_loop(cluster.adapt, minimum, int(min(maximum, MAX_WORKERS)))
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask for so many; the server counts those that are on their way itself."""
+    """Request this many; the server counts workers that are starting."""
     await off_loop(cluster.scale, n_workers)
 
 
 async def state(cluster: Any) -> str:
-    """What the server says of the cluster, and how many workers have come."""
+    """Describe the cluster as the server reports it, and its workers."""
     status, there = await off_loop(lambda: (cluster.status, _names(cluster)))
-    return (
-        f"Saturn says that the cluster is {status}, and {len(there)} workers are there"
-    )
-
-
-def resized(cluster: Any, id: str | int, size: Size) -> None:
-    """The size of new workers is the server's."""
+    return f"Saturn reports the cluster as {status}, with {len(there)} workers"
 
 
 async def retired(cluster: Any, id: str | int) -> None:
-    """Ask for as many as are left: the server would replace the one that went."""
+    """Request the remaining number, or the server would replace the worker."""
     left = await off_loop(lambda: _names(cluster) - {id})
     await off_loop(cluster.scale, len(left))
 
@@ -76,35 +72,37 @@ def _names(cluster: Any) -> set[str]:
 
 
 def of_this_resource() -> Any:
-    """The cluster of this Jupyter server, job or deployment; started if it is not.
+    """Return the cluster of this Jupyter server, job or deployment; start it if needed.
 
     Raises
     ------
     ConnectionLostError
-        This is none of Saturn's environments, or it does not answer.
+        This is not an environment of Saturn, or the server does not answer.
     """
     try:
         from dask_saturn import SaturnCluster
 
         return SaturnCluster()
     except (ImportError, RuntimeError, ValueError, LookupError, OSError) as error:
-        raise ConnectionLostError(f"no cluster of Saturn's: {_text(error)}") from error
+        raise ConnectionLostError(
+            f"no cluster of Saturn Cloud: {_text(error)}"
+        ) from error
 
 
 def sizes(cluster: Any) -> tuple[Offer, ...] | None:
-    """The sizes that this installation offers.
+    """Return the sizes that this installation offers.
 
     Raises
     ------
     RecreateError
-        It does not answer.
+        The server does not answer.
     """
     from dask_saturn import describe_sizes
 
     try:
         described = describe_sizes()
     except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
-        raise RecreateError(f"Saturn did not say its sizes: {_text(error)}") from error
+        raise RecreateError(f"Saturn did not list its sizes: {_text(error)}") from error
     return tuple(_offer(name, text) for name, text in described.items())
 
 
@@ -117,12 +115,12 @@ def _offer(name: str, display: str) -> Offer:
 
 
 def recreate(cluster: Any, wanted: Wanted) -> Any:
-    """Destroy the cluster and start one that is as wanted.
+    """Destroy the cluster and start one of the wanted size.
 
     Raises
     ------
     RecreateError
-        It was refused, or did not start.
+        Saturn refused it, or it did not start.
     """
     try:
         new = type(cluster).reset(
