@@ -367,7 +367,7 @@ def test_what_is_refused_is_left() -> None:
     assert len(journal.views) == 1
     report = journal.report(journal.status(dry_run=False), 0.0)
     assert (report.status, report.steps[0].status) == ("left", "refused")
-    assert "1 pieces of y are not in memory" in report.steps[0].reason
+    assert "1 partition of y not in memory" in report.steps[0].reason
 
 
 def differing() -> Layout:

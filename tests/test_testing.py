@@ -62,7 +62,7 @@ def test_verify_names_everything_that_is_wrong() -> None:
     """One assertion has all problems, not the first alone."""
     before = view((), [layout(ROWS, [0, 0, 0, 0])])
     after = view((), [layout(ROWS, {"X": [0, 0, 0, -1], "y": [0, 0, 1, 0]})])
-    with pytest.raises(AssertionError, match=r"1 pieces of X .*; .*2 pairs are sep"):
+    with pytest.raises(AssertionError, match=r"1 partition of X.*; .*2 pairs are sep"):
         verify(before, after)
 
 

@@ -128,9 +128,8 @@ def pieces_are_in_memory(step: Step, view: View) -> str | None:
         for m in layout.members:
             there = set() if m.holders is None else set(m.holders[0].tolist())
             if m.loaded and len(there) < len(m.keys):
-                return (
-                    f"{len(m.keys) - len(there)} pieces of {m.label} are not in memory"
-                )
+                missing = plural(len(m.keys) - len(there), "partition")
+                return f"{missing} of {m.label} not in memory"
     return None
 
 
@@ -155,7 +154,7 @@ def pieces_are_those_planned(step: Step, view: View) -> str | None:
         return None
     now = {m.label: m.keys for x in view.layouts for m in x.members}
     other = [label for label, keys in planned.items() if now.get(label) != keys]
-    return f"{', '.join(other)} has other pieces than planned" if other else None
+    return f"{', '.join(other)} has other partitions than planned" if other else None
 
 
 def memory_is_enough(step: Step, _view: View) -> str | None:
@@ -228,36 +227,39 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
     limit = None if worker is None else memory.lowered(worker, step.args.size)
     if worker is None or limit is None:
         return None
-    thresholds, text = worker.thresholds, bytes_text(limit)
-    if isinstance(thresholds, Unknown):
-        return f"whether {text} is enough is unknown: {thresholds}"
-    target = thresholds.target or thresholds.spill
+    if isinstance(worker.thresholds, Unknown):
+        return f"whether {bytes_text(limit)} is enough is unknown: {worker.thresholds}"
+    target = worker.thresholds.target or worker.thresholds.spill
+    return _too_low(worker, limit, target)
+
+
+def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | None:
+    """Return why a limit is too low, and the lowest limit that is enough."""
     most, _ = memory.lines(worker, limit)
     data = worker.counted + worker.spilled
     # a new process needs at most the unmanaged memory of the old one
     fresh = worker.unmanaged if worker.least is None else worker.least
-    spills = target is not None and worker.counted > target * limit
-    if not spills and (not most or fresh + data <= most):
+    if target is not None and worker.counted > target * limit:
+        why = (
+            f"it holds {bytes_text(worker.counted)}, and would write some of it to "
+            f"disk above {target:.0%} of {bytes_text(limit)}"
+        )
+    elif most and fresh + data > most:
+        why = (
+            f"its process has {bytes_text(fresh)} without data and gets back "
+            f"{bytes_text(data)}, and with a limit of {bytes_text(limit)} it spills or "
+            f"pauses above {bytes_text(most)}"
+        )
+    else:
         return None
     needed = max(
         worker.counted / target if target else 0,
         (fresh + data) * limit / most if most else 0,
     )
     enough = math.ceil(needed / MIB) * MIB
-    if spills:
-        why = (
-            f"it holds {bytes_text(worker.counted)}, and would write some of it to "
-            f"disk above {target:.0%} of {text}"
-        )
-    else:
-        why = (
-            f"its process has {bytes_text(fresh)} without data and gets back "
-            f"{bytes_text(data)}, and with a limit of {text} it spills or pauses above "
-            f"{bytes_text(most)}"
-        )
     if enough >= (worker.memory_limit or math.inf):
         return f"{why}: release data, or keep its limit"
-    return f"{why}: release data, or give at least {enough // MIB} MiB"
+    return f"{why}: release data, or set at least {enough // MIB} MiB"
 
 
 def release_takes_from_nobody(step: Step, view: View) -> str | None:

@@ -134,7 +134,7 @@ def _placement(
     imbalance = max(1.0, _worst(problem, target))
     if imbalance > OVER:
         raise CapacityError(
-            f"no placement fits {nbytes.sum():,} bytes, the largest piece "
+            f"no placement fits {nbytes.sum():,} bytes, the largest partition "
             f"{nbytes.max():,}, into budgets of {budget.sum():,.0f} bytes in all, the "
             f"largest {budget.max():,.0f}"
         )
@@ -164,7 +164,9 @@ def _check(given: list[Array], weight: Array, bound: Array, tolerance: float) ->
     if not 0 <= tolerance < np.inf:
         raise ValueError(f"tolerance must be 0 or more, not {tolerance}")
     if (piece >= rows.size).any() or (worker >= weight.size).any():
-        raise ValueError(f"held exceeds {rows.size} pieces or {weight.size} workers")
+        raise ValueError(
+            f"held exceeds {rows.size} partitions or {weight.size} workers"
+        )
 
 
 def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
@@ -194,14 +196,14 @@ def _holdings(given: list[Array], weight: Array) -> tuple[Array, Array, Array]:
     held = np.bincount(entry, held, pairs.size).astype(np.int64)
     piece, worker = np.divmod(pairs, weight.size)
     if (held > nbytes[piece]).any():
-        raise ValueError("held: a worker holds more of a piece than its nbytes")
+        raise ValueError("held: a worker holds more of a partition than its nbytes")
     useful = np.flatnonzero((weight[worker] > 0) & (held > 0))
     order = useful[np.lexsort((-held[useful], piece[useful]))]
     return piece[order], (np.cumsum(weight > 0) - 1)[worker[order]], held[order]
 
 
 def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
-    """Rows in proportion to `weight`; what a budget cannot hold goes to the others."""
+    """Return shares of rows by weight, reduced to the budgets of workers."""
     share, below = np.zeros(weight.size), np.ones(weight.size, bool)
     bound = rows and nbytes  # inf * 0 is no number
     most = budget * rows / nbytes if bound else np.full(weight.size, np.inf)
@@ -216,7 +218,7 @@ def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
 
 
 def _kept(problem: _Problem, target: Array) -> Array:
-    """(pieces,) bytes of each piece that lie on its target already."""
+    """Return (pieces,) bytes of each partition that are on its target."""
     there = target[problem.piece] == problem.holder
     kept = np.zeros(target.size, np.int64)
     kept[problem.piece[there]] = problem.held[there]
@@ -224,7 +226,7 @@ def _kept(problem: _Problem, target: Array) -> Array:
 
 
 def _loads(problem: _Problem, target: Array) -> tuple[Array, Array]:
-    """(workers,) rows and bytes."""
+    """Return (workers,) rows and bytes."""
     size = problem.share.size
     load, used = (np.bincount(target, n, size) for n in (problem.rows, problem.nbytes))
     return load, used

@@ -72,9 +72,10 @@ def moves(before: View, after: View) -> tuple[str, ...]:
         found += _lacking(new, was, {i for i in range(len(was)) if i not in gone})
         if gone:
             i = gone[0]
+            places = f"{workers_text([was[i]])} to {workers_text([now[i]])}"
             found.append(
-                f"{plural(len(gone), 'piece')} of the {new.label} moved, for example "
-                f"number {i} from {workers_text([was[i]])} to {workers_text([now[i]])}"
+                f"{plural(len(gone), 'partition')} of the {new.label} moved, for "
+                f"example number {i} from {places}"
             )
     return tuple(found)
 
@@ -130,7 +131,8 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
         if now.holders is not None:
             there[now.holders[0]] = True
         if not there.all():
-            yield f"{int((~there).sum())} pieces of {now.label} are on no worker"
+            lost = plural(int((~there).sum()), "partition")
+            yield f"no worker holds {lost} of {now.label}"
         if was.loaded and was.keys != now.keys and not now.ours:
             yield f"{now.label} has other keys than before"
         yield from _other_rows(was, now, times)
@@ -144,7 +146,7 @@ def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
         yield f"rows of {now.label} were known before and cannot be counted now"
         return
     if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
-        yield f"pieces of {now.label} have other rows than before"
+        yield f"partitions of {now.label} have other rows than before"
         return
     had = int((was.rows.sum() + was.aside) * times)
     has = int(now.rows.sum() + now.aside)
@@ -298,11 +300,11 @@ def differences(was: Fingerprint, now: Fingerprint) -> Iterator[str]:
 
 def _changed(was: SeenData, now: SeenData) -> str:
     if was.keys != now.keys:
-        return f"has other pieces: {now.pieces}, and it had {was.pieces}"
+        return f"has other partitions: {now.pieces}, and it had {was.pieces}"
     if was.loaded != now.loaded:
         return "is now in memory" if now.loaded else "is no longer in memory"
     if was.nbytes != now.nbytes:
-        return "has pieces of other sizes"
+        return "has partitions of other sizes"
     return "is on other workers" if was.holders != now.holders else ""
 
 

@@ -314,7 +314,10 @@ def _piece(i):
 async def test_what_turns_out_to_be_too_much(c, s, *workers):
     """Loading stops at the lines at which workers spill; nothing stays behind."""
     X = dd.from_map(_piece, range(30), meta=pd.DataFrame({"a": [0.0]}))
-    text = r"X cannot be loaded: \d+ of 30 partitions took .*, so all take about 5.\.. MiB;"
+    text = (
+        r"X cannot be loaded: \d+ of 30 partitions took .*, "
+        r"so all take about 5.\.. MiB;"
+    )
     with pytest.raises(CapacityError, match=text):
         await clustertune.prepare(c, X)
     GO_ON.set()

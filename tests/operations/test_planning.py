@@ -288,7 +288,7 @@ async def test_other_data_under_the_name(c: Any, s: Any, a: Any, b: Any) -> None
     other = c.persist(da.ones((100, 2), chunks=(20, 2)))
     await wait(other)
     await c.publish_dataset(X=other)
-    with pytest.raises(ChangedError, match="X has other pieces: 5, and it had 10"):
+    with pytest.raises(ChangedError, match="X has other partitions: 5, and it had 10"):
         await clustertune.apply(c, plan)
 
 

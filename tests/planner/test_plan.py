@@ -176,7 +176,7 @@ def test_a_piece_that_is_not_there() -> None:
     seen = two([torn])
     found = guards.refusal(move(seen, [1]), seen)
     assert found.guard == "pieces_are_in_memory"
-    assert found.reason == "2 pieces of y are not in memory"
+    assert found.reason == "2 partitions of y not in memory"
 
 
 @pytest.mark.parametrize("order", ["rows", "pieces"])

@@ -91,9 +91,11 @@ def test_pieces_that_are_gone() -> None:
     """A partition without a holder is lost, although its key is known."""
     after = layout(ROWS, {"X": [0, -1, 0, -1], "y": [0, 0, 0, 0]})
     found = problems(seen(ALL_ON_ONE), seen(after))
-    assert found[0] == "2 pieces of X are on no worker"
+    assert found[0] == "no worker holds 2 partitions of X"
     nowhere = changed(ALL_ON_ONE, "y", holders=None)
-    assert "4 pieces of y are on no worker" in problems(seen(ALL_ON_ONE), seen(nowhere))
+    assert "no worker holds 4 partitions of y" in problems(
+        seen(ALL_ON_ONE), seen(nowhere)
+    )
 
 
 def test_data_that_is_no_longer_loaded() -> None:
@@ -106,13 +108,15 @@ def test_rows_that_changed() -> None:
     """A piece with other rows than before is found, in whichever member."""
     shuffled = changed(ALL_ON_ONE, "y", rows=np.array([10, 10, 20, 0]))
     found = problems(seen(ALL_ON_ONE), seen(shuffled))
-    assert found[0] == "pieces of y have other rows than before"
+    assert found[0] == "partitions of y have other rows than before"
 
 
 def test_rows_that_changed_on_loading() -> None:
     """A lazy collection must keep the rows of its metadata."""
     found = problems(seen(layout([10, 10], None)), seen(layout([10, 9], [0, 1])))
-    assert found == tuple(f"pieces of {x} have other rows than before" for x in "Xy")
+    assert found == tuple(
+        f"partitions of {x} have other rows than before" for x in "Xy"
+    )
 
 
 def test_keys_that_changed() -> None:
@@ -157,7 +161,7 @@ def test_every_layout_is_verified() -> None:
     valid = layout([4], [0], label="eval_set[0]")
     lost = layout([4], [-1], label="eval_set[0]")
     found = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, lost))
-    assert found[0] == "1 pieces of X are on no worker"
+    assert found[0] == "no worker holds 1 partition of X"
     assert any(x.startswith("eval_set[0]: 1 pairs are separated") for x in found)
 
 
@@ -214,8 +218,8 @@ def test_pieces_that_moved() -> None:
     moved = layout(ROWS, [0, 1, 0, 1])
     (text,) = moves(seen(ALL_ON_ONE), seen(moved))
     assert text == (
-        "2 pieces of the training data moved, for example number 1 from worker 0 to "
-        "worker 1"
+        "2 partitions of the training data moved, for example number 1 from worker 0 "
+        "to worker 1"
     )
 
 
@@ -243,10 +247,10 @@ def test_workers_that_lack_a_copied_eval_set() -> None:
     assert moves(before, before) == ()
     lost, moved = moves(before, seen(data, copied([1, 0, 1, 1])))
     assert lost == "worker 0 lost the replica of eval_set[0]"
-    assert moved.startswith("1 piece of the eval_set[0] moved")
+    assert moved.startswith("1 partition of the eval_set[0] moved")
     # a piece without rows is none of it
     (moved,) = moves(before, seen(data, copied([0, 1, 1, 1])))
-    assert moved.startswith("1 piece of the eval_set[0] moved")
+    assert moved.startswith("1 partition of the eval_set[0] moved")
 
 
 def test_moves_of_what_cannot_be_compared() -> None:
@@ -305,8 +309,12 @@ def test_a_parking_worker_is_none() -> None:
         ([worker(0), worker(1, memory_limit=0)], [], "running, 1 thread, no limit"),
         (TWO, [layout([10, 10], [0, 0])], "X is on other workers"),
         (TWO, [layout([10, 10], [0, (0, 1)])], "X is on other workers"),
-        (TWO, [layout([10, 10, 5], [0, 1, 1])], "X has other pieces: 3, and it had 2"),
-        (TWO, [layout([10, 11], [0, 1])], "X has pieces of other sizes"),
+        (
+            TWO,
+            [layout([10, 10, 5], [0, 1, 1])],
+            "X has other partitions: 3, and it had 2",
+        ),
+        (TWO, [layout([10, 11], [0, 1])], "X has partitions of other sizes"),
     ],
 )
 def test_differences(workers: Any, layouts: Any, text: str) -> None:
