@@ -120,12 +120,13 @@ def stages(case):
     from clustertune.operations import page_facts
     from clustertune.operations.journal import Journal
     from clustertune.planner import (
-        fingerprint,
         forecast,
         guards,
         layouts,
-        planner,
         verification,
+    )
+    from clustertune.planner import (
+        plan as planner,
     )
     from clustertune.remote import keys
 
@@ -178,7 +179,7 @@ def stages(case):
         "plan and guard restarts of all": restarts,
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
         "compare before and after": lambda: verification.problems(view, case.after),
-        "fingerprint": lambda: fingerprint.take("id", view),
+        "fingerprint": lambda: verification.fingerprint("id", view),
         "pack keys": lambda: [keys.pack(m.keys) for m in case.layout.members],
         "report: text, HTML, JSON": reported,
         "report of restarts of all": partial(

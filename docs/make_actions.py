@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clustertune import actions
 from clustertune.operations.playbooks import schema
-from clustertune.planner.planner import PHASES
+from clustertune.planner.plan import PHASES
 
 ROOT = Path(__file__).parents[1]
 

@@ -63,8 +63,8 @@ whose fields are described in `clustertune/core/profiles.py`, and where it needs
 
 def page() -> str:
     """All workloads, as a page of the documentation."""
-    modules = libraries.available()
-    profiles = [module.PROFILE for module in modules.values()]
+    workloads = libraries.available()
+    profiles = [w.profile for w in workloads.values()]
     taken = [p for p in profiles if not p.refused]
     parts = [
         HEAD,
@@ -73,7 +73,7 @@ def page() -> str:
         MEMORY,
         _table(taken, {"float32": _single, "float64": _double, "figures": _source}),
         "\n",
-        *(_section(name, inspect.getdoc(module)) for name, module in modules.items()),
+        *(_section(name, inspect.getdoc(w)) for name, w in workloads.items()),
         OWN,
     ]
     return "".join(parts)

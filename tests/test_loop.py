@@ -33,8 +33,9 @@ from clustertune.errors import (
 from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
-from clustertune.planner import layouts, planner
-from clustertune.planner.evenness import attainable
+from clustertune.planner import layouts
+from clustertune.planner import plan as planner
+from clustertune.planner.suitability import attainable
 from clustertune.testing import MemoryCluster, layout, verify, view, worker
 
 ROWS = [10] * 12
@@ -376,7 +377,7 @@ def test_what_is_refused_is_left() -> None:
     assert len(journal.views) == 1
     report = journal.report(journal.status(dry_run=False), 0.0)
     assert (report.status, report.steps[0].status) == ("left", "refused")
-    assert "1 pieces of y are not there" in report.steps[0].reason
+    assert "1 partition of y not in memory" in report.steps[0].reason
 
 
 def differing() -> Layout:

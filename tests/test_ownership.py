@@ -384,7 +384,9 @@ async def test_verify_names_a_worker_without_its_eval_set(
     await c.replicate(futures)
     keys = [f.key for f in futures]
     s.request_remove_replicas(b.address, keys, stimulus_id="test")
-    with pytest.raises(LayoutChanged, match=r"worker 1 lost the copy of eval_set\[0\]"):
+    with pytest.raises(
+        LayoutChanged, match=r"worker 1 lost the replica of eval_set\[0\]"
+    ):
         await p.verify()
 
 

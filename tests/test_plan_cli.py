@@ -71,7 +71,7 @@ def test_published_data(cluster: LocalCluster, file: str) -> None:
     assert run("apply", "-y", file, address).exit_code == 0
     again = run("apply", "-y", file, address)
     assert again.exit_code == 4
-    assert "nothing was done: X lies on other workers" in again.stderr
+    assert "nothing was done: X is on other workers" in again.stderr
 
 
 def test_what_is_refused(cluster: LocalCluster, file: str) -> None:

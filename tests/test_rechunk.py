@@ -15,8 +15,8 @@ from clustertune.actions import rechunk
 from clustertune.core.model import Conversion, Layout, Profile, Step, View
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import goals, layouts
-from clustertune.planner.planner import make_plan
-from clustertune.planner.sizes import list_bytes
+from clustertune.planner.layouts import list_bytes
+from clustertune.planner.plan import make_plan
 from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
 from tests.test_loop import now, run
 

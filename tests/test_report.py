@@ -162,7 +162,7 @@ def test_a_dry_run() -> None:
 def test_what_a_dry_run_needs_to_know() -> None:
     """What is not known before loading is named."""
     text = str(report_of(data=layout([10] * 4, None), dry_run=True))
-    assert "To plan further it needs\nrows, bytes and places of X, y" in text
+    assert "To plan further it needs\nrows, bytes and holders of X, y" in text
 
 
 def test_a_failure() -> None:

@@ -206,10 +206,10 @@ def test_a_limit_below_a_new_process(two: Any, wanted: str) -> None:
     _, client = two
     futures = scattered(client)
     pids = client.run(os.getpid)
-    with pytest.raises(RefusedError, match=r"give at least \d+ MiB") as caught:
+    with pytest.raises(RefusedError, match=r"set at least \d+ MiB") as caught:
         clustertune.resize(client, workers=[0], memory_limit=wanted)
     assert client.run(os.getpid) == pids
-    enough = re.search(r"give at least (\d+ MiB)", str(caught.value))
+    enough = re.search(r"set at least (\d+ MiB)", str(caught.value))
     assert enough is not None
     plan = clustertune.resize(client, workers=[0], memory_limit=enough[1], dry_run=True)
     assert plan.status == "planned"

@@ -36,7 +36,6 @@ JUSTIFIED = {
             for package in (
                 "",
                 "actions/",
-                "integrations/managers/",
                 "checks/",
                 "integrations/libraries/",
             )

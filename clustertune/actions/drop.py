@@ -21,7 +21,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.wording import plural
-from clustertune.planner.holdings import at_risk
+from clustertune.planner.guards import at_risk
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

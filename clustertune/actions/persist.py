@@ -29,10 +29,15 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text
 from clustertune.errors import CapacityError
-from clustertune.planner import capacity, chunking, layouts
+from clustertune.planner import chunking, layouts, memory
+from clustertune.planner.layouts import (
+    held_bytes,
+    layout_bytes,
+    member_bytes,
+    sum_bytes,
+)
 from clustertune.planner.memory import lines_known, room
 from clustertune.planner.placement import AIM, place
-from clustertune.planner.sizes import held_bytes, layout_bytes, member_bytes, sum_bytes
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -79,7 +84,7 @@ def _amount(
     """The size of the data as text; and the free memory, if the size is unknown."""
     size, free = sum_bytes(lazy), _free(view)
     if not isinstance(size, Unknown):
-        capacity.refuse_too_much(labels, size, free)
+        memory.refuse_too_much(labels, size, free)
         return bytes_text(size), None
     if not len(free) or not lines_known(view):
         return "of unknown size", None

@@ -30,7 +30,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.planner import coverage, layouts, moving, pricing
+from clustertune.planner import coverage, layouts, pricing
 from clustertune.planner.memory import room
 from clustertune.planner.placement import AIM, Placement, place, placed
 
@@ -134,7 +134,7 @@ def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
-    moves = moving.of(layout, view, placement.target)
+    moves = layouts.moves(layout, view, placement.target)
     return Step(
         action="rebalance",
         summary=f"move {bytes_text(placement.moved)} of {layout.label} "

@@ -37,20 +37,14 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import (
-    arranging,
-    boundaries,
     chunking,
     coverage,
-    granularity,
     layouts,
-    moving,
     pricing,
-    replicas,
 )
-from clustertune.planner.layouts import Held
+from clustertune.planner.layouts import Held, held_bytes, part_bytes
 from clustertune.planner.memory import room
 from clustertune.planner.placement import AIM, Placement, place
-from clustertune.planner.sizes import held_bytes, part_bytes
 
 REQUESTED = frozenset(("other_number", "other_type"))  # checks
 _FREEING = (
@@ -110,8 +104,8 @@ def _best_step(
     ``taken`` are bytes that other steps of this plan bring to each worker.
     """
     must = any(f.severity is Severity.critical or f.check in REQUESTED for f in about)
-    own = boundaries.rows_of(layout.members[0])
-    rows = boundaries.new_rows(layout, view, about)
+    own = chunking.rows_of(layout.members[0])
+    rows = chunking.new_rows(layout, view, about)
     step = _step(layout, view, rows, about, taken)
     if step is None or not step.args.shortage or not must:  # type: ignore[attr-defined]
         return step
@@ -142,7 +136,7 @@ def _changes(member: Member, rows: Int64s) -> bool:
     return (
         member.column_blocks > 1
         or member.conversion is not None
-        or not np.array_equal(boundaries.rows_of(member), rows)
+        or not np.array_equal(chunking.rows_of(member), rows)
     )
 
 
@@ -158,9 +152,9 @@ def _step(
 ) -> Step | None:
     lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):
-        covering = boundaries.covering(layout, rows, view, alone=alone)
+        covering = chunking.covering(layout, rows, view, alone=alone)
         rows, present = (rows, None) if covering is None else covering
-        aside = boundaries.remainder(layout, view)
+        aside = chunking.remainder(layout, view)
         changed = [m for m in layout.members if aside or _changes(m, rows)]
         if not changed:
             if present is not None and lacking:
@@ -181,9 +175,9 @@ def _step(
         cuts=cuts,
         freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
         aside=aside,
-        copies=replicas.copies(layout),
+        copies=layouts.copies(layout),
         shortage=shortage,
-        moves=None if moves is None else moving.of(moves, view, target),
+        moves=None if moves is None else layouts.moves(moves, view, target),
     )
     return Step(
         action="rechunk",
@@ -200,10 +194,10 @@ def _unchanged(
     """Members that are not cut, but have to move to the new partitions."""
     rest = tuple(m for m in layout.members if m not in changed)
     copied = layout is not view.layouts[0] and view.goal.workload.eval_copies
-    if not rest or copied or replicas.is_copied(layout):
+    if not rest or copied or layouts.is_copied(layout):
         return None  # replicate places the replicas
     staying = replace(layout, members=rest)
-    return staying if moving.of(staying, view, target).count else None
+    return staying if layouts.moves(staying, view, target).count else None
 
 
 def _moves_text(moves: Layout | None) -> str:
@@ -234,7 +228,7 @@ def _remainder_text(recut: Recut) -> str:
 def _draft(member: Member, rows: Int64s, view: View) -> Cut:
     """The parts of a member's new partitions, without their owners."""
     found, blocks = (
-        chunking.parts(boundaries.rows_of(member), rows),
+        chunking.parts(chunking.rows_of(member), rows),
         member.column_blocks,
     )
     repeated = chunking.Parts(*(np.repeat(x, blocks) for x in found))
@@ -318,7 +312,7 @@ def _targets(
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
     may = layouts.weights(view) > 0
     if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
-        target = arranging.in_runs(len(rows), there, may)
+        target = layouts.in_runs(len(rows), there, may)
     covering = None
     if present is not None:
         covering = coverage.spread(
@@ -342,7 +336,7 @@ def _targets(
 def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
     """Rows of the new partitions, without the remainder."""
     shared = rows.copy()
-    if boundaries.remainder(layout, view):
+    if chunking.remainder(layout, view):
         shared[-1] = 0
     return shared
 
@@ -489,7 +483,7 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
         gains.append("every group is whole, on one worker")
     old = layout.members[0].n_pieces
     if old != len(rows):
-        why = granularity.said(view) if view.goal.rechunk is True else ""
+        why = chunking.overhead_text(view) if view.goal.rechunk is True else ""
         text = f"{plural(len(rows), 'partition')} instead of {old:,}"
         if view.goal.workload.keeps_pieces and layout is view.layouts[0]:
             text += f", with which {view.goal.workload.title} makes another model"

@@ -22,7 +22,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.wording import names_text, plural
-from clustertune.planner.holdings import nbytes_text, whose
+from clustertune.planner.guards import nbytes_text, whose
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:

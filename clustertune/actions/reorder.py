@@ -31,10 +31,10 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
-from clustertune.planner import boundaries, chunking, grouping, layouts
+from clustertune.planner import chunking, grouping, layouts
+from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import room
 from clustertune.planner.placement import place
-from clustertune.planner.sizes import held_bytes
 
 OVERHEAD = 0.2  # seconds for two graphs
 COPYING = 2.5e8  # bytes per second of taking rows by index, which happens twice
@@ -131,7 +131,7 @@ def _source(member: Member, view: View) -> Source:
 def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     """Even partitions, and the random number of rows from every old one."""
     old = layout.rows
-    rows = boundaries.fresh(layout, view)
+    rows = chunking.fresh(layout, view)
     rng = np.random.default_rng(view.goal.seed)
     left, taken = rows.copy(), []
     for n in old.tolist():
@@ -153,7 +153,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     )
     counts = np.concatenate([n for _, n in filled])
     ends = np.cumsum(np.bincount(index.reshape(-1), counts)).astype(np.int64)
-    wanted = np.cumsum(boundaries.fresh(layout, view))[:-1]
+    wanted = np.cumsum(chunking.fresh(layout, view))[:-1]
     rows = chunking.at_edges(ends[:-1], int(ends[-1]), wanted)
     heads = values[np.searchsorted(ends, np.cumsum(rows)[:-1], side="right")]
     starts = np.zeros((len(tables), len(rows) + 1), dtype=np.int64)

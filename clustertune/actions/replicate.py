@@ -30,9 +30,9 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
-from clustertune.planner import layouts, pricing, replicas
+from clustertune.planner import layouts, pricing
+from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import room
-from clustertune.planner.sizes import held_bytes
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -50,9 +50,9 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         labels = {m.label for m in layout.members}
         if all(labels.isdisjoint(f.subject) for f in wrong):
             continue
-        first = replicas.first_pieces(view)
+        first = layouts.first_pieces(view)
         home = layouts.homes(view.layouts[0], n_workers)
-        nbytes = layout.nbytes // replicas.copies(layout)
+        nbytes = layout.nbytes // layouts.copies(layout)
         lacking = [i for i in home[first].tolist() if left[i] < nbytes]
         if lacking:
             raise CapacityError(
@@ -66,7 +66,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
-    one = replicas.original(layout)
+    one = layouts.original(layout)
     rows = np.zeros(len(home), dtype=np.int64)
     total = sum(stop - start for _, start, stop in one)
     rows[first] = total
@@ -79,7 +79,7 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
         )
         for m in layout.members
     )
-    nbytes = layout.nbytes // replicas.copies(layout)
+    nbytes = layout.nbytes // layouts.copies(layout)
     recut = Recut(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,

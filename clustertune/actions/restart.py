@@ -32,9 +32,8 @@ from clustertune.core.model import (
 )
 from clustertune.core.rules import is_parked_first, needed_elsewhere
 from clustertune.core.wording import bytes_text, plural, workers_text
-from clustertune.planner import need
-from clustertune.planner.resizing import lines, lowered
-from clustertune.planner.thresholds import ceiling, space
+from clustertune.planner import memory
+from clustertune.planner.memory import ceiling, lines, lowered, space
 
 WAIT = 60.0  # seconds to wait for running tasks
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart
@@ -50,7 +49,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     goal = view.goal
     if goal.restart == "auto":
         if not any(w.busy for w in view.now.workers):
-            ids = need.named(findings) - goal.restarted
+            ids = memory.warned(findings) - goal.restarted
             yield from steps_by_need(view, ids, findings)
     elif goal.restart:
         yield from steps(view, {w.id for w in view.now.workers} - goal.restarted)
@@ -65,10 +64,10 @@ def steps_by_need(
     most: float = 1,
 ) -> Iterator[Step]:
     """A step for each of these workers that needs a restart; see :func:`steps`."""
-    ended = need.named(findings, need.ENDED)
-    growth = {w.id: need.growth(findings, w) for w in view.now.workers}
+    ended = memory.warned(findings, memory.ENDED)
+    growth = {w.id: memory.expected_growth(findings, w) for w in view.now.workers}
     reasons = {
-        w.id: need.reason(w, growth[w.id])
+        w.id: memory.restart_reason(w, growth[w.id])
         for w in view.now.workers
         if w.id in ids and not w.parking
     }
@@ -88,9 +87,9 @@ def needless(step: Step, view: View) -> str:
     if not isinstance(args, Restart) or args.growth is None:
         return ""
     worker = view.now.by_address.get(args.address)
-    if worker is None or need.reason(worker, args.growth):
+    if worker is None or memory.restart_reason(worker, args.growth):
         return ""
-    return need.spared(worker)
+    return memory.no_restart_reason(worker)
 
 
 def steps(

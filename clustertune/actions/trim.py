@@ -21,7 +21,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.wording import bytes_text, workers_text
-from clustertune.planner import need
+from clustertune.planner import memory
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -31,7 +31,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """
     idle = not any(w.busy for w in view.now.workers)
     if view.goal.restart == "auto" and idle:
-        named = need.named(findings, need.MEMORY)
+        named = memory.warned(findings, memory.MEMORY)
         yield from steps(view, named - view.goal.trimmed)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, names_text, plural, workers_text
-from clustertune.planner import forecast, layouts, replicas
-from clustertune.planner.boundaries import wanted_pieces
+from clustertune.planner import forecast, layouts
+from clustertune.planner.chunking import wanted_pieces
 from clustertune.planner.forecast import Need
 from clustertune.planner.machines import (
     by_host,
@@ -313,7 +313,7 @@ def unshared_evals(view: View) -> Iterator[Finding]:
     training = view.layouts[0]
     for layout in view.layouts[1:]:
         known = all(x.loaded and x.aligned for x in (training, layout))
-        if known and not replicas.are_in_place(layout, view):
+        if known and not layouts.are_in_place(layout, view):
             yield Finding(
                 severity=Severity.warning,
                 message=f"{layout.label} is not completely on every worker: with early "

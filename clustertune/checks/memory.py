@@ -25,15 +25,14 @@ from clustertune.core.wording import (
     printable,
     workers_text,
 )
-from clustertune.planner.leaks import Leak, leak
+from clustertune.planner.layouts import held_bytes
 from clustertune.planner.machines import (
     by_host,
     details_of,
     host_memory,
     unknown_findings,
 )
-from clustertune.planner.sizes import held_bytes
-from clustertune.planner.thresholds import Level, levels
+from clustertune.planner.memory import Leak, Level, leak, levels
 
 #: bytes of a process without data: Python, Dask, NumPy, pandas, pyarrow and a library
 USUAL = 300 * 2**20

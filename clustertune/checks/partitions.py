@@ -17,8 +17,8 @@ from clustertune.core.wording import (
     variable,
     workers_text,
 )
-from clustertune.planner import granularity, suitability
-from clustertune.planner.sizes import largest_piece, layout_bytes
+from clustertune.planner import chunking, suitability
+from clustertune.planner.layouts import largest_piece, layout_bytes
 
 # --- rows that do not match -----------------------------------------------------------
 
@@ -225,7 +225,7 @@ def _more_pieces(layout: Layout, view: View, n_workers: int) -> str:
     # assumes that workers still to come are like the present ones
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
-    n_pieces = granularity.wanted(known, view, max(n_workers, threads))
+    n_pieces = chunking.piece_count(known, view, max(n_workers, threads))
     return "; ".join(_cut(m, total, n_pieces) for m in layout.members)
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from clustertune.core.model import Finding, Int64s, Layout, Severity, View
 from clustertune.core.wording import are, bytes_text, plural, times_text, workers_text
-from clustertune.planner.evenness import attainable
 from clustertune.planner.layouts import apart, copied, held, piece_bytes, shares
-from clustertune.planner.trainers import units
+from clustertune.planner.suitability import attainable, units
 
 _ROUNDING = 1e-9
 

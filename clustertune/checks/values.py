@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from clustertune.core.model import Finding, Member, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, names_text, plural, printable
-from clustertune.planner.sizes import member_bytes
+from clustertune.planner.layouts import member_bytes
 
 #: types that are float64 in one array with float32
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))

@@ -25,7 +25,7 @@ from clustertune.core.wording import (
 )
 from clustertune.planner.forecast import wanted_workers
 from clustertune.planner.machines import details_of
-from clustertune.planner.thresholds import levels
+from clustertune.planner.memory import levels
 
 DEFAULT_TTL = 300.0  # seconds: Dask's default of distributed.scheduler.worker-ttl
 

@@ -1,8 +1,8 @@
-"""What the values of the given data are like: one computation over all pieces.
+"""Read properties of the values of the given data, in one computation.
 
-Only where it is asked for (``deep=True``), since it reads everything, and what a
-workload needs to know. Each piece is looked at where it lies, or where Dask loads it;
-what comes back are a few numbers.
+This reads all data, so it runs only for ``deep=True``, and for what a workload must
+know. Each partition is read on its worker, or where Dask loads it, and returns a few
+numbers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from uuid import uuid4
 
 import dask.dataframe as dd
 import numpy as np
-from dask._task_spec import List, TaskRef, convert_legacy_graph
-from dask.base import collections_to_expr
-from dask.core import flatten
+from dask._task_spec import List, TaskRef
 from distributed import Client, Future
 
 from clustertune.collections import conversion, graphs
@@ -33,18 +31,18 @@ from clustertune.remote import ship
 from clustertune.remote.worker import content
 
 Look = Callable[[Any], dict[str, Any]]
-"""Looks at a piece; of :mod:`clustertune.remote.worker.content`."""
+"""Reads a partition; a function of :mod:`clustertune.remote.worker.content`."""
 
 DEEP: Mapping[str, Look] = {
     "X": content.features,
     "y": content.labels,
     "qid": content.groups,
 }
-ROWS = 64  # of each class of which the place is told: workers that can have one
+ROWS = 64  # row positions of each class, one for each worker
 
 
 def of_everything(given: Inputs) -> dict[str, Look]:
-    """By label how a diagnosis looks at the pieces."""
+    """Return how a diagnosis reads the partitions, by label."""
     roles = {x.label: x.label.rpartition(".")[2] for x in given}
     return {label: DEEP[role] for label, role in roles.items() if role in DEEP}
 
@@ -52,7 +50,7 @@ def of_everything(given: Inputs) -> dict[str, Look]:
 def of_need(
     member: Member, goal: Goal, n_workers: int, *, training: bool
 ) -> Look | None:
-    """How a member is looked at for what must be known of it; None: not at all."""
+    """Return how to read a collection for what the goal needs; None: not at all."""
     profile, role = goal.workload, member.label.rpartition(".")[2]
     if role == "qid" and (goal.workload.groups or goal.order == "sort"):
         return content.runs
@@ -69,7 +67,7 @@ def of_need(
 
 @dataclass
 class _Bundles:
-    """Tasks, each of which looks at several pieces; which ones, by label."""
+    """Tasks that read several partitions each; the partitions of each, by label."""
 
     graph: graphs.Graph = field(default_factory=graphs.Graph)
     pieces: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -81,11 +79,10 @@ def _bundled(
     looks: Mapping[str, Look],
     homes: Mapping[str, Sequence[int]],
 ) -> _Bundles:
-    """Tasks that look at every piece of the labels in ``looks``.
+    """Return tasks that read every partition of the labels in ``looks``.
 
-    Pieces with the same home are looked at in one task, which runs where they are: a
-    task for each of them takes longer than the look. ``futures`` are
-    those of what is loaded, by label.
+    One task reads the partitions with the same home, on their worker: separate tasks
+    take longer than the reading. ``futures`` are those of loaded data, by label.
     """
     made = _Bundles()
     for x in given:
@@ -104,7 +101,7 @@ def _bundled(
 
 
 def _by_home(homes: Sequence[int]) -> list[list[int]]:
-    """Pieces of the same home, in order."""
+    """Return the partitions of each home, in order."""
     bundles: dict[int, list[int]] = {}
     for piece, home in enumerate(homes):
         bundles.setdefault(home, []).append(piece)
@@ -114,16 +111,16 @@ def _by_home(homes: Sequence[int]) -> list[list[int]]:
 def _sources(
     made: graphs.Graph, collection: Any, futures: Sequence[Any] | None
 ) -> list[Any]:
-    """Keys of the pieces; those of what is not loaded are made by the graph."""
+    """Return the keys of the partitions; the graph loads those not in memory."""
     if futures is not None:
         return [f.key for f in futures]
-    expression = collections_to_expr([collection]).optimize()
-    made.tasks |= convert_legacy_graph(expression.__dask_graph__())
-    return list(flatten(expression.__dask_keys__()))
+    tasks, (keys,) = graphs.optimized([collection])
+    made.tasks |= tasks
+    return keys
 
 
 def _bind(made: graphs.Graph, workers: Sequence[str]) -> None:
-    """Have our own tasks run on these workers only: to others no code may go."""
+    """Bind our tasks to these workers; others may not receive code."""
     ours = [key for keys in made.pieces.values() for key in keys]
     made.where |= dict(zip(ours, cycle(workers), strict=False))
 
@@ -138,18 +135,30 @@ async def read(
     approved: Collection[str],
     homes: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> dict[str, Contents]:
-    """Look at the pieces; what is found in those of each label, in order.
+    """Read the partitions; return the results by label, in order.
 
-    ``approved`` are the workers to which code may be sent. ``homes`` are numbers by
-    label, the same for pieces that are looked at together;
-    those of a label that is not there are looked at one by one, as they are loaded.
+    Parameters
+    ----------
+    client, given
+        The client and the data.
+    futures
+        Futures of loaded data, by label.
+    looks
+        How to read each label.
+    workers
+        Addresses of all workers.
+    approved
+        Addresses of workers that may receive code.
+    homes
+        Numbers by label. Partitions with the same number are read by one task, and
+        those of a label without numbers one by one.
 
     Raises
     ------
     IncompleteError
-        A piece cannot be loaded or read.
+        A partition cannot be loaded or read.
     NoWorkersError
-        Code may go to none of the workers.
+        No worker may receive code.
     """
     if not looks:
         return {}
@@ -157,8 +166,8 @@ async def read(
     known = [address for address in workers if address in approved]
     if not known:
         raise NoWorkersError(
-            "no worker has said its versions, so no code may go to one that would "
-            f"look at the values of {', '.join(looks)}"
+            "the versions of no worker are known, so no code can be sent that reads "
+            f"the values of {', '.join(looks)}"
         )
     if len(known) < len(workers):
         _bind(made.graph, known)
@@ -171,7 +180,7 @@ async def _answers(client: Client, made: _Bundles) -> dict[str, Contents]:
     )
     try:
         answers = await client.gather(futures, asynchronous=True)
-    # whatever the user's own code raises while pieces are loaded
+    # any error that the user's own code raises while partitions are loaded
     except Exception as error:
         raise IncompleteError(
             f"the data could not be read: {printable(repr(error), longest=500)}"
@@ -190,7 +199,7 @@ async def _answers(client: Client, made: _Bundles) -> dict[str, Contents]:
 
 
 def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
-    """The layout whose members know what their values are like."""
+    """Return the layout with the contents of its collections."""
     members = tuple(
         replace(m, contents=found.get(m.label, m.contents)) for m in layout.members
     )
@@ -198,9 +207,9 @@ def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
 
 
 def _homes(member: Member, threads: Sequence[int]) -> Sequence[int]:
-    """A number for each key: the same for those that one thread looks at.
+    """Return a number for each key, the same for keys that one thread reads.
 
-    ``threads`` are those of the workers. A key that nobody holds is with its like.
+    ``threads`` are the threads of each worker. Keys without a holder share a number.
     """
     homes = np.full(len(member.keys), -1, dtype=np.int64)
     if member.holders is not None:
@@ -209,16 +218,18 @@ def _homes(member: Member, threads: Sequence[int]) -> Sequence[int]:
     first = np.searchsorted(homes[order], homes[order])
     turn = np.empty_like(homes)
     turn[order] = np.arange(len(homes)) - first
-    shares = np.array([*threads, 1], dtype=np.int64)[homes]  # -1 is the last one
+    shares = np.array([*threads, 1], dtype=np.int64)[
+        homes
+    ]  # index -1 is the last entry
     numbers: list[int] = (homes + (len(threads) + 1) * (turn % shares)).tolist()
     return numbers
 
 
 class _Looked(NamedTuple):
-    """What the values of a collection are like."""
+    """The contents of a collection and what they were read for."""
 
     keys: tuple[Key, ...]
-    n_workers: int  # for as many its classes are known
+    n_workers: int  # for which positions of classes are known
     contents: Contents
 
     def is_of(self, member: Member, n_workers: int) -> bool:
@@ -227,9 +238,9 @@ class _Looked(NamedTuple):
 
 
 class Values:
-    """What is known of the values of the given data, and what it becomes for them.
+    """The contents of the given data, and the conversions that follow from them.
 
-    Pieces are looked at once, as long as they are the same.
+    Partitions are read once, as long as their keys stay the same.
     """
 
     def __init__(self) -> None:
@@ -245,7 +256,7 @@ class Values:
         *,
         approved: Collection[str],
     ) -> tuple[Layout, ...]:
-        """Look at what the workload must know; the layouts with that.
+        """Read what the workload must know; return the layouts with it.
 
         Raises
         ------
@@ -290,7 +301,7 @@ class Values:
         )
 
     def conversion(self, x: Given, goal: Goal) -> Conversion | None:
-        """What a collection has to become: as asked for, and as the workload needs."""
+        """Return the conversion that the goal and the workload need."""
         found = self._looked.get(x.label)
         needed = None if found is None else number_type(x, found.contents, goal)
         goal = replace(goal, dtype=goal.dtype or needed)
@@ -302,9 +313,9 @@ class Values:
 
 
 def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
-    """By label of features the types that columns of categories are to have.
+    """Return the common types of columns of categories, by label of features.
 
-    One for all pieces of the training data and of eval sets.
+    All partitions of the training data and of eval sets get the same type.
     """
     lists: dict[Any, list[Any]] = {}
     own: dict[str, dict[Any, list[Any]]] = {}
@@ -325,7 +336,7 @@ def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
 
 
 def number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
-    """The type to which all numbers of a frame are cast, without changing one."""
+    """Return the type to which all numbers of a frame can be cast exactly."""
     if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
         return None
     if any("largest" not in piece for piece in looked.pieces):

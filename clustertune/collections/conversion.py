@@ -1,8 +1,8 @@
-"""Kinds and number types that were asked for with ``to=`` and ``dtype=``.
+"""Convert collections to the kinds and number types of ``to=`` and ``dtype=``.
 
-What has to change is decided from what a collection says of itself, before anything is
-loaded. It is changed while pieces are loaded or cut, by methods of the pieces, which
-are called by library functions: nothing of ours travels.
+A conversion is decided from the metadata of a collection, before it is loaded. It is
+applied while partitions are loaded or cut, by methods of the partitions that library
+functions call, so no code of this package travels.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-from dask._task_spec import Task
+from dask._task_spec import Task, TaskRef
 from dask.array.utils import meta_from_array
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
 from dask.sizeof import sizeof
 
 from clustertune.core.model import Conversion, Goal
 from clustertune.core.wording import names_text
 
+MAX_GROUPS = 2**32  # in a partition
+
 
 def asked(label: str, x: Any, goal: Goal) -> Conversion | None:
-    """What must change of a collection; None: it is as it was asked for.
+    """Return the conversion that the goal needs; None: the collection stays.
 
-    ``dtype`` is of features, X and those of eval sets: labels, weights and groups keep
-    their numbers.
+    ``dtype`` applies to features, also those of eval sets. Labels, weights and groups
+    keep their numbers.
 
     Raises
     ------
     ValueError
-        It cannot become that without a change of its values.
+        The conversion would change values.
     """
     features = label.rpartition(".")[2] == "X"
     dtype = np.dtype(goal.dtype) if goal.dtype and features else None
@@ -68,7 +72,7 @@ def _to_array(label: str, x: Any, dtype: np.dtype[Any] | None) -> Conversion:
             f"{_of_types(x, other)}; encode or drop that first, for example with "
             ".cat.codes or dask_ml.preprocessing"
         )
-    # numbers of groups are whole, and not lacking: as floats large ones would be others
+    # group numbers stay integers: floats would change large ones
     whole = label == "qid"
     plain = [_inner(t) if whole else _plain(t) for _, t in types]
     if dtype is None:
@@ -85,11 +89,10 @@ def _to_array(label: str, x: Any, dtype: np.dtype[Any] | None) -> Conversion:
 
 
 def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
-    """Numbers are cast; other columns (categories, text) stay what they are.
+    """Cast columns of numbers; categories and text stay.
 
-    So are those that are of that type already, as Dask says: pieces may have another
-    one, as after a function with a ``meta`` that it does not keep to. Sparse columns
-    stay as they are, too: pandas would make them dense.
+    Columns that have the type in the metadata are cast too, because partitions may
+    differ from the metadata. Sparse columns stay: pandas would make them dense.
     """
     types = _types(x)
     cast = [(name, t) for name, t in types if _is_cast(t)]
@@ -114,7 +117,7 @@ def _is_cast(dtype: Any) -> bool:
 
 
 def _refuse_repeated(label: str, types: list[tuple[Any, Any]]) -> None:
-    """Refuse a name of a number column that a column of another kind has too.
+    """Refuse columns of numbers that share a name with another column.
 
     pandas casts columns by name, so it would cast both.
     """
@@ -131,9 +134,9 @@ def _refuse_repeated(label: str, types: list[tuple[Any, Any]]) -> None:
 def with_categories(
     x: Any, types: Mapping[Any, Any], made: Conversion | None
 ) -> Conversion:
-    """A conversion of a frame that gives columns these types of categories, too.
+    """Return a conversion that also gives columns these types of categories.
 
-    ``made`` is the conversion that it needs anyway.
+    ``made`` is the conversion without them.
     """
     categories = tuple(types.items())
     if made is not None:
@@ -148,9 +151,9 @@ def with_categories(
 
 
 def union(lists: Iterable[Any]) -> Any:
-    """One type of categories for several; None: they have an order, and none fits all.
+    """Return one type of categories for several; None: ordered ones that differ.
 
-    Categories are in the order in which they are met.
+    Categories are in the order in which they first occur.
     """
     known = list(lists)
     first = known[0]
@@ -165,14 +168,14 @@ def union(lists: Iterable[Any]) -> Any:
 
 
 def exact_float(types: Iterable[str], largest: int) -> str | None:
-    """The float type of a frame's widest float column, if it holds all other numbers.
+    """Return the type of the widest float column, if it represents all numbers.
 
     Parameters
     ----------
     types
         Names of the types of columns.
     largest
-        The largest of all whole numbers, without its sign.
+        The largest absolute value of all integers.
     """
     numbers = [np.dtype(t) for t in types if t in _NUMBERS]
     floats = [t for t in numbers if t.kind == "f" and t.itemsize >= 4]
@@ -189,14 +192,14 @@ _NUMBERS = frozenset(
 
 
 def _types(x: Any) -> list[tuple[Any, Any]]:
-    """(name, type) of every column."""
+    """Return (name, type) of every column."""
     return (
         list(x.dtypes.items()) if isinstance(x, dd.DataFrame) else [(x.name, x.dtype)]
     )
 
 
 def _of_types(x: Any, names: list[str]) -> str:
-    """The columns, each with its type; of a Series its type alone."""
+    """Describe columns with their types, or the type of a Series."""
     types = {str(name): t for name, t in _types(x)}
     if not isinstance(x, dd.DataFrame):
         return f"its type is {types[names[0]]}"
@@ -204,20 +207,20 @@ def _of_types(x: Any, names: list[str]) -> str:
 
 
 def _is_number(dtype: Any) -> bool:
-    """Real numbers and truth values, NumPy's and those that may lack a value."""
+    """Return whether values are real numbers or booleans, nullable or not."""
     number = pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_bool_dtype(dtype)
     return number and _plain(dtype).kind in "biuf"
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:
-    """The NumPy type for it: a float where a value may be lacking, which is NaN."""
+    """Return the NumPy type: a float if values may be missing, as NaN."""
     inner = _inner(dtype)
     never = isinstance(dtype, np.dtype | pd.SparseDtype)
     return inner if never or inner.kind not in "biu" else np.dtype(np.float64)
 
 
 def _inner(dtype: Any) -> np.dtype[Any]:
-    """The NumPy type of the values that are there."""
+    """Return the NumPy type of the values."""
     if isinstance(dtype, np.dtype):
         return dtype
     if isinstance(dtype, pd.SparseDtype):
@@ -226,10 +229,10 @@ def _inner(dtype: Any) -> np.dtype[Any]:
 
 
 def value_bytes(dtype: Any) -> int | None:
-    """Bytes of one value of a column; None where values have no fixed width.
+    """Return the bytes of one value of a column; None: no fixed width.
 
-    A nullable type of pandas has one more byte, for its mask. Categories, text, sparse
-    values and Arrow's buffers depend on the values.
+    A nullable type of pandas has one more byte, for its mask. The bytes of categories,
+    text, sparse values and Arrow's buffers depend on the values.
     """
     if isinstance(dtype, np.dtype):
         return None if dtype.hasobject else dtype.itemsize
@@ -241,31 +244,31 @@ def value_bytes(dtype: Any) -> int | None:
 
 
 def number_bytes(dtype: Any) -> int | None:
-    """Bytes of one number as libraries read it; None where values are no numbers."""
+    """Return the bytes of one number as libraries read it; None: not numbers."""
     inner = _inner(dtype)
     return inner.itemsize if inner.kind in "biufc" else None
 
 
 def _refuse_lossy(label: str, types: list[np.dtype[Any]], dtype: np.dtype[Any]) -> None:
-    """Fewer digits were asked for; cut off or overflown numbers were not."""
+    """Refuse truncation and overflow; fewer digits are allowed."""
     rule: Any = "same_kind" if dtype.kind == "f" else "safe"
     wrong = sorted({t.name for t in types if not np.can_cast(t, dtype, rule)})
     if wrong:
         raise ValueError(
             f'dtype="{dtype.name}": {label} has numbers of type {", ".join(wrong)}, '
-            "which do not all fit in it; give a float type, or cast them yourself"
+            "which do not all fit in it; use a float type, or cast them yourself"
         )
 
 
-# --- how ------------------------------------------------------------------------------
+# --- apply ----------------------------------------------------------------------------
 
 
 def converter(x: Any, conversion: Conversion) -> tuple[Callable[[Any], Any], ...]:
-    """Functions that are applied to a piece of x, or to some of its rows, in turn.
+    """Return functions to apply in turn to a partition of x, or to some of its rows.
 
-    The result may be a view. A piece may be of another type than the collection says
-    (integers that lack a value in one file are floats there): what would not fit is an
-    error then, and never another number.
+    The result may be a view. A partition may differ from the metadata: integers with a
+    missing value in one file are floats there. A value that does not fit then raises an
+    error and never becomes another number.
     """
     dtype = conversion.dtype
     whole = np.dtype(dtype).kind in "biu"
@@ -275,10 +278,10 @@ def converter(x: Any, conversion: Conversion) -> tuple[Callable[[Any], Any], ...
         return (cast,)
     if conversion.kind == "array":
         if not whole:
-            lacking = {"na_value": math.nan} if conversion.nullable else {}
-            return (operator.methodcaller("to_numpy", dtype, **lacking),)
-        # pandas would cut off what is lacking or no whole number; truth values beside
-        # whole numbers would make it objects
+            missing = {"na_value": math.nan} if conversion.nullable else {}
+            return (operator.methodcaller("to_numpy", dtype, **missing),)
+        # pandas would truncate missing or fractional values, and booleans next to
+        # integers would become objects
         return (*_as_whole(x, dtype), operator.methodcaller("to_numpy"), cast)
     one = isinstance(x, dd.Series)
     types = dict.fromkeys(conversion.columns, dtype) | dict(conversion.categories)
@@ -286,7 +289,7 @@ def converter(x: Any, conversion: Conversion) -> tuple[Callable[[Any], Any], ...
 
 
 def _as_whole(x: Any, dtype: str) -> tuple[Callable[[Any], Any], ...]:
-    """What makes truth values, and nullable types, plain whole numbers; or raises."""
+    """Return functions that turn booleans and nullable types into plain integers."""
     types = _types(x)
     odd = {
         name: dtype
@@ -300,14 +303,14 @@ def _as_whole(x: Any, dtype: str) -> tuple[Callable[[Any], Any], ...]:
 
 
 def applied(functions: Iterable[Callable[[Any], Any]], to: Any) -> Any:
-    """A task that applies them one after the other."""
+    """Return a task that applies functions one after the other."""
     for function in functions:
         to = Task(None, function, to)
     return to
 
 
 def meta(x: Any, conversion: Conversion | None) -> Any:
-    """An empty piece of the collection as it will be."""
+    """Return an empty partition of the converted collection."""
     if isinstance(x, da.Array):
         own: Any = meta_from_array(x)
         return own if conversion is None else own.astype(conversion.dtype)
@@ -323,10 +326,10 @@ def meta(x: Any, conversion: Conversion | None) -> Any:
 
 
 def fixed_bytes(x: Any, conversion: Conversion | None) -> int:
-    """Bytes of each piece of a collection besides its rows, as Dask counts them.
+    """Return the bytes of each partition apart from its rows, as Dask counts them.
 
-    pandas keeps an index of the names of columns that were looked up. A piece has none
-    where it was sent, until it is converted.
+    pandas caches an index of columns that were looked up. A partition that was sent has
+    no such cache until it is converted.
     """
     if isinstance(x, da.Array):
         return 0
@@ -337,8 +340,52 @@ def fixed_bytes(x: Any, conversion: Conversion | None) -> int:
 
 
 def column_chunks(x: Any, *, joined: bool) -> tuple[tuple[Any, ...], ...]:
-    """The chunks of an array with these columns, but for those of its rows."""
+    """Return the chunks of an array with these columns, without those of its rows."""
     if isinstance(x, da.Array):
         chunks: tuple[tuple[Any, ...], ...] = x.chunks[1:]
         return tuple((sum(sizes),) for sizes in chunks) if joined else chunks
     return ((len(x.columns),),) if isinstance(x, dd.DataFrame) else ()
+
+
+# --- groups ---------------------------------------------------------------------------
+
+
+def group_numbers(label: str, sizes: Any) -> da.Array:
+    """Turn sizes of groups, as LightGBM takes them, into the group of each row.
+
+    The numbers ascend, and the partitions are those of the sizes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The sizes are not a Dask Array or Series of integers.
+    """
+    if isinstance(sizes, dd.Series):
+        array = sizes.to_dask_array()
+    elif isinstance(sizes, da.Array):
+        array = sizes
+    else:
+        raise TypeError(
+            f"{label} must be a Dask Array or Series of the sizes of groups, in the "
+            f"order of rows; it was {type(sizes).__name__}"
+        )
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{label} must have one whole number for each group, its rows; it has "
+            f"{array.ndim} dimensions of {array.dtype}"
+        )
+    array = array.astype(np.int64)
+    name = f"groups-{tokenize(sizes)}"
+    tasks: dict[Any, Any] = {
+        (name, i): _numbers((name, i), (array.name, i), i * MAX_GROUPS)
+        for i in range(array.numblocks[0])
+    }
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[array])
+    chunks = ((float("nan"),) * array.numblocks[0],)
+    return da.Array(graph, name, chunks, dtype=np.int64)
+
+
+def _numbers(key: Any, sizes: Any, first: int) -> Task:
+    count = Task(None, len, TaskRef(sizes))
+    rows = Task(None, np.repeat, Task(None, np.arange, count), TaskRef(sizes))
+    return Task(key, np.add, rows, first)

@@ -1,10 +1,9 @@
-"""New pieces as a Dask graph: cut where the bytes lie, joined where they will be.
+"""Build graphs that rechunk: cut on the old worker, join on the new worker.
 
-Parts that leave a worker are views there, bundled by the new piece for which they are,
-and travel as one key; the new piece is joined on its target. Parts that stay are
-copied, since a view would keep its whole old piece in memory. All task functions are
-those of libraries, so nothing of ours travels, and the new pieces can be computed again
-from the old ones, and those from what they were made of.
+Parts that leave a worker are views there. They are bundled by new partition and travel
+as one key. The target joins the new partition. Parts that stay are copied, because a
+view would keep its old partition in memory. All task functions are those of libraries,
+so no code of this package travels. Dask can recompute new partitions from old ones.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from dask._task_spec import List, Task, TaskRef
 from dask.array.core import concatenate3
 
 from clustertune.collections import conversion as converting
-from clustertune.collections.graphs import Graph, collection
-from clustertune.collections.joining import Partitions, nested
+from clustertune.collections.graphs import Graph, Partitions, collection, nested
 from clustertune.core.model import COPIED, Conversion, Cut, Key, Recut
 
 Ends: TypeAlias = tuple[bool, Any, Any]
-"""Whether the index of a partition is sorted; its first and its last value, if any."""
+"""Whether the index of a partition is sorted; its first and last value, if any."""
 
-LEAVING, ARRIVING, STAYING = 2, 1, 0  # priorities: what leaves makes room
+LEAVING, ARRIVING, STAYING = 2, 1, 0  # priorities: leaving parts free memory first
 
 
 def build(
@@ -39,19 +37,19 @@ def build(
     collections: Mapping[str, Any],
     types: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> Graph:
-    """The graph that makes the new pieces of the collections that are cut.
+    """Return the graph of the new partitions of the collections that are cut.
 
     ``types`` are the names of the types of chunks, by label.
 
-    Where old pieces are freed, copies of what stays on a worker wait until what leaves
-    it has arrived, so that its memory hardly rises above what it held.
+    If old partitions are freed, copies of staying parts wait until the leaving parts
+    have arrived. So the memory of a worker hardly rises.
     """
     graph = Graph()
     for cut in recut.cuts:
         kind = _Rows(collections[cut.label], cut.conversion, types.get(cut.label, ()))
         _cut(graph, cut, recut, kind)
     if recut.freed:
-        _let_leave_first(graph)
+        _delay_copies(graph)
     for cut in recut.cuts if recut.copies == 1 else ():
         if getattr(collections[cut.label], "known_divisions", False):
             _ends(graph, cut)
@@ -65,9 +63,9 @@ def collections(
     futures: Mapping[Key, Any],
     ends: Mapping[str, Sequence[Ends]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """By label the collections of new pieces, but for rows that are set aside.
+    """Return the collections of new partitions by label, without the remainder.
 
-    ``ends`` are the results of ``graph.ends``, once they are computed.
+    ``ends`` are the results of ``graph.ends``.
     """
     which = slice(0, len(recut.rows) - bool(recut.aside))
     known = {label: divisions(own[which]) for label, own in ends.items()}
@@ -75,7 +73,7 @@ def collections(
 
 
 def divisions(ends: Sequence[Ends]) -> list[Any] | None:
-    """Divisions of sorted partitions; None where an index value is in two of them."""
+    """Return divisions; None: unsorted, or an index value is in two partitions."""
     if not all(is_sorted and len(first) for is_sorted, first, _ in ends):
         return None
     firsts, lasts = [first[0] for _, first, _ in ends], [last[0] for _, _, last in ends]
@@ -90,7 +88,7 @@ def set_aside(
     graph: Graph,
     futures: Mapping[Key, Any],
 ) -> dict[str, Any]:
-    """By label the collections of the rows that are."""
+    """Return the collections of the remainder by label."""
     return _collections(recut, given, graph, futures, slice(len(recut.rows) - 1, None))
 
 
@@ -116,12 +114,12 @@ def _collections(
 
 
 def sent(graph: Graph) -> list[str]:
-    """Names of the keys that travel."""
+    """Return the names of the keys that travel."""
     return sorted({k[0] for k, p in graph.priority.items() if p == LEAVING})  # type: ignore[index]
 
 
 def _ends(graph: Graph, cut: Cut) -> None:
-    """Add tasks that read the ends of each new index, which become divisions."""
+    """Add tasks that read the first and last value of each new index."""
     if cut.conversion is not None and cut.conversion.kind == "array":
         return
     name = f"ends-{uuid4().hex}"
@@ -133,13 +131,13 @@ def _ends(graph: Graph, cut: Cut) -> None:
         first = Task(None, operator.getitem, index, slice(0, 1))
         last = Task(None, operator.getitem, index, slice(-1, None))
         both = Task(key, list, List(is_sorted, first, last))
-        _add(graph, both, graph.where[piece], ARRIVING)
+        graph.add(both, graph.where[piece], ARRIVING)
 
 
-def _let_leave_first(graph: Graph) -> None:
-    """Have the copies on each worker depend on the arrival of what it sends.
+def _delay_copies(graph: Graph) -> None:
+    """Make the copies on each worker depend on the arrival of what it sends.
 
-    What arrives is looked at where it is: only its number travels back.
+    Tasks on the targets count arrived keys, so only a number travels back.
     """
     arrived: dict[tuple[str, str], list[Key]] = {}
     for key, task in graph.tasks.items():
@@ -151,12 +149,12 @@ def _let_leave_first(graph: Graph) -> None:
     counts: dict[str, list[TaskRef]] = {}
     for number, ((source, target), keys) in enumerate(arrived.items()):
         count = (name, number)
-        _add(graph, Task(count, len, List(*map(TaskRef, keys))), target, ARRIVING)
+        graph.add(Task(count, len, List(*map(TaskRef, keys))), target, ARRIVING)
         counts.setdefault(source, []).append(TaskRef(count))
     gates: dict[str, TaskRef] = {}
     for number, (source, there) in enumerate(counts.items(), len(arrived)):
         gate = (name, number)
-        _add(graph, Task(gate, len, List(*there)), source, ARRIVING)
+        graph.add(Task(gate, len, List(*there)), source, ARRIVING)
         gates[source] = TaskRef(gate)
     for key, task in list(graph.tasks.items()):
         if graph.priority[key] == STAYING and graph.where[key] in gates:
@@ -168,14 +166,8 @@ def _let_leave_first(graph: Graph) -> None:
 # --- one collection -------------------------------------------------------------------
 
 
-def _add(graph: Graph, task: Task, worker: str, priority: int) -> None:
-    graph.tasks[task.key] = task
-    graph.where[task.key] = worker
-    graph.priority[task.key] = priority
-
-
 def _cut(graph: Graph, cut: Cut, recut: Recut, kind: _Rows) -> None:
-    # copies are known by their names when they are given again
+    # the name identifies replicas that are given again
     copied = f"{COPIED}-" * (recut.copies > 1)
     name = f"{copied}{kind.name}-{uuid4().hex}"
     keys: list[Key] = []
@@ -211,8 +203,8 @@ def _piece(
     workers: Sequence[str],
     kind: _Rows,
 ) -> None:
-    """The tasks of one new piece, on its target and on those who send to it."""
-    sources: dict[int, list[Any]] = {}  # by owner, the views that it sends
+    """Add the tasks of one new partition, on its target and on the senders."""
+    sources: dict[int, list[Any]] = {}  # views that each owner sends
     joined: list[Any] = []  # in the order of rows and blocks
     for part in parts:
         view = kind.view(part)
@@ -225,15 +217,15 @@ def _piece(
         joined.append(Task(None, operator.getitem, there, len(sent) - 1))
     for owner, views in sources.items():
         bundle = _bundle(key, owner)
-        _add(graph, Task(bundle, list, List(*views)), workers[owner], LEAVING)
+        graph.add(Task(bundle, list, List(*views)), workers[owner], LEAVING)
     if len(joined) > 1:
         task = kind.join(key, joined)
     elif sources:
         task = kind.arrived(key, joined[0])
     else:
-        # a part would keep the old piece alive; a whole one is that piece
+        # a view would keep the old partition in memory
         task = kind.alone(key, joined[0])
-    _add(graph, task, workers[target], ARRIVING if sources else STAYING)
+    graph.add(task, workers[target], ARRIVING if sources else STAYING)
 
 
 def _bundle(key: Any, owner: int) -> tuple[Any, ...]:
@@ -242,7 +234,7 @@ def _bundle(key: Any, owner: int) -> tuple[Any, ...]:
 
 
 class _Rows:
-    """How rows of one kind of collection are cut and joined, in library functions."""
+    """Tasks that cut and join rows of one kind of collection, by library functions."""
 
     def __init__(
         self, collection: Any, conversion: Conversion | None, types: Iterable[str]
@@ -258,33 +250,33 @@ class _Rows:
         self.copy = self._copy(plain=type(meta) is np.ndarray)
 
     def _copy(self, *, plain: bool) -> Callable[..., Any]:
-        """What makes rows that share no memory with their old piece."""
+        """Return a function whose result shares no memory with the old partition."""
         if plain and not self.given.array:
-            return partial(np.array, order="C")  # a frame lies by columns
-        # this keeps the order of columns and rows in memory, masks, and what is sparse
+            return partial(np.array, order="C")  # a frame stores columns
+        # this keeps the memory order, masks, and sparse formats
         return copy if plain else operator.methodcaller("copy")
 
     def view(self, part: _Part) -> Any:
-        """These rows of an old piece, as they will be."""
+        """Return the converted rows of an old partition."""
         view = self.given.take(TaskRef(part.key), slice(part.start, part.stop))
         return converting.applied(self.convert, view)
 
     def alone(self, key: Key, view: Any) -> Task:
-        """A piece of one view, which shares no memory with the old piece."""
+        """Return a partition of one view, without memory of the old partition."""
         if self.given.array and self.convert:
-            return Task(key, view.func, *view.args)  # numbers that were cast are new
+            return Task(key, view.func, *view.args)  # a cast has copied
         return Task(key, self.copy, view)
 
     def arrived(self, key: Key, part: Any) -> Task:
-        """A piece of one part that was sent."""
+        """Return a partition of one part that was sent."""
         if self.array and not self.given.array:
-            return Task(key, np.ascontiguousarray, part)  # a frame lies by columns
+            return Task(key, np.ascontiguousarray, part)  # a frame stores columns
         return Task(key, part.func, *part.args)
 
     def join(self, key: Key, parts: Sequence[Any]) -> Task:
-        """All of them below each other, blocks of columns side by side."""
+        """Return a partition of parts joined along rows, and blocks of columns."""
         dense = self.array and not self.given.format
-        if self.convert and dense:  # of one type, and rows come to lie as rows
+        if self.convert and dense:  # all have one type, and rows become contiguous
             blocks = self.given.blocks if self.given.array else (1,) * len(self.tail)
             return Task(key, concatenate3, nested(parts, blocks))
         joined = self.given.join(parts)

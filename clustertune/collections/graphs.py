@@ -1,43 +1,60 @@
-"""Graphs of our own: tasks that are bound to workers, and collections made of them.
+"""Graphs of tasks that are bound to workers, and collections made of their results.
 
-A graph is sent as it is: Dask neither joins nor renames its tasks, so the keys of all
-pieces and the worker of each are known beforehand.
+A graph is sent as it is. Dask neither joins nor renames its tasks, so the keys and the
+worker of each partition are known beforehand. All task functions are those of
+libraries, so no code of this package travels.
+
+The module also takes rows of partitions and joins them, for cuts and for shuffles.
+Dask's concatenation chooses the function for the type of the chunks, so masks stay. Two
+of its effects are undone: SciPy turns most sparse formats into COO, and NumPy changes
+the byte order to the machine's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 from uuid import uuid4
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
-from dask._task_spec import Task
-from dask.base import annotate
+import pandas as pd
+from dask._task_spec import List, Task, convert_legacy_graph
+from dask.array.core import _concatenate2
+from dask.array.utils import meta_from_array
+from dask.base import annotate, collections_to_expr
 from dask.core import flatten
+from dask.dataframe import dispatch
 from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
 from distributed import CancelledError, Client, wait
 
 from clustertune.collections import conversion as converting
-from clustertune.collections import joining
 from clustertune.core.model import Conversion, Int64s, Key
+from clustertune.core.wording import names_text
+from clustertune.errors import RefusedError
 
 THRESHOLD = "distributed.admin.large-graph-warning-threshold"
 _threshold = Lock()
+SLICEABLE = frozenset(("csr", "csc", "dok", "lil"))  # sparse formats with row slices
+SCIPY = "scipy.sparse."  # prefix of the names of its types on the scheduler
 
 
 @dataclass
 class Graph:
-    """Tasks, the worker of each, and the keys of the pieces to be made, by label.
+    """Tasks, the worker of each, and the keys of the new partitions, by label.
 
-    ``loose`` tasks run elsewhere where their worker is gone. ``ends`` are keys by
-    label, one for each partition: with what its index begins and ends.
+    ``loose`` tasks may run elsewhere if their worker is gone. ``ends`` are keys by
+    label, one for each partition, of the first and last value of its index.
     """
 
     tasks: dict[Key, Any] = field(default_factory=dict)
@@ -47,9 +64,24 @@ class Graph:
     ends: dict[str, list[Key]] = field(default_factory=dict)
     loose: bool = False
 
+    def add(self, task: Any, worker: str, priority: int) -> None:
+        """Add a task that is bound to a worker."""
+        self.tasks[task.key] = task
+        self.where[task.key] = worker
+        self.priority[task.key] = priority
+
+
+def optimized(
+    collections: Sequence[Any],
+) -> tuple[Mapping[Key, Any], list[list[Key]]]:
+    """Return the tasks of collections, optimized together, and the keys of each."""
+    expression = collections_to_expr(collections).optimize()
+    keys = [list(flatten(own)) for own in expression.__dask_keys__()]
+    return convert_legacy_graph(expression.__dask_graph__()), keys
+
 
 def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Graph:
-    """A graph of small arrays, each on a worker of its own."""
+    """Return a graph of small arrays, one on each worker."""
     graph = Graph()
     name = f"constants-{uuid4().hex}"
     graph.pieces[label] = [(name, i) for i in range(len(values))]
@@ -60,14 +92,14 @@ def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Grap
 
 
 def submit(client: Client, graph: Graph) -> dict[Key, Any]:
-    """Send it to the scheduler; the futures of the pieces, and of their ends, by key.
+    """Send a graph to the scheduler; return the futures of partitions and ends by key.
 
-    Keys that the scheduler knows may be named only: thousands of futures need not
+    Tasks may name keys that the scheduler knows, so thousands of futures need not
     travel.
     """
     groups = [*graph.pieces.values(), *graph.ends.values()]
     wanted = [key for keys in groups for key in keys]
-    # as a graph of layers it is named at random; of a dict Dask would hash every task
+    # Dask would hash every task of a plain dict
     layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
     with ExitStack() as around:
         around.enter_context(_without_warning())
@@ -96,17 +128,17 @@ async def wait_for_last(client: Client, futures: Sequence[Any], seconds: float) 
 
 @contextmanager
 def _without_warning() -> Iterator[None]:
-    """Have Dask not warn that the graph is large: that advice is for users' graphs.
+    """Suppress Dask's warning about large graphs, which is meant for users' graphs.
 
-    Dask reads the threshold from its configuration, which all threads share. So one
-    thread at a time changes it, or it would not be put back.
+    All threads share the configuration with the threshold. So one thread at a time
+    changes it; otherwise it would not be restored.
     """
     with _threshold, dask.config.set({THRESHOLD: "1 TB"}):
         yield
 
 
 def _lookup(known: Mapping[Key, Any], rest: Any) -> Callable[[Key], Any]:
-    """A closure: it travels by value, and an instance would end the connection."""
+    """Return a closure, which travels by value; an instance ends the connection."""
 
     def lookup(key: Key) -> Any:
         return known.get(key, rest)
@@ -123,25 +155,25 @@ def collection(
     *,
     joined: bool = False,
 ) -> Any:
-    """A collection of these pieces, which are like those of another one.
+    """Return a collection of these partitions, which are like those of another one.
 
     Parameters
     ----------
     like
-        The Array, DataFrame or Series that the pieces come from.
+        The Array, DataFrame or Series that the partitions come from.
     pieces
         Futures by key, in order.
     rows
-        Of every piece, NaN where unknown; used for arrays.
+        Rows of every partition of an array, NaN if unknown.
     conversion
-        What the pieces have become.
+        The conversion of the partitions.
     divisions
-        Of a frame; None: unknown.
+        Divisions of a frame; None: unknown.
     joined
-        Whether rows were taken and joined, and blocks of columns, too.
+        Whether rows were taken and joined, and blocks of columns too.
     """
     meta, keys = converting.meta(like, conversion), list(pieces)
-    meta = joining.joined_meta(meta) if joined else meta
+    meta = joined_meta(meta) if joined else meta
     if isinstance(like, da.Array) or isinstance(meta, np.ndarray):
         named = _numbered(pieces)
         first: Any = next(iter(named))
@@ -152,7 +184,7 @@ def collection(
 
 
 def of_futures(x: Any, futures: Sequence[Any]) -> Any:
-    """The same loaded collection, with other futures of its pieces."""
+    """Return the loaded collection with other futures of its partitions."""
     if isinstance(x, da.Array):
         named = dict(zip(flatten(x.__dask_keys__()), futures, strict=True))
         return da.Array(named, x.name, x.chunks, meta=x._meta)  # noqa: SLF001
@@ -160,7 +192,7 @@ def of_futures(x: Any, futures: Sequence[Any]) -> Any:
 
 
 def _numbered(pieces: Mapping[Key, Any]) -> dict[Key, Any]:
-    """Pieces of an array by keys that are numbered from 0, as Dask needs them."""
+    """Number the keys of an array from 0, as Dask needs it."""
     first: Any = next(iter(pieces))
     if first[1] == 0:
         return dict(pieces)
@@ -172,10 +204,127 @@ def _numbered(pieces: Mapping[Key, Any]) -> dict[Key, Any]:
 
 
 def with_rows(x: Any, rows: Int64s | None) -> Any:
-    """The same array, which now knows the rows of its pieces."""
+    """Return the array with known rows of its partitions."""
     if rows is None or not isinstance(x, da.Array):
         return x
     if tuple(rows.tolist()) == x.chunks[0]:
         return x
     chunks = (tuple(rows.tolist()), *x.chunks[1:])
     return da.Array(x.dask, x.name, chunks, meta=x._meta)  # noqa: SLF001
+
+
+# --- rows of partitions ---------------------------------------------------------------
+
+
+class Partitions:
+    """Tasks that take and join rows of the partitions of one collection.
+
+    Parameters
+    ----------
+    collection
+        A Dask Array, DataFrame or Series.
+    types
+        Names of the types of its chunks on the scheduler. The metadata of an Array of
+        COO matrices is a NumPy array, since Dask cannot slice an empty COO matrix.
+    """
+
+    def __init__(self, collection: Any, types: Iterable[str] = ()):
+        self.array = isinstance(collection, da.Array)
+        if not self.array:
+            _refuse_repeated(collection)
+        self.blocks = collection.numblocks[1:] if self.array else ()
+        self.dtype = collection.dtype if self.array else None
+        self.format = _sparse_format(collection, types) if self.array else ""
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """The rest of a joined key after the number of the partition."""
+        return (0,) * len(self.blocks)
+
+    def take(self, partition: Any, rows: Any) -> Task:
+        """Return a task that takes rows, a slice or numbers, of a partition."""
+        if not self.array:
+            partition = Task(None, getattr, partition, "iloc")
+        elif self.format and self.format not in SLICEABLE:
+            partition = Task(None, operator.methodcaller("tocsr"), partition)
+        return Task(None, operator.getitem, partition, rows)
+
+    def join(self, parts: Sequence[Any], blocks: Sequence[int] | None = None) -> Task:
+        """Return a task that joins parts along rows, and blocks of columns.
+
+        ``blocks`` are the numbers of blocks in the dimensions after the rows.
+        """
+        if not self.array:
+            return Task(None, dispatch.concat, List(*parts))
+        blocks = self.blocks if blocks is None else blocks
+        # a single block needs no nested lists
+        blocks = () if math.prod(blocks) == 1 else blocks
+        # Dask finds a type that holds the numbers of all parts
+        join = partial(_concatenate2, axes=list(range(1 + len(blocks))))
+        return self._as_before(Task(None, join, nested(parts, blocks)))
+
+    def _as_before(self, joined: Task) -> Task:
+        """Restore the format and the byte order of the parts."""
+        if self.format:
+            wanted = operator.methodcaller("asformat", self._wanted_format)
+            return Task(None, wanted, joined)
+        assert self.dtype is not None
+        if _is_native(self.dtype):
+            return joined
+        cast = operator.methodcaller("astype", self.dtype, casting="safe")
+        return Task(None, cast, joined)
+
+    @property
+    def _wanted_format(self) -> str:
+        return self.format if self.format in SLICEABLE else "csr"
+
+
+def joined_meta(meta: Any) -> Any:
+    """Return the metadata after rows were taken: COO becomes CSR, for example."""
+    is_sparse = type(meta).__module__.startswith(SCIPY)
+    return meta.tocsr() if is_sparse and meta.format not in SLICEABLE else meta
+
+
+def _refuse_repeated(frame: Any) -> None:
+    """Refuse a frame that Dask cannot concatenate, before a task runs.
+
+    Raises
+    ------
+    RefusedError
+        A frame has a repeated name and categories, which Dask joins by name.
+    """
+    if not isinstance(frame, dd.DataFrame) or frame.columns.is_unique:
+        return
+    names = frame.columns
+    if any(isinstance(dtype, pd.CategoricalDtype) for dtype in frame.dtypes):
+        twice = names[names.duplicated()].unique()
+        raise RefusedError(
+            f"several columns are named {names_text(list(map(str, twice)))} and there "
+            "are columns of categories, so Dask cannot join the partitions; rename "
+            "the columns: `X.columns = [f'c{i}' for i in range(len(X.columns))]`"
+        )
+
+
+def nested(parts: Sequence[Any], blocks: Sequence[int]) -> Any:
+    """Nest parts in one list per number of blocks, in a list of rows."""
+    for size in reversed(blocks):
+        parts = [List(*parts[i : i + size]) for i in range(0, len(parts), size)]
+    return List(*parts)
+
+
+def _sparse_format(array: da.Array, types: Iterable[str]) -> str:
+    """Return the format of SciPy's sparse chunks, such as ``"csr"``, or ""."""
+    meta = meta_from_array(array)
+    if type(meta).__module__.startswith(SCIPY):
+        return str(meta.format)
+    names = set(types)
+    if not names or not all(name.startswith(SCIPY) for name in names):
+        return ""
+    # scipy.sparse._coo.coo_matrix, scipy.sparse._csr.csr_array
+    found = {name.rpartition(".")[2].partition("_")[0] for name in names}
+    return found.pop() if len(found) == 1 else "mixed"
+
+
+def _is_native(dtype: np.dtype[Any]) -> bool:
+    """Return whether numbers have the machine's byte order, in records too."""
+    return dtype.newbyteorder("=") == dtype

@@ -1,7 +1,7 @@
-"""What the user gave: checked, named, and grouped by the rows that belong together.
+"""Validate, name and group the collections of a call.
 
-Everything that can be wrong with an argument is said here, before anything on the
-cluster changes. Dask's collections stop here: the rest of the package sees members.
+All arguments are validated here, before anything on the cluster changes. Collections
+with the same rows form a group. The rest of the package sees them as members.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from dask.dataframe.dask_expr.io.io import BlockwiseIO
 from dask.sizeof import sizeof
 from distributed import Future
 
-from clustertune.collections import groups as numbered
-from clustertune.collections.conversion import fixed_bytes, number_bytes, value_bytes
+from clustertune.collections.conversion import (
+    fixed_bytes,
+    group_numbers,
+    number_bytes,
+    value_bytes,
+)
 from clustertune.core.model import Conversion, Goal, Int64s, Key, Member, Profile
 from clustertune.core.wording import names_text
 
@@ -32,7 +36,7 @@ COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One collection that the user gave, under the name of its argument."""
+    """A collection of the caller, with the name of its argument."""
 
     label: str
     collection: Any
@@ -40,7 +44,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Collections whose rows belong together."""
+    """Row-aligned collections."""
 
     label: str
     given: tuple[Given, ...]
@@ -48,17 +52,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that was given to ``prepare``, each collection once, by what is row-aligned.
+    """All collections of a call, each once, grouped by their rows.
 
-    A collection that is given twice (as y and as weights, or in an eval set too) is one
-    member; ``same`` leads from every label to the label of that member.
+    A collection may have several labels, for example as y and as weights. ``same`` maps
+    every label to the label under which the collection is listed.
     """
 
     groups: tuple[Group, ...]  # the training data first
-    training: tuple[str, ...]  # labels in the order in which they are handed back
+    training: tuple[str, ...]  # labels in the order of the result
     eval_sets: tuple[tuple[str, ...], ...]  # labels of each: X, y, companions
     same: Mapping[str, str]
-    #: sizes of groups that were given in place of qid, by label of the qid made of them
+    #: sizes of groups that replace qid, by the label of the qid made of them
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Given]:
@@ -66,12 +70,12 @@ class Inputs:
             yield from group.given
 
     def collection(self, label: str) -> Any:
-        """The collection of that label; None if none was given."""
+        """Return the collection of this label, or None."""
         wanted = self.same.get(label)
         return next((x.collection for x in self if x.label == wanted), None)
 
     def with_collections(self, collections: Sequence[Any]) -> Inputs:
-        """The same with other collections, in the order of iteration."""
+        """Return the inputs with other collections, in the order of iteration."""
         rest = iter(collections)
         groups = tuple(
             replace(g, given=tuple(replace(x, collection=next(rest)) for x in g.given))
@@ -80,7 +84,7 @@ class Inputs:
         return replace(self, groups=groups)
 
     def with_companion(self, label: str, collection: Any) -> Inputs:
-        """The same with one more collection beside the training data."""
+        """Return the inputs with one more collection of the training data."""
         first, *rest = self.groups
         first = replace(first, given=(*first.given, Given(label, collection)))
         same = {**self.same, label: label}
@@ -102,7 +106,7 @@ def gather(
     Raises
     ------
     TypeError
-        Something is not a Dask Array, DataFrame or Series.
+        An argument is not a Dask Array, DataFrame or Series.
     ValueError
         A collection has no rows or columns, or ``eval_set`` is not a list of sets.
     """
@@ -136,22 +140,22 @@ def gather(
 def _with_qid(
     prefix: str, named: Mapping[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """Collections by role, with the group of each row where sizes were given."""
+    """Return collections by role; sizes of groups become the group of each row."""
     found = {role: x for role, x in named.items() if role != "group"}
     group = named.get("group")
     if group is None:
         return found
     if found.get("qid") is not None:
         raise ValueError(
-            f"{prefix}qid and {prefix}group are given: both say which rows belong "
-            "together; give one of them"
+            f"{prefix}qid and {prefix}group are given, and both define the groups "
+            "of rows; give one of them"
         )
     sizes[f"{prefix}qid"] = group
-    return found | {"qid": numbered.numbers(f"{prefix}group", group)}
+    return found | {"qid": group_numbers(f"{prefix}group", group)}
 
 
 def of_rows(collections: Sequence[Any]) -> Inputs:
-    """Row-aligned collections of which none is known to be the labels; maybe none."""
+    """Return inputs of row-aligned collections without known roles."""
     if not collections:
         return NOTHING
     X, y, *others = (*collections, None) if len(collections) == 1 else collections
@@ -161,20 +165,18 @@ def of_rows(collections: Sequence[Any]) -> Inputs:
 def _add(
     label: str, given: Sequence[Given], groups: list[Group], same: dict[str, str]
 ) -> None:
-    """Add collections whose rows belong together to the group that has one of them.
+    """Add row-aligned collections to the group that has one of them, or to a new one.
 
-    Two groups with the same pieces would send them to two places.
+    Two groups with the same partitions would send them to two workers.
     """
     names = {_name(x.collection): x.label for g in groups for x in g.given}
     ours = {_name(x.collection) for x in given}
-    position = next(
-        (
-            i
-            for i, g in enumerate(groups)
-            if not ours.isdisjoint(_name(x.collection) for x in g.given)
-        ),
-        len(groups),
+    shared = (
+        i
+        for i, g in enumerate(groups)
+        if not ours.isdisjoint(_name(x.collection) for x in g.given)
     )
+    position = next(shared, len(groups))
     fresh = []
     for x in given:
         name = _name(x.collection)
@@ -190,7 +192,7 @@ def _add(
 
 
 def _eval_sets(eval_set: Any) -> list[dict[str, Any]]:
-    """By role the collections of each: of a pair, or of one with companions."""
+    """Return the collections of each eval set by role."""
     if eval_set is None:
         return []
     if not isinstance(eval_set, list | tuple) or not all(map(_is_set, eval_set)):
@@ -218,7 +220,7 @@ def _is_set(one: Any) -> bool:
 
 
 def _kinds(given: Any) -> str:
-    """What was given, in types: ``list of (Array, Array, Array)``."""
+    """Describe an argument by types: ``list of (Array, Array, Array)``."""
     if not isinstance(given, list | tuple):
         return type(given).__name__
     inner = {
@@ -231,7 +233,7 @@ def _kinds(given: Any) -> str:
 
 
 def _name(collection: Any) -> str:
-    """What two collections of the same data share."""
+    """Return a name that collections of the same data share."""
     return str(collection.__dask_keys__()[0])
 
 
@@ -277,9 +279,8 @@ def _how_to_convert(label: str, value: Any) -> str:
         )
     first = value[0] if isinstance(value, list | tuple) and value else value
     if isinstance(first, Future) or type(first).__name__.startswith("Delayed"):
-        parts, part = (
-            (name, f"{name}[0]") if first is not value else (f"[{name}]", name)
-        )
+        several = first is not value
+        parts, part = (name, f"{name}[0]") if several else (f"[{name}]", name)
         return (
             f"Make it one: {name} = dask.dataframe.from_delayed({parts}), or "
             f"{name} = dask.array.from_delayed({part}, shape=..., dtype=...)"
@@ -292,13 +293,13 @@ def _how_to_convert(label: str, value: Any) -> str:
 
 
 def companions(inputs: Inputs) -> tuple[str, ...]:
-    """Names of what was given beside X and y."""
+    """Return the names of the companions, and ``eval_set`` if given."""
     named = [x for x in inputs.training if x in COMPANIONS]
     return (*named, *["eval_set"] * bool(inputs.eval_sets))
 
 
 def wants_arrays(inputs: Inputs, profile: Profile) -> bool:
-    """Whether the library takes Arrays only, and a DataFrame or Series was given."""
+    """Return whether the library takes only Arrays and a frame is given."""
     frames = any(not isinstance(x.collection, da.Array) for x in inputs)
     return frames and "dataframe" not in profile.kinds
 
@@ -309,7 +310,7 @@ def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
     Raises
     ------
     ValueError
-        The text names the argument to give instead.
+        Sizes are given; the message names the argument to use instead.
     """
     if inputs.sizes and not profile.group_sizes:
         raise ValueError(
@@ -319,12 +320,12 @@ def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
 
 
 def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
-    """Refuse what the workload, or what was asked for, cannot have of this data.
+    """Refuse data that does not fit the workload or the other arguments.
 
     Raises
     ------
     ValueError
-        The text says what is lacking, or cannot be.
+        An argument is missing, or contradicts another one.
     """
     if "y" in inputs.training:
         _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
@@ -357,7 +358,7 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
 
 
 def _refuse_byte_order(given: Given) -> None:
-    """Refuse columns whose rows pandas cannot take one by one."""
+    """Refuse columns whose rows pandas cannot reorder."""
     x = given.collection
     if isinstance(x, da.Array):
         return
@@ -373,7 +374,7 @@ def _refuse_byte_order(given: Given) -> None:
 
 
 def _refuse_swapped(X: Any, y: Any) -> None:
-    """One number a row to learn from, and many to be learnt, is no training."""
+    """Refuse a single feature with several labels: X and y are probably swapped."""
     if X.ndim == 1 and y.ndim == 2 and y.shape[1] > 1:
         raise ValueError(
             f"X has one value a row, and y has {y.shape[1]:,}: are they swapped? It is "
@@ -401,30 +402,30 @@ def _refuse_unfit_eval_set(
 
 
 def evaluated(inputs: Inputs) -> tuple[str, ...]:
-    """Eval sets that are the training data."""
+    """Return the eval sets that are the training data."""
     numbers = range(len(inputs.eval_sets))
     return tuple(f"eval_set[{i}]" for i in numbers if is_training_data(inputs, i))
 
 
 def is_training_data(inputs: Inputs, number: int) -> bool:
-    """Whether the features of this eval set are those of the training data."""
+    """Return whether this eval set has the features of the training data."""
     return inputs.same[f"eval_set[{number}].X"] in inputs.training
 
 
-# --- what a collection says of itself -----------------------------------------------
+# --- metadata of collections ----------------------------------------------------------
 
 
 def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
-    """Keys and futures of the pieces, in the collection's own order.
+    """Return keys and futures of the partitions, in order.
 
-    The futures are None for a collection that is not persisted. A persisted DataFrame's
-    own keys are not those of its futures, but aliases of them.
+    The futures are None for a collection that is not persisted. The keys of a persisted
+    DataFrame are aliases of those of its futures.
     """
     keys = list(flatten(collection.__dask_keys__()))
     if _is_read(collection):
         return keys, None
     if isinstance(collection, da.Array):
-        # a lazy array of 100,000 tasks is told by its first key
+        # the first key shows whether an array is lazy; a copy of the graph is slow
         graph = collection.__dask_graph__()
     else:
         graph = dict(collection.__dask_graph__())
@@ -440,9 +441,9 @@ def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
 
 
 def _is_read(collection: Any) -> bool:
-    """Whether a frame is lazy and made of sources alone, which hold no futures.
+    """Return whether a frame is lazy and has only sources, which hold no futures.
 
-    Its graph need not be built to learn that; of many partitions that takes seconds.
+    This does not build the graph, which takes seconds for many partitions.
     """
     if isinstance(collection, da.Array):
         return False
@@ -451,10 +452,10 @@ def _is_read(collection: Any) -> bool:
 
 
 def missing(collection: Any) -> int:
-    """How many of its pieces a collection lacks, since Dask has joined them.
+    """Return how many partitions are missing because Dask has joined them.
 
-    The readers of Parquet join small pieces when a frame is persisted, and the frame
-    then says that it has more than there are; whatever uses it fails (dask 2026.8).
+    The Parquet readers join small partitions when a frame is persisted. The metadata
+    keeps the old number, so every use of the frame fails (dask 2026.8).
     """
     if isinstance(collection, da.Array) or _is_read(collection):
         return 0
@@ -468,21 +469,19 @@ def member(
     rows: Int64s | None = None,
     conversion: Conversion | None = None,
 ) -> Member:
-    """A member with what the collection knows of itself, nothing from the cluster."""
+    """Return a member with the metadata of a collection, without cluster data."""
     x = given.collection
     frame = isinstance(x, dd.DataFrame)
+    types = list(x.dtypes) if frame else [x.dtype]
     if isinstance(x, da.Array):
-        kind, columns, types = "array", _columns(x), [x.dtype]
+        kind, columns = "array", _columns(x)
         blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
     else:
-        kind, columns = (
-            "dataframe" if frame else "series",
-            len(x.columns) if frame else 1,
-        )
-        types, blocks = list(x.dtypes) if frame else [x.dtype], 1
+        kind = "dataframe" if frame else "series"
+        columns, blocks = len(x.columns) if frame else 1, 1
         size = _frame_bytes(types, rows)
     widths = [width for t in types if (width := number_bytes(t)) is not None]
-    if conversion is not None and not loaded:  # it will be that from the beginning
+    if conversion is not None and not loaded:  # it is loaded in the converted form
         widths = [np.dtype(conversion.dtype).itemsize]
         size = None
         if rows is not None and conversion.row_bytes is not None:
@@ -506,7 +505,7 @@ def member(
 
 
 def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
-    """By type of column, how many there are and the name of the first."""
+    """Return for each type of column the number and the name of the first."""
     found: dict[str, tuple[int, str]] = {}
     for name, dtype in x.dtypes.items():
         text = "category" if str(dtype).startswith("category") else str(dtype)
@@ -516,7 +515,7 @@ def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
 
 
 def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
-    """Bytes of all columns without the index; None where one has no fixed width."""
+    """Return the bytes of all columns without the index; None: no fixed width."""
     widths = [value_bytes(t) for t in types]
     known = [width for width in widths if width is not None]
     if rows is None or len(known) < len(widths):
@@ -525,19 +524,19 @@ def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
 
 
 def without_rows(x: da.Array) -> bool:
-    """Whether the array does not know how many rows its pieces have."""
+    """Return whether the rows of an array's partitions are unknown."""
     return any(math.isnan(n) for n in x.chunks[0])
 
 
 def origin(collection: Any) -> tuple[bool, int]:
-    """Whether a lazy collection is made of pieces in memory; bytes that it carries."""
+    """Return whether a lazy collection depends on futures, and its embedded bytes."""
     nodes = dict(collection.__dask_graph__()).values()
     derived = any(isinstance(node, Future) for node in nodes)
     return derived, sum(_carried(node) for node in nodes)
 
 
 def _carried(node: Any) -> int:
-    """Bytes of the array or frame that a node of a graph holds, or its arguments do."""
+    """Return the bytes of arrays and frames in a node of a graph."""
     values = [node.value] if isinstance(node, DataNode) else [node]
     values += getattr(node, "args", ())
     return sum(
@@ -548,7 +547,7 @@ def _carried(node: Any) -> int:
 
 
 def _total_bytes(x: da.Array) -> int | None:
-    """Of dense numbers in known chunks; of objects and sparse ones nobody knows."""
+    """Return the bytes of dense numbers in known chunks; None: unknown."""
     dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
     return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
 

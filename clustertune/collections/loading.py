@@ -1,9 +1,9 @@
-"""Data that is not in memory yet: its rows, and a graph that loads it where it belongs.
+"""Build graphs that load data, each partition on a chosen worker.
 
-Dask's own ``persist`` joins small reads of Parquet data, and then has fewer pieces than
-the frame says; and it decides itself on which worker each piece is made. Here graphs
-are optimised together, so that X and y of one source are read at once, and sent as they
-are, each piece bound to the worker on which it is to be.
+Dask's own ``persist`` joins small reads of Parquet data, so a frame then has fewer
+partitions than its metadata. It also chooses the workers itself. Here, graphs are
+optimized together, so X and y of one source are read at once. They are sent as they
+are, with each partition bound to its worker.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from uuid import uuid4
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task, TaskRef, convert_legacy_graph
-from dask.base import collections_to_expr
-from dask.core import flatten, toposort
+from dask._task_spec import Task, TaskRef
+from dask.core import toposort
 from dask.dataframe.dask_expr import from_graph
 from dask.dataframe.dask_expr._expr import Lengths, Literal, Partitions
 from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetPyarrowFS
 
 from clustertune.collections import conversion as converting
-from clustertune.collections.graphs import Graph, collection
+from clustertune.collections.graphs import Graph, collection, optimized
 from clustertune.collections.inputs import without_rows
 from clustertune.core.model import Conversion, Int64s, Key
 
@@ -35,24 +34,24 @@ logger = logging.getLogger("clustertune")
 
 @dataclass(frozen=True)
 class Lazy:
-    """A collection that is to be loaded."""
+    """A collection to load."""
 
     label: str
     collection: Any
-    workers: Sequence[str] | None  # by key; None: where Dask puts it
+    workers: Sequence[str] | None  # by key; None: Dask chooses
     conversion: Conversion | None
-    rows: Int64s | None = None  # of every piece, as far as known
+    rows: Int64s | None = None  # of every partition; None: unknown
 
 
-# --- what it says of itself -----------------------------------------------------------
+# --- rows before loading --------------------------------------------------------------
 
 
 def lengths(x: Any, *, asynchronous: bool) -> Int64s | None:
-    """Rows of every piece as far as they are known without loading; else None.
+    """Return the rows of every partition if known without loading; else None.
 
-    Of an array by its chunks, of a frame of Parquet files by their footers, through
-    operations on values, but no filters. An asynchronous client cannot wait for the
-    tasks with which Dask reads footers that are not on local disks.
+    They come from the chunks of an array, or from the footers of Parquet files if no
+    filter follows. An asynchronous client cannot wait for the tasks with which Dask
+    reads remote footers.
     """
     if isinstance(x, da.Array):
         return None if without_rows(x) else np.array(x.chunks[0], dtype=np.int64)
@@ -60,17 +59,18 @@ def lengths(x: Any, *, asynchronous: bool) -> Int64s | None:
     if any(map(_selects, nodes)) or (asynchronous and any(map(_reads_by_tasks, nodes))):
         return None
     try:
-        told = Lengths(x.expr).simplify()
-    # files of any kind, read by others: what cannot be learned now is counted later
+        lengths = Lengths(x.expr).simplify()
+    # readers of other packages may raise anything; rows are then counted after loading
     except Exception as error:  # noqa: BLE001
         logger.info("rows are not known before loading: %r", error)
         return None
-    found = told.operand("value") if isinstance(told, Literal) else ()
+    known = isinstance(lengths, Literal)
+    found = lengths.operand("value") if known else ()
     return np.array(found, dtype=np.int64) if len(found) == x.npartitions else None
 
 
 def _selects(node: Any) -> bool:
-    """Whether it takes some pieces of a source: Dask 2026.8 tells those of others."""
+    """Return whether it selects partitions: Dask 2026.8 returns rows of wrong ones."""
     if isinstance(node, Partitions):
         return True
     parameters = getattr(node, "_parameters", ())
@@ -87,7 +87,7 @@ def _reads_by_tasks(node: Any) -> bool:
 
 
 def build(lazy: Sequence[Lazy]) -> Graph:
-    """The graph that makes all pieces, each where it is to be."""
+    """Return the graph that loads all partitions, each on its worker."""
     graph = Graph()
     where: dict[Key, str] = {}
     for arrays in (True, False):
@@ -108,7 +108,7 @@ def build(lazy: Sequence[Lazy]) -> Graph:
 def collections(
     lazy: Sequence[Lazy], graph: Graph, futures: Mapping[Key, Any]
 ) -> dict[str, Any]:
-    """By label the collections of what is loaded."""
+    """Return the loaded collections by label."""
     return {
         x.label: collection(
             x.collection,
@@ -122,7 +122,7 @@ def collections(
 
 
 def _rows(x: Lazy, n_pieces: int) -> list[float]:
-    """Rows of every piece, NaN where unknown."""
+    """Return the rows of every partition, NaN if unknown."""
     if isinstance(x.collection, da.Array):
         return list(x.collection.chunks[0])
     return [math.nan] * n_pieces if x.rows is None else list(map(float, x.rows))
@@ -131,15 +131,13 @@ def _rows(x: Lazy, n_pieces: int) -> list[float]:
 def _optimised(
     collections: Sequence[Any],
 ) -> tuple[Mapping[Key, Any], list[list[Key]]]:
-    """Tasks for all of them, and the keys of each."""
+    """Return tasks for all collections, and the keys of each."""
     if not collections:
         return {}, []
-    found = collections_to_expr(collections).optimize()
-    keys = [list(flatten(own)) for own in found.__dask_keys__()]
+    tasks, keys = optimized(collections)
     if any(_pieces(x) != len(own) for x, own in zip(collections, keys, strict=True)):
-        found = collections_to_expr([unjoined(x) for x in collections]).optimize()
-        keys = [list(flatten(own)) for own in found.__dask_keys__()]
-    return convert_legacy_graph(found.__dask_graph__()), keys
+        return optimized([unjoined(x) for x in collections])
+    return tasks, keys
 
 
 def _pieces(x: Any) -> int:
@@ -147,7 +145,7 @@ def _pieces(x: Any) -> int:
 
 
 def unjoined(collection: Any) -> Any:
-    """A lazy frame of the pieces that it says it has, which Dask will not join."""
+    """Return a lazy frame whose partitions Dask does not join."""
     expression = collection.expr.simplify().lower_completely()
     return from_graph(
         expression.__dask_graph__(),
@@ -159,7 +157,7 @@ def unjoined(collection: Any) -> Any:
 
 
 def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
-    """Add what makes pieces of another kind or number type of those loaded."""
+    """Add tasks that convert the loaded partitions."""
     assert x.conversion is not None
     functions = converting.converter(x.collection, x.conversion)
     meta = converting.meta(x.collection, x.conversion)
@@ -172,7 +170,7 @@ def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
         position: Any = old[1:] if given_array else (i, *tail)  # type: ignore[index]
         key = (name, *position)
         piece = converting.applied(functions, TaskRef(old))
-        if becomes_array:  # a view would keep the whole frame, which lies by columns
+        if becomes_array:  # a view would keep the whole frame in memory
             piece = Task(None, partial(np.array, order="C"), piece)
         graph.tasks[key] = Task(key, piece.func, *piece.args)
         made.append(key)
@@ -182,7 +180,7 @@ def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
 def _with_ancestors(
     tasks: Mapping[Key, Any], where: Mapping[Key, str]
 ) -> dict[Key, str]:
-    """The worker of each piece, and of all that is needed by pieces of one alone."""
+    """Return the worker of each partition, and of tasks that only one worker needs."""
     if not where:
         return {}
     needs = {key: tasks[key].dependencies & tasks.keys() for key in tasks}

@@ -1,8 +1,8 @@
-"""Rows in another order as a graph: ordered where they lie, and where they will be.
+"""Build graphs that shuffle or sort rows, on the old and on the new worker.
 
-An order is an array of row numbers within a piece. Rows of all collections of a piece
-travel together, one key for each pair of an old and a new piece, with the numbers that
-the rows had. All task functions are those of libraries, so nothing of ours travels.
+An order is an array of row numbers within a partition. Rows of all collections travel
+together with their row numbers, one key for each pair of an old and a new partition.
+All task functions are those of libraries, so no code of this package travels.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
 
-from clustertune.collections.graphs import Graph, collection
-from clustertune.collections.joining import Partitions
+from clustertune.collections.graphs import Graph, Partitions, collection
 from clustertune.core.model import ORDER, Key, Reorder, Source
 
 SENDING, JOINING = 2, 1  # priorities
-# which pieces an order is drawn for: 0 would be no part of the seed, as NumPy reads it,
-# and the order the one with which it is decided how many rows go where
+# seeds for orders of old and new partitions; NumPy ignores a 0 at the end of a seed,
+# and the order would equal the one that decides how many rows go where
 OLD, NEW = 1, 2
-NUMBERS = Partitions(da.empty(0, dtype=np.int64))  # how row numbers are joined
-PARTS = 3  # length of a key that travels: its name, the old and the new piece
+NUMBERS = Partitions(da.empty(0, dtype=np.int64))  # joins row numbers
+PARTS = 3  # length of a key that travels: name, old and new partition
 
 
 def build(
@@ -35,7 +34,7 @@ def build(
     collections: Mapping[str, Any],
     types: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> Graph:
-    """The graph that makes all collections in their new order, and the row numbers.
+    """Return the graph of all collections in their new order, with the row numbers.
 
     ``types`` are the names of the types of chunks, by label.
     """
@@ -59,15 +58,14 @@ def build(
 
 
 def _add(graph: Graph, key: Key, task: Task, worker: str, priority: int) -> None:
-    graph.tasks[key] = Task(key, task.func, *task.args, **task.kwargs)
-    graph.where[key] = worker
-    graph.priority[key] = priority
+    """Add a task under this key."""
+    graph.add(Task(key, task.func, *task.args, **task.kwargs), worker, priority)
 
 
 def _order(reorder: Reorder, rows: Any, n: int, seed: Sequence[int]) -> Task:
-    """The order of ``n`` rows: that of their values, or a random one."""
+    """Return an order of ``n`` rows: by their values, or random."""
     if not reorder.by:
-        # numbered by itself: the same call has the same order, whichever worker asks
+        # the seed makes the order reproducible on any worker
         draw = operator.methodcaller("permutation", n)
         return Task(None, draw, Task(None, np.random.default_rng, [*seed]))
     flat = Task(None, np.ravel, rows)
@@ -81,7 +79,7 @@ def _send(
     by: int,
     piece: tuple[str, int, int],
 ) -> None:
-    """What one old piece sends to each new one, by collection; row numbers last."""
+    """Add what one old partition sends to each new one; row numbers come last."""
     name, i, start = piece
     keys = [s.keys[i] for s in reorder.sources]
     worker = reorder.workers[_owner(reorder.sources, i)]
@@ -101,7 +99,7 @@ def _send(
 
 
 def _owner(sources: Sequence[Source], i: int) -> int:
-    """Who holds a piece: its collections lie together, or X is the largest."""
+    """Return the holder of a partition, or of X if its collections are separated."""
     return int(sources[0].owner[i])
 
 
@@ -112,7 +110,7 @@ def _receive(
     by: int,
     piece: tuple[str, int],
 ) -> None:
-    """One new piece of every collection, and its row numbers."""
+    """Add one new partition of every collection, and its row numbers."""
     name, j = piece
     worker = reorder.workers[int(reorder.targets[j])]
     senders = [
@@ -145,12 +143,12 @@ def _receive(
 
 
 def _is_numbered(reorder: Reorder) -> bool:
-    """Whether rows have their numbers with them, from another order before."""
+    """Return whether rows carry numbers from an earlier shuffle."""
     return any(s.label == ORDER for s in reorder.sources)
 
 
 def _number_whole(graph: Graph, reorder: Reorder) -> None:
-    """Row numbers of whole pieces in their new order."""
+    """Add the row numbers of whole partitions in their new order."""
     assert reorder.whole is not None
     if _is_numbered(reorder):
         return
@@ -171,9 +169,9 @@ def collections(
     graph: Graph,
     futures: Mapping[Key, Any],
 ) -> dict[str, Any]:
-    """By label the collections in their new order, and that of row numbers.
+    """Return the collections in their new order and the row numbers, by label.
 
-    ``old`` are the futures of the old pieces by label.
+    ``old`` are the futures of the old partitions by label.
     """
     made = {}
     for source in reorder.sources:
@@ -193,13 +191,13 @@ def collections(
 
 
 def sent(graph: Graph) -> list[str]:
-    """Names of the keys that travel."""
+    """Return the names of the keys that travel."""
     found = {k[0] for k in graph.tasks if isinstance(k, tuple) and len(k) == PARTS}
     return sorted(map(str, found))
 
 
 def _renamed(x: Any, futures: Sequence[Any]) -> dict[Key, Any]:
-    """The same pieces by keys of another collection."""
+    """Return the partitions by keys of a new collection."""
     name = f"shuffled-{uuid4().hex}"
     tail = (0,) * (x.ndim - 1) if isinstance(x, da.Array) else ()
     return {(name, j, *tail): future for j, future in enumerate(futures)}

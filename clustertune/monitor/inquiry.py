@@ -35,7 +35,7 @@ from clustertune.core.report import Report
 from clustertune.core.rules import is_parked_first
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
-from clustertune.planner.thresholds import ceiling, space
+from clustertune.planner.memory import ceiling, space
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import survey
 from clustertune.remote.worker import park, probe, process

@@ -26,7 +26,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.operations import page_facts
 from clustertune.operations.call import check_client
-from clustertune.planner import goals, layouts, trainers
+from clustertune.planner import goals, layouts, suitability
 from clustertune.remote.scheduler.survey import MOST
 
 CUT = (
@@ -151,7 +151,7 @@ async def diagnose(question: Question) -> Report:
             f"the check did not finish within {seconds_text(question.timeout)}; give a "
             "longer timeout, or look for what blocks the scheduler"
         ) from None
-    view = trainers.chosen(view)
+    view = suitability.chosen(view)
     found = (*checks.run(view, settings), *goals.unmet(view))
     # for the dashboard page, and for conditions of scheduled restarts
     facts = page_facts.facts(view, found)

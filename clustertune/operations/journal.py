@@ -22,8 +22,8 @@ from clustertune.core.model import (
 )
 from clustertune.core.report import Report, WorkerMemory
 from clustertune.planner import forecast, layouts
-from clustertune.planner.sizes import held_bytes
-from clustertune.planner.thresholds import ceiling
+from clustertune.planner.layouts import held_bytes
+from clustertune.planner.memory import ceiling
 
 
 @dataclass

@@ -26,7 +26,7 @@ from clustertune.core.wording import names_text, plural, printable, seconds_text
 from clustertune.errors import RefusedError
 from clustertune.operations import publishing, release, workers
 from clustertune.operations.prepare import prepare
-from clustertune.planner.fingerprint import Fingerprint
+from clustertune.planner.verification import Fingerprint
 
 SCHEMA_VERSION = 1
 LONGEST = 366 * 86400.0  # seconds until a plan expires, at most

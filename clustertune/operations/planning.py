@@ -22,7 +22,7 @@ from clustertune.monitor import monitor
 from clustertune.operations import events, execution, planfile
 from clustertune.operations.call import check_client
 from clustertune.operations.planfile import LONGEST, StoredPlan
-from clustertune.planner import fingerprint, guards
+from clustertune.planner import guards, verification
 
 HOUR = "1 hour"
 MOST = 3  # differences in a message
@@ -180,7 +180,7 @@ async def _plan(
         by=events.who(),
         reason=events.why() or "",
         call=call,
-        seen=fingerprint.take(str(identity["id"]), recorder.view),
+        seen=verification.fingerprint(str(identity["id"]), recorder.view),
         report=found,
     )
 
@@ -277,7 +277,9 @@ class Comparison:
 
     def _differences(self, view: View, found: tuple[Finding, ...]) -> Iterator[str]:
         was = self.stored.seen
-        yield from fingerprint.differences(was, fingerprint.take(was.scheduler, view))
+        yield from verification.differences(
+            was, verification.fingerprint(was.scheduler, view)
+        )
         known = {f.check for f in self.stored.report.found if _critical(f)}
         for finding in found:
             if _critical(finding) and finding.check not in known:

@@ -30,7 +30,8 @@ from clustertune.operations import execution, page_facts
 from clustertune.operations.call import Call, Run
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import PrepareContext, Prepared
-from clustertune.planner import goals, layouts, planner, trainers, verification
+from clustertune.planner import goals, layouts, suitability, verification
+from clustertune.planner import plan as planner
 
 MAX_ROUNDS = 12  # each phase once, one of them twice, and some for failures
 MAX_STALLED_ROUNDS = 2  # rounds in a row without any effect
@@ -62,7 +63,7 @@ async def tune(
     stalled = 0
     for number in range(MAX_ROUNDS + 1):
         view = journal.continued(await cluster.look(notify))
-        view = trainers.chosen(view)
+        view = suitability.chosen(view)
         found = (*checks.run(view, settings), *goals.unmet(view))
         journal.add(view, found)
         plan = await _plan(cluster, journal, settings)
@@ -189,7 +190,7 @@ async def _work(run: Run) -> None:
 async def _verify(call: Call, journal: Journal) -> Report:
     run, start = Run(call), monotonic()
     await run.cluster.open(call.workers)
-    now = trainers.chosen(await _settled(run.cluster))
+    now = suitability.chosen(await _settled(run.cluster))
     run.journal.add(now, checks.run(now, run.settings))
     # memory is not compared: other work may have taken some since
     was = verification.without_aside(journal.views[-1])

@@ -30,7 +30,8 @@ from clustertune.errors import RefusedError
 from clustertune.operations import execution, page_facts
 from clustertune.operations.call import Call, Run, check_client
 from clustertune.operations.journal import Journal
-from clustertune.planner import guards, interruptions, planner
+from clustertune.planner import guards
+from clustertune.planner import plan as planner
 
 Ids = Collection[str | int]
 Steps = Callable[[View, Ids], Iterator[Step]]
@@ -113,7 +114,7 @@ def _plan(
         steps=steps,
         refused=tuple(no for _, no in proposed if no is not None),
         needs=() if then is None else (planner.known_after_trim(later),),
-        notes=interruptions.notes((*steps, *later), view),
+        notes=guards.notes((*steps, *later), view),
     )
     journal.plans.append(plan)
     execution.approve_plan(view, found, plan)

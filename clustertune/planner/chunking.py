@@ -1,48 +1,80 @@
-"""Where to cut rows, and which rows of the old pieces make up each new one (pure).
+"""Decide at which rows data is cut into partitions (pure).
 
-Rows are counted from the first row of the first piece; they keep their order. A new
-boundary lies on an old one where that can be: a join costs a copy, and a transfer where
-its parts lie on two workers.
+Partitions of X stay if they suit the workers. Otherwise they are cut near the old
+boundaries, into as many as :func:`piece_count` returns; or into up to twice as many; or
+evenly. A boundary that stays on an old one saves a copy, and a transfer if the parts
+are on two workers.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
-from clustertune.core.model import Float64s, Int64s
+from clustertune.core.model import (
+    Bools,
+    Finding,
+    Float64s,
+    Int64s,
+    Layout,
+    Member,
+    View,
+)
+from clustertune.planner import (
+    coverage,
+    grouping,
+    layouts,
+    suitability,
+)
+from clustertune.planner.grouping import Groups
+
+PIECES = frozenset(  # checks
+    ("large_pieces", "missing_evals", "too_few_pieces", "too_many_pieces")
+)
+MIN_TASK_LENGTH = 100  # of a partition's task, as a multiple of the task overhead
+#: bytes per second that a thread reads once: variances and products of columns ran at
+#: 1.6 to 2.0 GB/s, for float32 and float64, in arrays larger than all caches
+PASS = 2e9
+_ROUNDING = 1e-9
+
+
+# --- boundaries -----------------------------------------------------------------------
 
 
 class Parts(NamedTuple):
-    """Row ranges of old pieces that make up new ones, in the order of rows."""
+    """Row ranges of old partitions that make up new ones, in the order of rows."""
 
-    new: Int64s  # index of the new piece
-    old: Int64s  # index of the old piece
-    start: Int64s  # first row in the old piece
+    new: Int64s  # index of the new partition
+    old: Int64s  # index of the old partition
+    start: Int64s  # first row in the old partition
     stop: Int64s  # one past the last
 
 
 def even(n_rows: int, n_pieces: int) -> Int64s:
-    """Rows of ``n_pieces`` pieces that differ by one row at most."""
+    """Return rows of ``n_pieces`` partitions that differ by one row at most."""
     edges = np.arange(n_pieces + 1, dtype=np.int64) * n_rows // n_pieces
     return np.diff(edges)
 
 
 def near(rows: Int64s, most: int) -> Int64s:
-    """Rows of new pieces of up to ``most`` rows, cut near the old boundaries.
+    """Return rows of partitions of up to ``most`` rows, cut near the old boundaries.
 
-    Pieces are joined with the next ones as long as that is not too much, or as they
-    have less than half of it together; what is larger is cut into equal parts. Empty
-    pieces are gone.
+    A partition is joined with the next one while the sum is at most ``most``, or while
+    it has less than half of that. Larger ones are cut into equal parts. Empty ones are
+    removed.
 
     Parameters
     ----------
     rows : (pieces,)
-        Rows of the old pieces.
+        Rows of the old partitions.
     most
-        Rows that a new piece has at most, 1 or more.
+        Maximum rows of a new partition, 1 or more.
     """
     runs: list[int] = []
     run = 0
@@ -60,9 +92,9 @@ def near(rows: Int64s, most: int) -> Int64s:
 
 
 def joined(rows: Int64s, most: int) -> Int64s:
-    """Rows of runs of whole old pieces, of up to ``most`` rows each where they can be.
+    """Return rows of runs of whole old partitions, of up to ``most`` rows if possible.
 
-    For data that may not be cut: no old boundary that remains is moved.
+    For data that may not be cut: every remaining boundary is an old one.
     """
     runs: list[int] = []
     for n in rows[rows > 0].tolist():
@@ -74,16 +106,16 @@ def joined(rows: Int64s, most: int) -> Int64s:
 
 
 def at_edges(edges: Int64s, n_rows: int, cuts: Int64s) -> Int64s:
-    """Rows of pieces that are cut only at edges, each as near a wanted cut as can be.
+    """Return rows of partitions cut at the edges that are nearest to wanted cuts.
 
     Parameters
     ----------
     edges : (edges,)
-        Rows at which may be cut, ascending.
+        Rows at which a cut is allowed, ascending.
     n_rows
-        All rows.
+        Number of all rows.
     cuts : (cuts,)
-        Rows at which cuts are wanted; two that come to lie on one edge are one.
+        Rows at which cuts are wanted. Cuts with the same nearest edge become one.
     """
     near = np.zeros(0, dtype=np.int64)
     if len(edges) and len(cuts):
@@ -95,15 +127,15 @@ def at_edges(edges: Int64s, n_rows: int, cuts: Int64s) -> Int64s:
 
 
 def fullest(rows: Int64s, weights: Float64s) -> float:
-    """Rows of the fullest worker over its share, largest pieces given out first.
+    """Return the rows of the fullest worker over its share, placing large ones first.
 
-    Each goes to the worker that is least full with it: no search, so a little more than
-    the least that there is (by at most a third where workers are alike: R. L. Graham,
+    Each partition goes to the worker that is then least full. Without a search, the
+    result exceeds the minimum by at most a third for equal workers (R. L. Graham,
     Bounds on multiprocessing timing anomalies, 1969).
     """
     claim = weights[weights > 0]
     shares = rows.sum() * claim / claim.sum()
-    # of workers with the same share only the emptiest is ever in question
+    # among workers with the same share only the emptiest is a candidate
     heaps = [[(0, i) for i in np.flatnonzero(shares == s)] for s in np.unique(shares)]
     for n in np.sort(rows)[::-1].tolist():
         heap = min(heaps, key=lambda h: ((h[0][0] + n) / shares[h[0][1]], h[0][1]))
@@ -113,42 +145,295 @@ def fullest(rows: Int64s, weights: Float64s) -> float:
 
 
 def parts(old: Int64s, new: Int64s) -> Parts:
-    """Which rows of old pieces make up the new ones.
+    """Return the row ranges of old partitions that make up the new ones.
 
-    An empty new piece has one part without rows, of a piece that is near.
+    An empty new partition gets one part without rows, of a nearby partition.
 
     Parameters
     ----------
     old : (pieces,)
-        Rows of the old pieces, one row or more in all.
+        Rows of the old partitions; not all are 0.
     new : (new pieces,)
-        Rows of the new ones, as many in all.
+        Rows of the new partitions, with the same sum.
 
     Raises
     ------
     ValueError
-        The numbers of rows differ, or there are none.
+        The numbers of rows differ, or there are no rows.
     """
     if old.sum() != new.sum() or not old.sum():
         raise ValueError(f"{old.sum():,} rows cannot be cut into {new.sum():,}")
     ends, new_ends = np.cumsum(old), np.cumsum(new)
-    # np.unique would look for them in a table, which takes fifty times as long
+    # np.unique would use a hash table, which takes fifty times as long
     edges = np.sort(np.concatenate(([0], ends, new_ends)))
     edges = edges[np.diff(edges, prepend=-1) > 0]
     first, last = edges[:-1], edges[1:]
-    # the piece in which a row is: the first that ends behind it, so never an empty one
+    # the partition of a row is the first that ends after it, so never an empty one
     piece = np.searchsorted(ends, first, side="right")
     target = np.searchsorted(new_ends, first, side="right")
     start = first - (ends - old)[piece]
     stop = start + (last - first)
     empty = np.flatnonzero(new == 0)
     if len(empty):
-        beside = np.searchsorted(ends, new_ends[empty], side="right")
-        beside = np.minimum(beside, len(old) - 1)
+        nearby = np.searchsorted(ends, new_ends[empty], side="right")
+        nearby = np.minimum(nearby, len(old) - 1)
         nothing = np.zeros_like(empty)
         target = np.concatenate((target, empty))
-        piece = np.concatenate((piece, beside))
+        piece = np.concatenate((piece, nearby))
         start = np.concatenate((start, nothing))
         stop = np.concatenate((stop, nothing))
     order = np.argsort(target, kind="stable")
     return Parts(*(x[order].astype(np.int64) for x in (target, piece, start, stop)))
+
+
+# --- number of partitions -------------------------------------------------------------
+#
+# One partition per thread is the minimum that keeps all threads busy. More partitions
+# let rows be more even after workers join or leave, and each costs a task. So there are
+# more only while the task of a partition is long compared with the task overhead.
+
+
+def piece_count(nbytes: float | None, view: View, n_threads: int) -> int:
+    """Return a number of partitions for these bytes (None: unknown) and threads."""
+    profile = view.goal.workload
+    if nbytes is None:
+        return n_threads * profile.pieces_per_thread
+    each = nbytes / n_threads
+    least = max(1, math.ceil(each / max(1, max_piece_bytes(view))))
+    return n_threads * max(least, _affordable(each, view))
+
+
+def max_piece_bytes(view: View) -> int:
+    """Return the bytes above which a partition is cut, of all collections together."""
+    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
+    return min([view.goal.workload.max_piece_bytes, *(n // 10 for n in limits)])
+
+
+def _affordable(nbytes: float, view: View) -> int:
+    """Return into how many long tasks a thread's bytes can be divided."""
+    profile, overhead = view.goal.workload, view.now.overhead
+    # a model that depends on the number of partitions must not depend on a timing
+    if overhead is None or profile.keeps_pieces:
+        return profile.pieces_per_thread
+    long = nbytes / (MIN_TASK_LENGTH * overhead * PASS)
+    return min(profile.pieces_per_thread, int(long))
+
+
+def overhead_text(view: View) -> str:
+    """Return the measured task overhead in words, or "" if it is not used."""
+    overhead = view.now.overhead
+    if overhead is None or view.goal.workload.keeps_pieces:
+        return ""
+    return f"a task costs {overhead * 1e3:.2g} ms here"
+
+
+def wanted_pieces(view: View, n_rows: int) -> int | None:
+    """Return the requested number of partitions, or that of the model; None: any."""
+    if not isinstance(view.goal.rechunk, bool):
+        return view.goal.rechunk
+    rows, pieces = view.goal.kept or (0, 0)
+    possible = rows == n_rows and len(view.eligible_workers) <= pieces <= n_rows
+    return pieces if possible and view.goal.workload.keeps_pieces else None
+
+
+# --- partitions of a layout -----------------------------------------------------------
+
+
+def rows_of(member: Member) -> Int64s:
+    """Return the rows of the partitions of a loaded, counted collection."""
+    assert member.rows is not None
+    return member.rows
+
+
+def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
+    """Return the rows of the new partitions of a layout: those of X if they suit.
+
+    Parameters
+    ----------
+    layout
+        A loaded, counted layout.
+    view
+        The view that contains the layout.
+    about
+        Findings about the layout.
+    """
+    if view.goal.rechunk is False or layouts.is_copied(layout):
+        return rows_of(layout.members[0])  # only values are converted
+    groups = grouping.of(layout)
+    if groups is not None and view.goal.workload.groups:
+        return _at_groups(layout, groups, view, about)
+    # A fit that needs equal rows hangs with unequal ones. So this comes before groups
+    # that the library does not use.
+    if layout is view.layouts[0] and view.goal.workload.exact_rows:
+        return _exact(layout, view, about)
+    if any(m.label.rpartition(".")[2] == "qid" for m in layout.members):
+        return _of_groups(layout, view, about)
+    return _anywhere(layout, view, about)
+
+
+def fresh(layout: Layout, view: View) -> Int64s:
+    """Return rows of even partitions for rows that all travel."""
+    total = int(rows_of(layout.members[0]).sum())
+    wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
+    n_pieces = _count_for(layout, view) if wanted is None else wanted
+    return even(total, min(max(1, total), n_pieces))
+
+
+def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
+    """Return rows of partitions that may be cut at any row."""
+    old = rows_of(layout.members[0])
+    total = int(old.sum())
+    wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
+    if wanted is not None:
+        return even(total, min(total, wanted))
+    if _suits(layout, old, view, about):
+        return old
+    n_pieces = min(total, _count_for(layout, view))
+    most = -(-total // n_pieces)
+    closest = near(old, most)
+    if layout is not view.layouts[0]:
+        return closest  # an eval set is only scored, so rows need not be even
+    finer = near(old, max(1, most // 2))
+    return _most_even(layout, [closest, finer, even(total, n_pieces)], view)
+
+
+def covering(
+    layout: Layout, rows: Int64s, view: View, *, alone: bool
+) -> tuple[Int64s, Bools] | None:
+    """Cut partitions further so that every worker can have every class, if needed.
+
+    ``alone`` puts rows of rare classes into partitions without other rows, for cases in
+    which whole partitions cannot be distributed. The second result is the classes of
+    each partition. None means that no class is needed.
+    """
+    classes = coverage.needed(layout, view)
+    if classes is None:
+        return None
+    n_workers = len(view.eligible_workers)
+    finer = coverage.finer(classes, rows, n_workers, alone=alone)
+    return finer, coverage.present_in(classes, finer)
+
+
+def remainder(layout: Layout, view: View) -> int:
+    """Return the rows of the training data left out to make workers exactly even."""
+    if layout is not view.layouts[0] or not view.goal.workload.exact_rows:
+        return 0
+    if view.goal.rechunk is False:  # no partition is cut
+        return 0
+    total, n_workers = int(rows_of(layout.members[0]).sum()), len(view.eligible_workers)
+    return total % n_workers if n_workers <= total else 0  # too few rows are an error
+
+
+def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
+    """Return equal rows for each worker, one run per worker, then the remainder."""
+    old, n_workers = rows_of(layout.members[0]), len(view.eligible_workers)
+    left, total = remainder(layout, view), int(old.sum())
+    if total < n_workers:
+        return old
+    is_even = fullest(old, layouts.weights(view)) <= 1 + _ROUNDING
+    if not left and is_even and _suits(layout, old, view, about):
+        return old
+    each = total // n_workers
+    parts = max(1, _count_for(layout, view) // n_workers)
+    rows = np.tile(even(each, min(each, parts)), n_workers)
+    return np.append(rows, left) if left else rows
+
+
+def _most_even(
+    layout: Layout, tries: list[Int64s], view: View, *, may_stay: bool = True
+) -> Int64s:
+    """Return the first rows that can be even within the tolerance, else the best."""
+    weights = layouts.weights(view)
+    spread = []
+    for rows in tries:
+        spread.append(fullest(rows, weights))
+        if spread[-1] <= 1 + view.goal.tolerance + _ROUNDING:
+            return rows
+    old = rows_of(layout.members[0])
+    best = int(np.argmin(spread))
+    # partitions stay if none is better and each worker can have one
+    enough = bool(np.count_nonzero(old) >= np.count_nonzero(weights))
+    stays = enough and fullest(old, weights) <= spread[best] + _ROUNDING
+    return old if stays and may_stay and layout.aligned else tries[best]
+
+
+def _at_groups(
+    layout: Layout, groups: Groups, view: View, about: Sequence[Finding]
+) -> Int64s:
+    """Return partitions that end where groups end, near the old ends if these suit."""
+    old, total = rows_of(layout.members[0]), int(groups.counts.sum())
+    if not grouping.are_in_order(groups, view.goal.workload.groups):
+        return old  # a shuffle puts the groups in order first
+    ends = np.cumsum(old)[:-1]
+    closest = at_edges(groups.edges, total, ends)
+    whole = np.isin(ends, np.concatenate([groups.edges, [0, total]])).all()
+    if whole and _suits(layout, old, view, about):
+        return old
+    # the ends of empty partitions may have moved to other edges
+    if _suits(layout, closest, view, about):
+        return closest
+    n_pieces = _count_for(layout, view)
+    tries = [closest]
+    for factor in (1, 2, 4, 8):
+        cuts = np.cumsum(even(total, min(total, n_pieces * factor)))[:-1]
+        tries.append(at_edges(groups.edges, total, cuts))
+    # too few partitions are no improvement, even if they are even
+    fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
+    enough = [rows for rows in tries if np.count_nonzero(rows) >= fewest]
+    # old partitions that cut through groups may be more even than whole groups
+    return _most_even(layout, enough or tries[-1:], view, may_stay=bool(whole))
+
+
+def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
+    """Return joined partitions: any other cut may go through a group."""
+    ends = [np.cumsum(rows_of(m)) for m in layout.members]
+    common = reduce(np.intersect1d, ends)
+    old = np.diff(common[common > 0], prepend=0)
+    if _suits(layout, old, view, about):
+        return old
+    total = int(old.sum())
+    new = joined(old, -(-total // _count_for(layout, view)))
+    weights = layouts.weights(view)
+    crowded = bool(suitability.too_many(_bare(layout, old), view))
+    # joining does not help against too few or uneven partitions
+    better = fullest(new, weights) < fullest(old, weights)
+    return new if crowded or better else old
+
+
+def _count_for(layout: Layout, view: View) -> int:
+    n_threads = sum(w.nthreads for w in view.eligible_workers)
+    return piece_count(layout.nbytes, view, n_threads)
+
+
+def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -> bool:
+    """Return whether partitions of these rows are not too few, too many, or too large.
+
+    Checks see aligned layouts only, so the rules are applied to X alone as well.
+    """
+    if any(f.check in PIECES for f in about):
+        return False
+    bare = _bare(layout, rows)
+    only = replace(view, layouts=(bare,))
+    if layout.members[0].column_blocks > 1:
+        n_bytes = layout.nbytes / max(1, len(rows))
+        if n_bytes > view.goal.workload.max_piece_bytes:
+            return False
+    if suitability.too_large(bare, only) or suitability.too_many(bare, only):
+        return False
+    return layout is not view.layouts[0] or not suitability.too_few(bare, only)
+
+
+def _bare(layout: Layout, rows: Int64s) -> Layout:
+    """Return the layout with partitions of these rows: one collection, no holders."""
+    total = int(rows.sum())
+    nbytes = (rows * (layout.nbytes / max(1, total))).astype(np.int64)
+    none = np.zeros(0, dtype=np.int64)
+    member = replace(
+        layout.members[0],
+        keys=tuple(range(len(rows))),
+        rows=rows,
+        nbytes=nbytes,
+        holders=(none, none),
+        column_blocks=1,
+    )
+    return Layout(label=layout.label, members=(member,))

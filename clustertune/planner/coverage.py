@@ -1,8 +1,8 @@
-"""Which classes of labels every worker holds, and how each can have all (pure).
+"""Distribute partitions so that every worker has every class of labels (pure).
 
-What is known of classes comes from :func:`clustertune.remote.worker.content.classes`: how many
-rows of each are in every piece, and where some of them are. Those rows are *witnesses*:
-a worker that has one of a class has that class.
+``remote.worker.content.classes`` returns the rows of each class in every partition, and
+the positions of some of them. These rows are *witnesses*: a worker with a witness of a
+class has that class.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from clustertune.planner import layouts
 
 Float32s = npt.NDArray[np.float32]
 
-NEAR = 32  # pieces, and workers, among which an exchange is looked for
-LESS = 1 - 1e-9  # what a ratio must come down to, to be less
-TINY = 1e-9  # instead of a share of 0, to divide by
+NEAR = 32  # partitions, and workers, that are tried for an exchange
+LESS = 1 - 1e-9  # factor below which a ratio counts as smaller
+TINY = 1e-9  # replaces a share of 0 in divisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class Classes:
     label: str
     names: tuple[Any, ...]
     counts: Int64s  # (pieces, classes) rows
-    witnesses: tuple[Int64s, ...]  # by class, rows of some of its rows, ascending
+    witnesses: tuple[Int64s, ...]  # by class, positions of some rows, ascending
 
     @property
     def totals(self) -> Int64s:
@@ -40,7 +40,7 @@ class Classes:
 
 
 def of(layout: Layout) -> Classes | None:
-    """The classes of a layout; None: these are no classes, or were not looked at."""
+    """Return the classes of a layout; None: not classes, or not read."""
     member = next((m for m in layout.members if m.label == "y"), None)
     if member is None or member.contents is None or member.rows is None:
         return None
@@ -63,7 +63,7 @@ def of(layout: Layout) -> Classes | None:
 
 
 def needed(layout: Layout, view: View) -> Classes | None:
-    """Classes that every worker is to have; None: none, or they have too few rows."""
+    """Return the classes that every worker needs; None: none, or too few rows."""
     if view.goal.workload.needs_all_classes is False or layout is not view.layouts[0]:
         return None
     classes = of(layout)
@@ -73,14 +73,14 @@ def needed(layout: Layout, view: View) -> Classes | None:
 
 
 def missing(present: Bools, home: Int64s, eligible: Bools) -> Bools:
-    """(workers, classes): which class an eligible worker has no row of."""
+    """Return (workers, classes): the classes that eligible workers lack."""
     held = np.zeros((len(eligible), present.shape[1]), dtype=bool)
     np.logical_or.at(held, home[home >= 0], present[home >= 0])
     return ~held & eligible[:, None]
 
 
 def present_in(classes: Classes, rows: Int64s) -> Bools:
-    """(pieces, classes): which classes pieces of these rows surely have."""
+    """Return (partitions, classes): the classes that a witness proves."""
     ends = np.cumsum(rows)
     found = np.zeros((len(rows), len(classes.names)), dtype=bool)
     for number, witnesses in enumerate(classes.witnesses):
@@ -89,19 +89,19 @@ def present_in(classes: Classes, rows: Int64s) -> Bools:
 
 
 def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int64s:
-    """Rows of pieces cut so that every class is in as many pieces as there are workers.
+    """Cut partitions so that every class is in as many partitions as workers.
 
     Parameters
     ----------
     classes
-        Each with as many rows as workers, or more.
+        Each class has at least as many rows as there are workers.
     rows : (pieces,)
-        Of the pieces that are cut further, where that is needed.
+        Rows of the partitions that may be cut further.
     n_workers
-        How many workers need each class.
+        Number of workers that need each class.
     alone
-        Give the rows that stand for a class pieces of their own. Then there is always
-        a way to share them out.
+        Put each witness into a partition without other rows. Then the partitions can
+        always be distributed.
     """
     edges = set(np.cumsum(rows).tolist())
     enough = present_in(classes, rows).sum(axis=0) >= n_workers
@@ -127,9 +127,10 @@ def shared(
     start: Int64s | None = None,
     budget: Float64s | None = None,
 ) -> Int64s | None:
-    """Targets with which whole pieces cover all classes; None: they have to be cut.
+    """Return targets with which whole partitions cover all classes; None: impossible.
 
-    By default from where they are; those on workers that may not train go to the first.
+    The search starts from ``start``, by default the homes. Partitions on workers that
+    may not train start on the first one that may.
     """
     claim = layouts.weights(view)
     if start is None:
@@ -157,32 +158,31 @@ def spread(
     budget: Float64s | None = None,
     tolerance: float = 0.0,
 ) -> Int64s | None:
-    """Targets of pieces with which every worker has every class; None: none found.
+    """Return targets with which every worker has every class; None: none found.
 
-    A piece is exchanged for another one, or goes alone, until nothing is missing: at
-    each step what keeps to the budgets, of that what leaves rows even, of that what
-    brings most, of that what moves least rows. Then rows are evened out, as far as no
-    class goes missing.
+    Each step exchanges two partitions, or moves one. It prefers, in this order, a step
+    that keeps to the budgets, leaves rows even, adds most classes, and moves fewest
+    rows. At the end, rows are made more even without losing a class.
 
     Parameters
     ----------
     target : (pieces,)
-        Workers to begin with, all of which have a claim.
+        Workers at the start; all have a positive claim.
     present : (pieces, classes)
-        Which piece has rows of which class.
+        Whether a partition has rows of a class.
     rows : (pieces,)
         Rows of each.
     claim : (workers,)
-        Rows are even in proportion to it. Who has none needs no class.
+        Rows are even in proportion to it. A worker with claim 0 needs no class.
     nbytes : (pieces,), optional
         Bytes of each.
     budget : (workers,), optional
-        Bytes that each has room for; exceeded only where nothing else is found.
+        Free bytes of each worker; exceeded only if no other targets are found.
     tolerance
-        By how much a worker may exceed its share of rows, as a fraction.
+        Fraction by which a worker may exceed its share of rows.
     """
     sharing = _Sharing(target, present, rows, claim, nbytes, budget, 1 + tolerance)
-    # the rarest first: it can come from the fewest pieces
+    # the rarest class first: the fewest partitions have it
     rare = np.argsort(present.sum(axis=0), kind="stable")
     while (lacking := sharing.lacking()[:, rare]).any():
         first = int(lacking.any(axis=0).argmax())
@@ -195,7 +195,7 @@ def spread(
 
 
 class _Sharing:
-    """Which worker has which pieces, and so which classes, rows and bytes."""
+    """The partitions of each worker, with their classes, rows and bytes."""
 
     def __init__(
         self,
@@ -222,15 +222,15 @@ class _Sharing:
         self.used = np.bincount(target, self.nbytes, n_workers)
 
     def lacking(self) -> Bools:
-        """(workers, classes): what is missing."""
+        """Return (workers, classes): the classes that are missing."""
         lacking: Bools = (self.held == 0) & self.needs[:, None]
         return lacking
 
     def bring(self, number: int, worker: int) -> bool:
-        """Bring a class to a worker; whether there is a way with which less is missing.
+        """Bring a class to a worker; return whether fewer classes are missing then.
 
-        Of a class in as many pieces with no other class as there are workers, one is
-        always to be had: some worker has two of them.
+        This succeeds if as many partitions as workers have this class alone: then some
+        worker has two of them.
         """
         others = np.flatnonzero(self.present[:, number] & (self.target != worker))
         way = _Ways(self, worker, others)
@@ -240,7 +240,7 @@ class _Sharing:
         return best is not None
 
     def relieve(self) -> bool:
-        """Make the fullest worker less full; whether there is a way to do so."""
+        """Make the fullest worker less full; return whether that was possible."""
         ratio = np.where(self.needs, self.load / self.share, np.inf)
         fullest = int(np.where(self.needs, ratio, 0.0).argmax())
         if ratio[fullest] <= self.limit:
@@ -258,7 +258,7 @@ class _Sharing:
         return False
 
     def _exchange(self, worker: int, give: int, take: int) -> None:
-        """One piece comes to the worker, and one goes back to where that was, or -1."""
+        """Give the worker one partition, and return ``take`` unless it is -1."""
         source = int(self.target[give])
         self._move(give, worker)
         if take >= 0:
@@ -277,12 +277,12 @@ class _Sharing:
 
 
 class _Ways:
-    """Ways to bring one of some pieces to a worker, in exchange for one of its own.
+    """Ways to give a worker one of some partitions in exchange for one of its own.
 
-    Each is told by an entry for a piece that comes, and one that goes back; the last
-    stands for none. ``missing`` is by how much more (worker, class) are missing then,
-    ``over`` by how many bytes budgets are exceeded further, ``strain`` the rows of the
-    fuller of both over its share.
+    Rows of each array are partitions to give, columns are partitions to take back; the
+    last column means none. ``missing`` is the change of missing (worker, class) pairs,
+    ``over`` the additional bytes above budgets, and ``strain`` the rows over the share
+    of the fuller worker.
     """
 
     def __init__(self, now: _Sharing, worker: int, others: Int64s):
@@ -304,14 +304,14 @@ class _Ways:
         )
 
     def _few(self, pieces: Int64s) -> Int64s:
-        """Those of which least is missed where they are."""
+        """Return the partitions whose worker would lose the fewest classes."""
         now = self._now
         missed = (now.held[now.target[pieces]] == 1) & now.present[pieces]
         order = np.argsort(missed.sum(axis=1), kind="stable")
         return pieces[order[:NEAR]]
 
     def _shift(self, amounts: Int64s) -> Int64s:
-        """(give, take) what comes to the worker, less what goes back."""
+        """Return (give, take): what the worker gets, minus what it gives back."""
         back = np.append(amounts[self.take], 0)
         shift: Int64s = amounts[self.give][:, None] - back
         return shift
@@ -326,7 +326,7 @@ class _Ways:
         return more - less
 
     def best(self, cost: Float64s) -> tuple[int, int] | None:
-        """The way of least cost, and of these as :func:`spread` says; None: none."""
+        """Return the way with the least cost, then as in :func:`spread`, or None."""
         ways = np.flatnonzero(np.isfinite(cost))
         if not len(ways):
             return None
@@ -343,5 +343,5 @@ class _Ways:
 
 
 def _common(a: Bools, b: Bools) -> Float32s:
-    """(a, b) how many classes are in both."""
+    """Return (a, b): the number of classes in both."""
     return a.astype(np.float32) @ b.astype(np.float32).T

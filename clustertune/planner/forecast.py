@@ -1,10 +1,10 @@
-"""How much memory a fit takes on every worker, and what would make it enough (pure).
+"""Forecast the memory of a fit on every worker, and the changes that reduce it (pure).
 
-A worker's process has, in the fit: what it has without Dask's data, and at least what
-one has that has imported the library; Dask's keys that were not given, but for those
-that the caller's names let go by then; and a multiple of its share of the given data.
-Where the library copies eval sets to all workers, each has all of them. The sum may be
-``memory_fraction`` of the worker's limit.
+During a fit, a worker's process has its unmanaged memory, or that of a process that has
+imported the library if that is more. It also has Dask's other keys that are not
+released by then, and a multiple of its share of the given data. If the library copies
+eval sets to all workers, each has all of them. The sum may be ``memory_fraction`` of
+the worker's limit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner.layouts import held as pieces_held
-from clustertune.planner.layouts import weights
+from clustertune.planner.layouts import held_bytes, member_bytes, weights
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
-from clustertune.planner.sizes import held_bytes, member_bytes
 
 _ROUNDING = 0.5  # bytes
 FLOAT32 = 4  # bytes
@@ -39,36 +38,36 @@ FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What may be changed before a fit; as it is, nothing."""
+    """Changes before a fit; the default changes nothing."""
 
-    float32: bool = False  # features of float64 are cast
-    frugal: bool = False  # the workload that does the same with less
-    release: bool = False  # of Dask's keys, none is kept but those given
-    n_workers: int | None = None  # like those that there are; None: as many as are due
-    memory_limit: float = 0.0  # bytes that every worker has at least
+    float32: bool = False  # cast features of float64
+    frugal: bool = False  # use the workload that needs less memory
+    release: bool = False  # release all keys except the given data
+    n_workers: int | None = None  # like the present ones; None: the expected number
+    memory_limit: float = 0.0  # minimum bytes of every worker
 
 
 AS_IT_IS = Change()
 
 
 class Demand(NamedTuple):
-    """Bytes that a fit takes for its data, in all."""
+    """Bytes that a fit takes for its data."""
 
-    divided: float  # among the workers, by their threads
-    copied: float  # on every one
+    divided: float  # in total, divided among the workers by their threads
+    copied: float  # on every worker
 
 
 class Need(NamedTuple):
     """Bytes on one worker."""
 
-    lacking: float  # that the fit needs beyond what it may fill
-    total: float  # that the process will have
-    free: float  # for the worker's share of the data and its copies
+    lacking: float  # beyond what the fit may fill
+    total: float  # of the process during the fit
+    free: float  # for the worker's share of the data
     worker: WorkerSnapshot
 
 
 class Way(NamedTuple):
-    """A change with which the fit has enough memory, and how it is asked for."""
+    """A change that gives the fit enough memory, and its description."""
 
     change: Change
     text: str
@@ -78,7 +77,7 @@ class Way(NamedTuple):
 
 
 def demand(view: View, change: Change = AS_IT_IS) -> Demand | Unknown:
-    """What the fit takes for all given data, wherever it is now."""
+    """Return what the fit takes for all given data, independent of its placement."""
     profile = _profile(view, change)
     divided = copied = 0.0
     for number, layout in enumerate(view.layouts):
@@ -97,7 +96,7 @@ def demand(view: View, change: Change = AS_IT_IS) -> Demand | Unknown:
 
 
 def needs(view: View, change: Change = AS_IT_IS) -> list[Need] | Unknown:
-    """What each worker needs that may train and of which the memory is known."""
+    """Return the need of each worker that may train and whose memory is known."""
     wanted = demand(view, change)
     if isinstance(wanted, Unknown):
         return wanted
@@ -114,7 +113,7 @@ def needs(view: View, change: Change = AS_IT_IS) -> list[Need] | Unknown:
 def _rooms(
     view: View, change: Change, wanted: Demand
 ) -> Iterator[tuple[WorkerSnapshot, float, float]]:
-    """(worker, bytes that no more workers would spare it, bytes for its share)."""
+    """Yield (worker, bytes independent of the number of workers, free bytes)."""
     for worker, other in zip(view.now.workers, _fixed(view, change), strict=True):
         most = limit(worker, view)
         if view.eligible(worker) and not isinstance(most, Unknown):
@@ -124,14 +123,14 @@ def _rooms(
 
 
 def short(found: list[Need]) -> list[Need]:
-    """Those that lack memory."""
+    """Return the needs of workers that lack memory."""
     return [need for need in found if need.lacking > _ROUNDING]
 
 
 def peaks(view: View) -> dict[str | int, int]:
-    """By worker the bytes that its process is predicted to have in the fit.
+    """Predict the process memory of each worker during a fit, by id.
 
-    With the data where it lies; of data that is not loaded nothing is predicted.
+    The prediction uses the present placement. It is empty if data is not loaded.
     """
     if not view.layouts or not all(x.loaded for x in view.layouts):
         return {}
@@ -153,9 +152,9 @@ def peaks(view: View) -> dict[str | int, int]:
 
 
 def _in_work(layout: Layout, view: View) -> Float64s:
-    """Bytes on every worker of the pieces that its threads work on at a time, at most.
+    """Return the bytes that each worker's threads process at a time, at most.
 
-    Pieces are taken for as large as the largest there.
+    Each thread is assumed to process the largest partition of its worker.
     """
     there = pieces_held(layout, len(view.now.workers))
     largest = np.zeros(len(view.now.workers), dtype=np.float64)
@@ -165,13 +164,13 @@ def _in_work(layout: Layout, view: View) -> Float64s:
 
 
 def _fixed(view: View, change: Change) -> Float64s:
-    """Bytes of every worker's process in the fit that are no given data."""
+    """Return the bytes of every process during the fit that are not given data."""
     base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
     return base if change.release else base + _kept_bytes(view)
 
 
 def _kept_bytes(view: View) -> Float64s:
-    """Bytes on every worker of keys that were not given, and are there in the fit."""
+    """Return the bytes on every worker of other keys that remain during the fit."""
     replaced = [view.replaced.get(w.id, 0) for w in view.now.workers]
     return np.maximum(0.0, other_bytes(view) - np.array(replaced, dtype=np.float64))
 
@@ -182,7 +181,7 @@ def _profile(view: View, change: Change) -> Profile:
 
 
 def _size(member: Member, change: Change) -> float | Unknown:
-    """Bytes of a collection in the fit: converted, where it is to be."""
+    """Return the bytes of a collection during the fit, after its conversion."""
     size = member_bytes(member)
     if isinstance(size, Unknown):
         return size
@@ -204,13 +203,13 @@ def _itemsize(member: Member, change: Change) -> int | None:
 
 
 def _is_wide(member: Member) -> bool:
-    """Whether ``dtype="float32"`` would make it smaller: it is of features."""
+    """Return whether ``dtype="float32"`` makes it smaller; it applies to features."""
     features = variable(member.label) == "X"
     return features and member.conversion is None and member.itemsize == 2 * FLOAT32
 
 
 def _wide_share(member: Member) -> float:
-    """Columns of eight-byte numbers, as a fraction of all; only those are cast."""
+    """Return the fraction of columns that are cast: those of eight-byte numbers."""
     counts = {name: count for name, (count, _) in member.types.items()}
     wide = sum(n for name, n in counts.items() if name.lower().endswith("64"))
     return wide / sum(counts.values()) if counts else 1.0
@@ -220,10 +219,10 @@ def _wide_share(member: Member) -> float:
 
 
 def workers_needed(view: View, change: Change = AS_IT_IS) -> int | Unknown | None:
-    """The fewest workers on which the fit has the memory that it needs.
+    """Return the fewest workers with which the fit has enough memory.
 
-    Workers to come are taken to be like those that there are. None: no number would
-    do, as the fit may fill nothing of one of these.
+    New workers are assumed to be like the present ones. None means that no number is
+    enough, because a present worker has no free memory.
     """
     if not view.layouts:
         return Unknown("no data is given")
@@ -237,11 +236,13 @@ def workers_needed(view: View, change: Change = AS_IT_IS) -> int | Unknown | Non
         return None
     each = wanted.divided * len(view.eligible_workers)
     threads = float(weights(view).sum())
-    return max(1, *(math.ceil(each * n / (threads * free)) for n, free in rooms))
+    # as many bytes may be missing as in `short`
+    limits = [(n, threads * (free + _ROUNDING)) for n, free in rooms]
+    return max(1, *(math.ceil(each * n / most) for n, most in limits))
 
 
 def wanted_workers(view: View) -> int | None:
-    """How many workers were asked for; None: no number, or it is not known yet."""
+    """Return the requested number of workers; None: none, or not known yet."""
     wanted = view.goal.n_workers
     if not isinstance(wanted, str):
         return wanted
@@ -251,16 +252,16 @@ def wanted_workers(view: View) -> int | None:
 
 
 def expected_workers(view: View) -> int:
-    """How many workers are to train; those that are still to be started count."""
+    """Return how many workers will train, including those not started yet."""
     now = len(view.eligible_workers)
     return now if view.goal.workers is not None else max(now, wanted_workers(view) or 0)
 
 
-# --- ways out -------------------------------------------------------------------------
+# --- changes that help ----------------------------------------------------------------
 
 
 def options(view: View) -> dict[str, Change]:
-    """Changes that need no other workers and can be made here, cheapest first."""
+    """Return possible changes that keep the workers, cheapest first."""
     found = {}
     kept = view.goal.workload.feature_bytes
     members = [m for x in view.layouts for m in x.members]
@@ -274,9 +275,9 @@ def options(view: View) -> dict[str, Change]:
 
 
 def ways(view: View) -> tuple[Way, ...]:
-    """Ways to give a fit that lacks memory what it needs, cheapest first.
+    """Return ways to give a fit enough memory, cheapest first.
 
-    Each is one change that does alone; else the fewest that do together.
+    Each way is a single change if one is enough, otherwise a smallest combination.
     """
     changes = [*_same_workers(view), *_more_workers(view), larger_workers(view)]
     return tuple(Way(change, _text(change, view)) for change in changes)
@@ -301,16 +302,16 @@ def _more_workers(view: View) -> Iterator[Change]:
 
 
 def larger_workers(view: View) -> Change:
-    """The limit that is enough for every worker that lacks memory, rounded up."""
+    """Return the memory limit that is enough for every worker, rounded up."""
     lacking = short(_known(view, AS_IT_IS))
     most = max((n.total for n in lacking), default=0.0) / view.goal.memory_fraction
-    # as it is shown: with one decimal, which is read as whole bytes
+    # rounded to one decimal, as bytes_text shows it
     step = max(1.0, 1024.0 ** int(math.log(max(1.0, most), 1024)) / 10)
     return Change(memory_limit=math.ceil((most + 1) / step) * step)
 
 
 def _together(view: View) -> Iterator[list[Change]]:
-    """No change; every one of the options; every two of them; ..."""
+    """Yield no change, then each option, then each pair of options, and so on."""
     known = list(options(view).values())
     for size in range(len(known) + 1):
         yield [
@@ -324,7 +325,7 @@ def _together(view: View) -> Iterator[list[Change]]:
 
 
 def fullest(view: View, change: Change) -> int:
-    """Bytes that the fullest worker needs after the change."""
+    """Return the bytes that the fullest worker needs after the change."""
     return round(max((need.total for need in _known(view, change)), default=0.0))
 
 
@@ -334,12 +335,12 @@ def _known(view: View, change: Change) -> list[Need]:
 
 
 def _other(view: View) -> float:
-    """Bytes of keys that were not given, on workers that may train."""
+    """Return the bytes of other keys on workers that may train."""
     return float(_kept_bytes(view)[weights(view) > 0].sum())
 
 
 def _text(change: Change, view: View) -> str:
-    """What to do, and what comes of it."""
+    """Describe the change and its result."""
     parts = ['dtype="float32"'] if change.float32 else []
     if change.frugal:
         profile = view.goal.workload
@@ -362,7 +363,7 @@ def _text(change: Change, view: View) -> str:
 
 
 def _hosts_have(size: float, view: View) -> bool:
-    """Whether nannies can give workers this limit, and hosts have the memory."""
+    """Return whether nannies can set this limit and the hosts have the memory."""
     wanted: Counter[str] = Counter()
     there: dict[str, int] = {}
     for w in view.now.workers:

@@ -1,6 +1,6 @@
-"""Query groups (``qid``) of row-aligned collections: where they begin, how they lie.
+"""Find where query groups (``qid``) begin and whether they are in order (pure).
 
-Pure. What is known of a group comes from :func:`clustertune.remote.worker.content.runs`.
+The values come from :func:`clustertune.remote.worker.content.runs`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import numpy as np
 import numpy.typing as npt
 
 from clustertune.core.model import Int64s, Layout, Member
-from clustertune.planner import replicas
+from clustertune.planner import layouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Groups:
-    """Runs of rows of one group each, in the order of rows."""
+    """Runs of rows of one group, in the order of rows."""
 
-    label: str  # of the member that names them
-    values: npt.NDArray[Any]  # (runs,) the group of each
-    counts: Int64s  # (runs,) its rows; meaningless where rows are scattered
+    label: str  # of the collection with the groups
+    values: npt.NDArray[Any]  # (runs,) group of each run
+    counts: Int64s  # (runs,) rows; meaningless if rows of a group are scattered
     together: bool  # every group is one run
-    ascending: bool  # and they come in order
+    ascending: bool  # groups are together and in order
 
     @property
     def edges(self) -> Int64s:
-        """First rows of all runs but the first: where rows may be cut."""
+        """First rows of all runs but the first, at which a cut is allowed."""
         return np.cumsum(self.counts)[:-1]
 
 
 def member_of(layout: Layout) -> Member | None:
-    """The member that names the groups, once its values were looked at."""
+    """Return the collection with the groups, if its values were read."""
     for member in layout.members:
         if member.label.rpartition(".")[2] == "qid":
             looked = member.contents is not None and all(
@@ -43,12 +43,12 @@ def member_of(layout: Layout) -> Member | None:
 
 
 def of(layout: Layout) -> Groups | None:
-    """The groups of a layout; None: it has none, or they were not looked at.
+    """Return the groups of a layout; None: it has none, or they were not read.
 
-    Nor has a layout of copies: each piece with rows has all of them, in their order.
+    A replicated layout has None: each partition with rows has all groups in order.
     """
     member = member_of(layout)
-    if member is None or replicas.is_copied(layout):
+    if member is None or layouts.is_copied(layout):
         return None
     assert member.contents is not None
     pieces = [p for p in member.contents.pieces if len(p["counts"])]
@@ -70,12 +70,12 @@ def of(layout: Layout) -> Groups | None:
 
 
 def are_in_order(groups: Groups, needed: str) -> bool:
-    """Whether they lie as a workload needs them (``Profile.groups``)."""
+    """Return whether groups are as the workload needs them (``Profile.groups``)."""
     return {"": True, "together": groups.together, "sorted": groups.ascending}[needed]
 
 
 def cut(layout: Layout, groups: Groups) -> Int64s:
-    """Boundaries of pieces, of any member, that are within a group: rows."""
+    """Return the rows within a group at which some collection is divided."""
     found = [np.cumsum(m.rows)[:-1] for m in layout.members if m.rows is not None]
     inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
     ends = np.array([0, int(groups.counts.sum())])

@@ -1,19 +1,22 @@
-"""Guards: what must hold for a step to be carried out, asked before and once more.
+"""Guards refuse steps that would lose data or harm the cluster (pure).
 
-Pure. A guard says why a step must not be done as things are now, or nothing; so what
-was planned a while ago is not done to a cluster that has changed.
+Each guard is asked when a step is planned, and again just before it is carried out, so
+that an old plan is not applied to a changed cluster. The module also describes what a
+plan interrupts, and what data a step would lose.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from clustertune.core import rules
 from clustertune.core.model import (
     Burden,
     Drop,
+    Holding,
     Load,
     Moves,
     Recut,
@@ -27,22 +30,32 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.wording import bytes_text, names_text, plural, workers_text
-from clustertune.planner import holdings, resizing
-from clustertune.planner.thresholds import space
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+    workers_text,
+)
+from clustertune.planner import memory
 
 NO_NANNY = (
-    "it has no nanny that could start it again: restart it by the means with which it "
-    "was started; dask worker --nanny gives it one"
+    "it has no nanny that could start it again: restart it the way it was started, or "
+    "start it with dask worker --nanny"
 )
 MIB = 2**20
-OTHERS = "include_other_clients=True (--include-other-clients) means them, too"
+OTHERS = "include_other_clients=True (--include-other-clients) includes them"
+BETWEEN_RUNS = (
+    "`clustertune restart --between-runs` restarts in the next gap between runs instead"
+)
+AFTER_WORK = "do it when that work has ended"
 
 
 def sort_out(
     steps: Iterable[Step], view: View
 ) -> Iterator[tuple[Step, Refusal | None]]:
-    """Each step with its refusal, by the view after the steps before it."""
+    """Yield each step with its refusal, judged by the view after the earlier steps."""
     for step in steps:
         refused = refusal(step, view)
         yield step, refused
@@ -51,9 +64,9 @@ def sort_out(
 
 
 def after(step: Step, view: View) -> View:
-    """The view as it will be when a step is done, as far as the next steps need it.
+    """Return the view after a step, as far as the next steps need it.
 
-    A worker that was restarted runs, in a process that has its keys and no leak.
+    A restarted worker runs in a process that has its keys and no leak.
     """
     restart = step.args
     if not isinstance(restart, Restart) or restart.retire:
@@ -66,7 +79,7 @@ def after(step: Step, view: View) -> View:
 
 
 def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
-    """What a new process needs is known only where the old one has been asked."""
+    # the memory of a new process is known only if the worker reported it
     process, data = worker.process, worker.counted + worker.spilled
     if worker.least is not None:
         process = min(process, worker.least + data)
@@ -74,7 +87,7 @@ def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
 
 
 def refusal(step: Step, view: View) -> Refusal | None:
-    """The first guard that forbids the step, asked again just before it is enacted."""
+    """Return the refusal of the first guard that forbids the step."""
     for guard in GUARDS:
         reason = guard(step, view)
         if reason is not None:
@@ -82,11 +95,11 @@ def refusal(step: Step, view: View) -> Refusal | None:
     return None
 
 
-# --- guards: (step, view) -> why not, or None -----------------------------------------
+# --- guards: (step, view) -> reason for a refusal, or None ----------------------------
 
 
 def _targets(step: Step) -> list[str]:
-    """Addresses of the workers to which the step brings pieces."""
+    """Return the addresses of the workers that receive partitions."""
     args = step.args
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
@@ -100,7 +113,7 @@ def _targets(step: Step) -> list[str]:
 
 
 def targets_still_run(step: Step, view: View) -> str | None:
-    """A piece sent to a worker that is gone or paused would lie idle, or be lost."""
+    """Refuse to send partitions to a worker that is gone or paused."""
     workers = view.now.by_address
     addresses = _targets(step)
     away = [a for a in addresses if a not in workers or not view.eligible(workers[a])]
@@ -108,21 +121,22 @@ def targets_still_run(step: Step, view: View) -> str | None:
 
 
 def pieces_are_in_memory(step: Step, view: View) -> str | None:
-    """A plan that was made while a piece is being computed again would be wrong."""
+    """Refuse to move data while some of its partitions are not in memory."""
     if not isinstance(step.args, Moves | Recut | Reorder):
         return None
     for layout in view.layouts:
         for m in layout.members:
             there = set() if m.holders is None else set(m.holders[0].tolist())
             if m.loaded and len(there) < len(m.keys):
-                return f"{len(m.keys) - len(there)} pieces of {m.label} are not there"
+                missing = plural(len(m.keys) - len(there), "partition")
+                return f"{missing} of {m.label} not in memory"
     return None
 
 
 def thresholds_are_known(step: Step, view: View) -> str | None:
-    """Filling a worker whose limits are not known might make it spill or pause."""
+    """Refuse to fill a worker whose thresholds are unknown: it might spill or pause."""
     if isinstance(step.args, Load):
-        return None  # it has to be loaded somewhere
+        return None  # data has to be loaded somewhere
     for address in _targets(step):
         worker = view.now.by_address.get(address)
         if worker is not None and isinstance(worker.thresholds, Unknown):
@@ -131,7 +145,7 @@ def thresholds_are_known(step: Step, view: View) -> str | None:
 
 
 def pieces_are_those_planned(step: Step, view: View) -> str | None:
-    """Pieces made of those that another step has replaced would bring old ones back."""
+    """Refuse to rechunk partitions that another step has replaced."""
     if isinstance(step.args, Recut):
         planned = {c.label: c.keys for c in step.args.cuts}
     elif isinstance(step.args, Reorder):
@@ -140,29 +154,27 @@ def pieces_are_those_planned(step: Step, view: View) -> str | None:
         return None
     now = {m.label: m.keys for x in view.layouts for m in x.members}
     other = [label for label, keys in planned.items() if now.get(label) != keys]
-    return (
-        f"{', '.join(other)} has other pieces than were planned for" if other else None
-    )
+    return f"{', '.join(other)} has other partitions than planned" if other else None
 
 
 def memory_is_enough(step: Step, _view: View) -> str | None:
-    """Old and new pieces are in memory at once; workers must not spill for it."""
+    """Refuse a rechunk that makes workers spill: old and new partitions coexist."""
     return (step.args.shortage or None) if isinstance(step.args, Recut) else None
 
 
 def manager_allows_restarts(step: Step, view: View) -> str | None:
-    """Some managers take a worker for lost while its nanny starts it again."""
+    """Refuse restarts if the manager replaces a worker that restarts."""
     away = isinstance(step.args, Restart) and not step.args.retire
     return view.now.can_restart if away else None
 
 
 def restart_loses_nothing(step: Step, view: View) -> str | None:
-    """What a worker holds must have another place, and somebody must start it again."""
+    """Refuse a restart that would lose keys, or that no nanny would complete."""
     if not isinstance(step.args, Restart):
         return None
     worker = view.now.by_address.get(step.args.address)
     if worker is None:
-        return f"{names_text([step.args.id])} is gone, or was started again meanwhile"
+        return f"{names_text([step.args.id])} is gone, or was restarted in the meantime"
     if worker.nanny is None and not step.args.retire:
         return NO_NANNY
     burden = worker.burden
@@ -177,14 +189,14 @@ def _no_place(
     restart: Restart, burden: Burden, worker: WorkerSnapshot, view: View
 ) -> str | None:
     workers = view.now.by_address
-    beside = [workers[a] for a in restart.beside if a in workers]
-    needed = burden.nbytes + sum(w.burden.nbytes for w in beside if w.burden)
+    batch = [workers[a] for a in restart.beside if a in workers]
+    needed = burden.nbytes + sum(w.burden.nbytes for w in batch if w.burden)
     free = None
-    # those that were restarted before have other addresses now
+    # workers restarted earlier in this plan have other addresses, so ids are compared
     for other in view.now.workers:
         if other.running and other.id in restart.ceilings:
-            free = (free or 0.0) + space(other, restart.ceilings[other.id])
-            if free >= needed:  # a look at all, for each of many, takes long
+            free = (free or 0.0) + memory.space(other, restart.ceilings[other.id])
+            if free >= needed:  # looking at all workers for each step takes long
                 return None
     in_memory = max(0, burden.nbytes - worker.spilled)
     why = rules.problem(
@@ -194,7 +206,7 @@ def _no_place(
         return None
     instead = "add workers, or release data"
     if restart.parking:
-        instead = "add a worker, save the data first, or give it up with --drop-data"
+        instead = "add a worker, save the data first, or discard it with --drop-data"
     return f"{why}: {instead}"
 
 
@@ -205,63 +217,66 @@ def _room(worker: WorkerSnapshot) -> Mapping[str, int] | str:
 
 
 def size_holds_what_is_there(step: Step, view: View) -> str | None:
-    """A lower limit must hold a new process and the data that the worker gets back.
+    """Refuse a memory limit that is too low for a new process and the worker's data.
 
-    A worker above its limit spills, pauses, or is killed by its nanny with all it has.
+    A worker above its limit spills, pauses, or is killed by its nanny.
     """
     if not isinstance(step.args, Restart):
         return None
     worker = view.now.by_address.get(step.args.address)
-    limit = None if worker is None else resizing.lowered(worker, step.args.size)
+    limit = None if worker is None else memory.lowered(worker, step.args.size)
     if worker is None or limit is None:
         return None
-    thresholds, text = worker.thresholds, bytes_text(limit)
-    if isinstance(thresholds, Unknown):
-        return f"whether {text} is enough is unknown: {thresholds}"
-    target = thresholds.target or thresholds.spill
-    most, _ = resizing.lines(worker, limit)
+    if isinstance(worker.thresholds, Unknown):
+        return f"whether {bytes_text(limit)} is enough is unknown: {worker.thresholds}"
+    target = worker.thresholds.target or worker.thresholds.spill
+    return _too_low(worker, limit, target)
+
+
+def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | None:
+    """Return why a limit is too low, and the lowest limit that is enough."""
+    most, _ = memory.lines(worker, limit)
     data = worker.counted + worker.spilled
-    # what is unmanaged may be more than a new process needs, and not less
+    # a new process needs at most the unmanaged memory of the old one
     fresh = worker.unmanaged if worker.least is None else worker.least
-    spills = target is not None and worker.counted > target * limit
-    if not spills and (not most or fresh + data <= most):
+    if target is not None and worker.counted > target * limit:
+        why = (
+            f"it holds {bytes_text(worker.counted)}, and would write some of it to "
+            f"disk above {target:.0%} of {bytes_text(limit)}"
+        )
+    elif most and fresh + data > most:
+        why = (
+            f"its process has {bytes_text(fresh)} without data and gets back "
+            f"{bytes_text(data)}, and with a limit of {bytes_text(limit)} it spills or "
+            f"pauses above {bytes_text(most)}"
+        )
+    else:
         return None
     needed = max(
         worker.counted / target if target else 0,
         (fresh + data) * limit / most if most else 0,
     )
     enough = math.ceil(needed / MIB) * MIB
-    if spills:
-        why = (
-            f"it holds {bytes_text(worker.counted)}, and would write some of it to "
-            f"disk above {target:.0%} of {text}"
-        )
-    else:
-        why = (
-            f"its process has {bytes_text(fresh)} without data and gets back "
-            f"{bytes_text(data)}, and with a limit of {text} it spills or pauses above "
-            f"{bytes_text(most)}"
-        )
     if enough >= (worker.memory_limit or math.inf):
         return f"{why}: release data, or keep its limit"
-    return f"{why}: release data, or give at least {enough // MIB} MiB"
+    return f"{why}: release data, or set at least {enough // MIB} MiB"
 
 
 def release_takes_from_nobody(step: Step, view: View) -> str | None:
-    """What other clients want is theirs, unless the caller means them, too."""
+    """Refuse to release data of other clients, unless the caller includes them."""
     if not isinstance(step.args, Release):
         return None
     prefix = step.args.prefix
     if step.args.include_other_clients:
-        return holdings.divided_names(view, prefix, step.args.together) or None
+        return divided_names(view, prefix, step.args.together) or None
     found = [h for h in view.now.holdings or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
-    return f"{holdings.whose(found)}: {OTHERS}"
+    return f"{whose(found)}: {OTHERS}"
 
 
 def drop_takes_from_nobody(step: Step, view: View) -> str | None:
-    """As for what is released; and all workers must come back."""
+    """Refuse to drop data of other clients, or to stop workers that cannot restart."""
     if not isinstance(step.args, Drop):
         return None
     alone = [w.id for w in view.now.workers if w.nanny is None]
@@ -275,7 +290,7 @@ def drop_takes_from_nobody(step: Step, view: View) -> str | None:
     others = [h for h in view.now.holdings if h.keys and not h.alone]
     if others and not step.args.include_other_clients:
         return (
-            f"what would be lost: {holdings.at_risk(view.now.holdings)}; {OTHERS}, and "
+            f"what would be lost: {at_risk(view.now.holdings)}; {OTHERS}, and "
             "restart without drop_data loses nothing"
         )
     return None
@@ -293,3 +308,108 @@ GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
     pieces_are_in_memory,
     thresholds_are_known,
 )
+
+
+# --- interrupted work -----------------------------------------------------------------
+
+
+def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
+    """Describe running tasks and a hold that the steps interrupt or wait for."""
+    waits: dict[str, float] = {}
+    restarts = True
+    for step in steps:
+        args = step.args
+        if isinstance(args, Restart):
+            waits[args.address] = args.wait
+            restarts &= args.size is None and not args.retire
+        elif isinstance(args, Drop):
+            waits |= dict.fromkeys(args.workers, args.wait)
+    if not waits:
+        return ()
+    instead = BETWEEN_RUNS if restarts else AFTER_WORK
+    workers = [w for w in view.now.workers if w.address in waits and w.tasks]
+    found = []
+    if workers:
+        longest = max(waits[w.address] for w in workers)
+        found.append(f"{_running(workers, longest)}; {instead}")
+    holder = view.now.holder
+    if holder is not None:
+        found.append(
+            f"{printable(holder.label)} (client {printable(holder.client)}) has held "
+            f"the cluster for {seconds_text(holder.seconds)}, and this plan waits for "
+            f"its end; {instead}"
+        )
+    return tuple(found)
+
+
+def _running(workers: list[WorkerSnapshot], seconds: float) -> str:
+    counts = Counter[str]()
+    for worker in workers:
+        counts.update(dict(worker.tasks or ()))
+    verb = "runs" if len(workers) == 1 else "run"
+    prefixes = [prefix for prefix, _ in counts.most_common()]
+    which = f"{workers_text([w.id for w in workers])} {verb}"
+    return (
+        f"{which} {plural(counts.total(), 'task')} ({names_text(prefixes)}), for which "
+        f"the plan waits up to {seconds_text(seconds)} on each worker"
+    )
+
+
+# --- data in memory -------------------------------------------------------------------
+
+
+def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
+    """Return why a prefix cannot be released without unpublishing other keys, or "".
+
+    Releasing removes the published name, and with it all keys that only the name holds.
+    """
+    holdings = view.now.holdings or ()
+    names = {n for h in holdings if h.prefix == prefix and h.keys for n in h.published}
+    for name in sorted(names):
+        other = {h.prefix for h in holdings if h.keys and name in h.published}
+        staying = sorted(other - {prefix, *together})
+        if staying:
+            return (
+                f"the published {names_text([name])} also holds {names_text(staying)}, "
+                "which would be lost with the name. Give these prefixes, too, or run "
+                f"client.unpublish_dataset({name!r}) first"
+            )
+    return ""
+
+
+def nbytes_text(holdings: Collection[Holding]) -> str:
+    """Return the bytes of these holdings in words."""
+    return bytes_text(sum(h.nbytes for h in holdings))
+
+
+def whose(holdings: Collection[Holding]) -> str:
+    """Return who else wants the data, in words that follow "which"."""
+    clients = sorted({c for h in holdings for c in h.others})
+    published = sorted({n for h in holdings for n in h.published})
+    named = {s for h in holdings for s in h.shared if s[0] != "published"}
+    others = sorted(f"{kind} {name}" for kind, name in named)
+    parts = [f"other clients want ({names_text(clients)})"] if clients else []
+    parts += [f"are published as {names_text(published)}"] if published else []
+    parts += [f"are shared by {names_text(others)}"] if others else []
+    return " and ".join(parts) or "no client has asked for by name"
+
+
+def at_risk(holdings: tuple[Holding, ...]) -> str:
+    """Describe the data that will be lost."""
+    holdings = tuple(h for h in holdings if h.keys)
+    if not holdings:
+        return "nothing: no data is in memory"
+    most = sorted(holdings, key=lambda h: -h.nbytes)
+    prefixes = list(dict.fromkeys(h.prefix for h in most if h.prefix))
+    text = (
+        f"{plural(sum(h.keys for h in holdings), 'key')} ({nbytes_text(holdings)}), "
+        f"named {names_text(prefixes, most=5)}"
+    )
+    scattered = sum(h.scattered for h in holdings)
+    text += f"; {scattered:,} of them were scattered" if scattered else ""
+    others = [h for h in holdings if not h.alone]
+    text += f"; {nbytes_text(others)} are those which {whose(others)}" if others else ""
+    names = sorted({n for h in holdings for n in h.published})
+    if names:
+        text += f"; the published {names_text(names, most=5)} will be unpublished"
+    return text

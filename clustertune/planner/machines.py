@@ -1,9 +1,8 @@
-"""What the hosts of a cluster offer, from what their workers know of themselves.
+"""Compute the CPUs and memory of hosts from what their workers report (pure).
 
-Workers with the same ``host`` share its CPUs and its memory; functions here that take
-``workers`` mean the workers of one host. CPUs are limited by affinity (which CPUs a
-process may use) and by cgroup quotas (how much CPU time all processes of a cgroup may
-use together). Cgroups are nested, and a quota holds for everything below it.
+Workers with the same ``host`` share its CPUs and memory. Functions that take
+``workers`` expect the workers of one host. Affinity limits which CPUs a process may
+use. A cgroup quota limits the CPU time of all processes in a cgroup and below it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Workers = tuple[WorkerSnapshot, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuLimit:
-    """CPUs that some workers of a host share."""
+    """A number of CPUs that some workers of a host share."""
 
     workers: Workers
     cpus: float
@@ -41,18 +40,18 @@ class CpuLimit:
 
     @property
     def load(self) -> float:
-        """Threads per CPU; a part of a CPU counts as one, as Dask rounds it."""
+        """Threads per CPU; a fraction of a CPU counts as one, as in Dask."""
         return self.threads / max(1, math.ceil(self.cpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCpus:
-    """CPUs of one host beside the threads of its workers."""
+    """CPUs of one host, and how many its workers keep busy."""
 
     workers: Workers
-    usable: float  # that all of them may use together
-    busy: float  # of these, how many their threads can keep busy
-    tightest: CpuLimit  # the one in which most threads share a CPU
+    usable: float  # CPUs that all workers may use together
+    busy: float  # CPUs that their threads can keep busy
+    tightest: CpuLimit  # the limit with most threads per CPU
 
 
 def by_host(workers: Iterable[WorkerSnapshot]) -> Mapping[str, Workers]:
@@ -66,7 +65,7 @@ def by_host(workers: Iterable[WorkerSnapshot]) -> Mapping[str, Workers]:
 def unknown_findings(
     what: str, facts: Iterable[tuple[WorkerSnapshot, object]]
 ) -> Iterator[Finding]:
-    """Say of which workers ``what`` is unknown: one finding for each reason."""
+    """Yield one finding for each reason for which ``what`` is unknown."""
     reasons: dict[str, list[str | int]] = {}
     for worker, fact in facts:
         if isinstance(fact, Unknown):
@@ -80,7 +79,7 @@ def unknown_findings(
 
 
 def details_of(view: View) -> list[tuple[WorkerSnapshot, Details]]:
-    """The workers that said more when they were asked, each with what it said."""
+    """Return the workers that answered a diagnosis, with their details."""
     return [
         (worker, worker.details)
         for worker in view.now.workers
@@ -89,7 +88,7 @@ def details_of(view: View) -> list[tuple[WorkerSnapshot, Details]]:
 
 
 def with_scheduler(host: str, snapshot: Snapshot) -> bool:
-    """Whether the scheduler, and mostly the client too, runs on this host."""
+    """Return whether the scheduler runs on this host, usually with the client."""
     if host in ("::1", "localhost") or host.startswith("127."):
         return True
     place = snapshot.scheduler.rpartition("://")[2].lstrip("[")
@@ -112,7 +111,7 @@ def host_cpus(workers: Workers) -> HostCpus | Unknown:
 
 
 def host_memory(workers: Workers) -> int | Unknown:
-    """Bytes that a process on this host could use at most."""
+    """Return the maximum bytes that a process on this host can use."""
     facts = _facts(workers)
     if isinstance(facts, Unknown):
         return facts
@@ -120,7 +119,7 @@ def host_memory(workers: Workers) -> int | Unknown:
 
 
 def _facts(workers: Workers) -> Sequence[WorkerFacts] | Unknown:
-    """The facts of all these workers, or why those of one are unknown."""
+    """Return the facts of all workers, or why those of one are unknown."""
     known: list[WorkerFacts] = []
     for worker in workers:
         if isinstance(worker.facts, Unknown):
@@ -130,7 +129,7 @@ def _facts(workers: Workers) -> Sequence[WorkerFacts] | Unknown:
 
 
 def _limits(workers: Workers, facts: Sequence[WorkerFacts]) -> Iterator[CpuLimit]:
-    """Every limit on CPUs that holds for some of these workers, or for all."""
+    """Yield every limit on CPUs that applies to some of these workers."""
     for cpus in {f.affinity for f in facts} | {_distinct(facts)}:
         inside = zip(workers, facts, strict=True)
         bound = tuple(w for w, f in inside if f.affinity <= cpus)
@@ -140,7 +139,7 @@ def _limits(workers: Workers, facts: Sequence[WorkerFacts]) -> Iterator[CpuLimit
 
 
 def _quotas(facts: Sequence[WorkerFacts]) -> list[tuple[list[int], float]]:
-    """Which workers share each quota, inner cgroups before those around them."""
+    """Return (workers, quota) for each cgroup, inner cgroups first."""
     members: dict[str, list[int]] = {}
     cpus: dict[str, float] = {}
     for i, fact in enumerate(facts):
@@ -152,9 +151,9 @@ def _quotas(facts: Sequence[WorkerFacts]) -> list[tuple[list[int], float]]:
 
 
 def _granted(facts: Sequence[WorkerFacts], wanted: Sequence[float]) -> float:
-    """How many of the wanted CPUs quotas and affinity let these workers have."""
-    group = list(range(len(facts)))  # of each worker
-    granted = {i: float(n) for i, n in enumerate(wanted)}  # to each group
+    """Return how many of the wanted CPUs quotas and affinity allow."""
+    group = list(range(len(facts)))  # group of each worker
+    granted = {i: float(n) for i, n in enumerate(wanted)}  # CPUs of each group
     for members, quota in _quotas(facts):
         merged = {group[i] for i in members}
         granted[min(merged)] = min(quota, sum(granted.pop(g) for g in merged))
@@ -163,5 +162,5 @@ def _granted(facts: Sequence[WorkerFacts], wanted: Sequence[float]) -> float:
 
 
 def _distinct(facts: Sequence[WorkerFacts]) -> frozenset[int]:
-    """CPUs on which at least one of these workers may run."""
+    """Return the CPUs on which at least one of these workers may run."""
     return frozenset[int]().union(*(f.affinity for f in facts))

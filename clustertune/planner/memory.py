@@ -1,21 +1,133 @@
-"""How much memory workers have for the given data (pure).
+"""Worker memory: thresholds, free memory, leaks, and the need for a restart (pure).
 
-What a worker holds now is taken apart: the given pieces, Dask's other keys, and the
-rest of its process. Only the given pieces can be moved; the others stay.
+The free memory of a worker has one definition here. :func:`ceiling` is the process
+memory at which Dask first acts, :func:`space` is what is left below it for any keys,
+and :func:`room` is what is left for the given data. A worker's memory consists of the
+given data, Dask's other keys, and unmanaged memory. Only the given data can be moved.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
-from clustertune.core.model import Float64s, Unknown, View, WorkerSnapshot
-from clustertune.planner.sizes import held_bytes
+from clustertune.core.model import (
+    Finding,
+    Float64s,
+    Run,
+    Severity,
+    Size,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.core.rules import Left, step
+from clustertune.core.wording import bytes_text, names_text, plural
+from clustertune.errors import CapacityError
+from clustertune.planner.layouts import held_bytes
+
+ACTS = {  # worst first: the memory that is measured, and the effect
+    "terminate": ("process", "its nanny kills it with all it holds"),
+    "pause": ("process", "it starts no more tasks"),
+    "spill": ("process", "it writes keys to disk until it is below its target"),
+    "target": ("managed", "it writes a key to disk for each new one"),
+}
+
+GROWTH = "memory_growth"
+#: checks of memory; after a trim, the memory itself decides
+MEMORY = ("unmanaged_memory", "memory_pressure", "paused_workers", GROWTH)
+#: checks whose problems a restart solves, whatever the memory is
+ENDED = ("abandoned_tasks",)
+
+
+# --- thresholds -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A worker's memory compared with one of its thresholds."""
+
+    worker: WorkerSnapshot
+    name: str  # of the threshold
+    fraction: float  # of the memory limit, at which it acts
+
+    @property
+    def measure(self) -> str:
+        """The memory that the threshold applies to: process or managed."""
+        return ACTS[self.name][0]
+
+    @property
+    def used(self) -> int:
+        """Bytes of that memory."""
+        process = self.measure == "process"
+        return self.worker.process if process else self.worker.counted
+
+    @property
+    def room(self) -> float:
+        """Fraction of the limit that is left below the threshold; <= 0: reached."""
+        return self.fraction - self.used / self.worker.memory_limit
+
+    def __str__(self) -> str:
+        limit = self.worker.memory_limit
+        return (
+            f"{self.measure} memory is {bytes_text(self.used)}, "
+            f"{self.used / limit:.0%} of the limit of {bytes_text(limit)}; "
+            f"at {self.fraction:.0%} {ACTS[self.name][1]}"
+        )
+
+
+def levels(worker: WorkerSnapshot) -> tuple[Level, ...]:
+    """Return the known, enabled thresholds, worst first; none without a limit."""
+    thresholds = worker.thresholds
+    if isinstance(thresholds, Unknown) or not worker.memory_limit:
+        return ()
+    fractions = {name: getattr(thresholds, name) for name in ACTS}
+    return tuple(
+        Level(worker=worker, name=name, fraction=fraction)
+        for name, fraction in fractions.items()
+        if fraction is not None and not isinstance(fraction, Unknown)
+    )
+
+
+def _lowest(worker: WorkerSnapshot, names: Sequence[str], limit: int) -> int:
+    """Return the bytes of the lowest of these thresholds; 0 means that none is on."""
+    if isinstance(worker.thresholds, Unknown) or not limit:
+        return 0
+    values = [getattr(worker.thresholds, name) for name in names]
+    known = [x for x in values if x is not None and not isinstance(x, Unknown)]
+    return int(min(known, default=0) * limit)
+
+
+# --- free memory ----------------------------------------------------------------------
+
+
+def ceiling(worker: WorkerSnapshot, limit: int | None = None) -> int:
+    """Return the process memory at which a worker spills or pauses; 0 means never.
+
+    ``limit`` is another memory limit than the worker's own.
+    """
+    limit = worker.memory_limit if limit is None else limit
+    return _lowest(worker, ("spill", "pause"), limit)
+
+
+def space(worker: WorkerSnapshot, most: int) -> float:
+    """Return the free bytes below a ceiling of the process; infinite if it is 0.
+
+    The process memory is from the last heartbeat; the bytes of keys are current.
+    """
+    if not most:
+        return math.inf
+    return max(0.0, most - max(worker.process, worker.counted))
 
 
 def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
-    """Bytes that a worker may use: its limit, else its part of what its host has."""
+    """Return the bytes that a worker may use: its limit, or its share of the host."""
     if worker.memory_limit:
         return float(worker.memory_limit)
     if isinstance(worker.facts, Unknown):
@@ -24,21 +136,21 @@ def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
 
 
 def fixed_bytes(view: View) -> Float64s:
-    """Bytes of every worker's process that are not the given pieces."""
+    """Return the bytes of every worker's process that are not given data."""
     return other_bytes(view) + unmanaged_bytes(view)
 
 
 def other_bytes(view: View) -> Float64s:
-    """Bytes of Dask's keys on every worker that are not the given pieces."""
+    """Return the bytes of Dask's keys on every worker that are not given data."""
     managed = np.array([w.managed for w in view.now.workers], dtype=np.float64)
     return np.maximum(0.0, managed - _given(view))
 
 
 def unmanaged_bytes(view: View) -> Float64s:
-    """Bytes of each worker's process that are nobody's keys.
+    """Return the unmanaged memory of each worker.
 
-    Workers without processes of their own (``processes=False``) share one, and what
-    the others manage in it is not lost to them.
+    Workers with ``processes=False`` share one process. The managed memory of all of
+    them is subtracted from it.
     """
     shared: Counter[str] = Counter()
     for w in view.now.workers:
@@ -48,50 +160,266 @@ def unmanaged_bytes(view: View) -> Float64s:
 
 
 def _process(worker: WorkerSnapshot) -> str:
-    """``inproc://HOST/PID/NUMBER``: the last part is the worker's own."""
+    """Return the common part of ``inproc://HOST/PID/NUMBER``, or the address."""
     address = worker.address
     return address.rpartition("/")[0] if address.startswith("inproc://") else address
 
 
 def room(view: View) -> Float64s:
-    """Bytes of given pieces that every worker can hold without spilling.
+    """Return the bytes of given data that every worker can hold without spilling.
 
-    A worker of which the thresholds or the memory are not known gets no more than it
-    holds now.
+    A worker whose thresholds or memory are unknown gets what it already holds.
     """
     found = [
-        g if isinstance(line, Unknown) else max(0.0, line)
-        for line, g in zip(_lines(view), _given(view), strict=True)
+        held if isinstance(free, Unknown) else max(0.0, free)
+        for free, held in zip(_free(view), _given(view), strict=True)
     ]
     return np.array(found, dtype=np.float64)
 
 
 def lines_known(view: View) -> bool:
-    """Whether it is known of every worker when it will spill."""
-    return not any(isinstance(line, Unknown) for line in _lines(view))
-
-
-def _lines(view: View) -> list[float | Unknown]:
-    fixed = fixed_bytes(view)
-    return [_line(w, view, f) for w, f in zip(view.now.workers, fixed, strict=True)]
+    """Return whether the spill threshold of every worker is known."""
+    return not any(isinstance(free, Unknown) for free in _free(view))
 
 
 def _given(view: View) -> Float64s:
     return held_bytes(view.layouts, len(view.now.workers)).astype(np.float64)
 
 
-def _line(worker: WorkerSnapshot, view: View, fixed: float) -> float | Unknown:
-    """What remains below the first threshold that acts.
+def _free(view: View) -> list[float | Unknown]:
+    fixed = fixed_bytes(view)
+    return [_free_of(w, view, f) for w, f in zip(view.now.workers, fixed, strict=True)]
 
-    The target is of managed memory, the others are of the process.
-    """
+
+def _free_of(worker: WorkerSnapshot, view: View, fixed: float) -> float | Unknown:
+    """Return the bytes for given data below the first threshold that acts."""
     total, thresholds = limit(worker, view), worker.thresholds
     if isinstance(total, Unknown) or isinstance(thresholds, Unknown):
         return Unknown("limit or thresholds are not known")
     if not worker.memory_limit:
-        return total - fixed  # nothing acts; the host's memory is the line
-    process = [x for x in (thresholds.spill, thresholds.pause) if x is not None]
-    lines = [total * min([*process, 1.0]) - fixed]
-    if thresholds.target is not None:
-        lines.append(total * thresholds.target - max(0.0, fixed - worker.unmanaged))
-    return min(lines)
+        return total - fixed  # without a limit no threshold acts
+    free = min(total, ceiling(worker) or total) - fixed
+    if thresholds.target is None:
+        return free
+    managed = max(0.0, fixed - worker.unmanaged)
+    return min(free, total * thresholds.target - managed)
+
+
+# --- data that is too large -----------------------------------------------------------
+
+
+def refuse_too_much(labels: Sequence[str], size: int, free: Float64s) -> None:
+    """Refuse to load data that exceeds the free memory of the workers.
+
+    Parameters
+    ----------
+    labels
+        Names of the collections.
+    size
+        Their bytes.
+    free
+        Free bytes of each worker that may hold some, without spilling.
+
+    Raises
+    ------
+    CapacityError
+        The message contains the number of workers that would be enough.
+    """
+    if not len(free) or size <= free.sum():
+        return
+    raise CapacityError(
+        f"{names_text(labels)} ({bytes_text(size)}) cannot be loaded: "
+        f"{_room_text(len(free), free.sum())}{_remedy(size, free)}"
+    )
+
+
+def refuse_overfull(
+    labels: Sequence[str], free: Float64s, n_pieces: int, there: int, nbytes: int
+) -> None:
+    """Refuse data of unknown size once its loaded partitions exceed the free memory.
+
+    Parameters
+    ----------
+    labels
+        Names of the collections.
+    free
+        Free bytes of each worker that may hold some, without spilling.
+    n_pieces
+        Number of partitions.
+    there, nbytes
+        Number of partitions in memory, and their bytes.
+
+    Raises
+    ------
+    CapacityError
+        The message contains the number of workers that would be enough if the other
+        partitions have the same size.
+    """
+    if nbytes <= free.sum() or there >= n_pieces:
+        return
+    size = nbytes / there * n_pieces
+    raise CapacityError(
+        f"{names_text(labels)} cannot be loaded: {there:,} of "
+        f"{plural(n_pieces, 'partition')} took {bytes_text(nbytes)}, so all take about "
+        f"{bytes_text(size)}; {_room_text(len(free), free.sum())}. The loaded "
+        f"partitions are released{_remedy(size, free)}"
+    )
+
+
+def _room_text(n_workers: int, free: float) -> str:
+    return (
+        f"{plural(n_workers, 'worker')} can take {bytes_text(free)} before they spill"
+    )
+
+
+def _remedy(size: float, free: Float64s) -> str:
+    if not free.any():
+        return "; free memory there, or add workers: n_workers="
+    enough = max(len(free) + 1, int(np.ceil(size / free.mean())))
+    return (
+        f"; about {enough} workers of this size are enough: n_workers={enough}; or "
+        'make it smaller, for example with dtype="float32"'
+    )
+
+
+# --- lower memory limits --------------------------------------------------------------
+
+
+def lowered(worker: WorkerSnapshot, size: Size | None) -> int | None:
+    """Return the memory limit that a size gives a worker, if it is below its own."""
+    limit = None if size is None else size.memory_limit
+    own = worker.memory_limit or math.inf
+    return None if limit is None or limit >= own else limit
+
+
+def lines(worker: WorkerSnapshot, limit: int) -> tuple[int, int]:
+    """Return the process bytes allowed with a lower limit; 0 means any.
+
+    The first number applies once the worker has all its keys. The second one applies
+    while keys return: spilling then begins too late to stop a key in flight.
+    """
+    most = _lowest(worker, ("pause", "terminate"), limit)
+    return ceiling(worker, limit) or most, most
+
+
+# --- leaks ----------------------------------------------------------------------------
+
+
+class Leak(NamedTuple):
+    """Memory that one worker keeps with every run."""
+
+    worker: WorkerSnapshot
+    step: float  # bytes per run
+    seen: int  # runs
+    #: runs until the worker reaches each threshold; 0 means that it has reached it
+    reached: Mapping[str, int]
+
+    @property
+    def first(self) -> int:
+        return min(self.reached.values())
+
+
+def leak(
+    worker: WorkerSnapshot, groups: Sequence[Sequence[Run]], least: float
+) -> Leak | None:
+    """Return how fast a worker's memory grows, or None if it does not.
+
+    Parameters
+    ----------
+    worker
+        The worker's current snapshot.
+    groups
+        Runs that ended alike, oldest first. The first group in which memory grows
+        counts.
+    least
+        Growth per run that counts, as a fraction of the memory limit.
+    """
+    lines = {
+        level.name: level.fraction * worker.memory_limit
+        for level in reversed(levels(worker))
+        if level.measure == "process"
+    }
+    for group in groups if lines else ():
+        runs = [run for run in group if worker.id in run.floors]
+        left = [
+            Left(n, run.floors[worker.id], run.managed.get(worker.id, 0))
+            for n, run in enumerate(group)
+            if worker.id in run.floors
+        ]
+        found = step(left, least * worker.memory_limit)
+        if found is not None:
+            peak = worker.managed + left[-1].unmanaged + _extra(worker.id, runs)
+            reached = {
+                name: max(0, math.ceil((line - peak) / found))
+                for name, line in lines.items()
+            }
+            return Leak(worker, found, len(runs), reached)
+    return None
+
+
+def _extra(worker: str | int, runs: Sequence[Run]) -> float:
+    """Return the median of the bytes that the process needs only during a run."""
+    return median(
+        max(0, run.peaks[worker] - run.floors[worker] - run.managed[worker])
+        if worker in run.peaks and worker in run.managed
+        else 0
+        for run in runs
+    )
+
+
+# --- need for a restart ---------------------------------------------------------------
+
+
+def warned(
+    findings: Sequence[Finding], checks: Sequence[str] = (*MEMORY, *ENDED)
+) -> set[str | int]:
+    """Return the workers that warnings of these checks name."""
+    return {
+        id
+        for f in findings
+        if f.check in checks and f.severity >= Severity.warning
+        for id in f.subject
+    }
+
+
+def expected_growth(findings: Sequence[Finding], worker: WorkerSnapshot) -> int:
+    """Return the bytes that a leak is expected to add to the process per run."""
+    for f in findings:
+        if f.check == GROWTH and worker.id in f.subject:
+            step = f.evidence.get("bytes_per_run")
+            if f.severity >= Severity.warning and isinstance(step, int | float):
+                return int(step)
+    return 0
+
+
+def restart_reason(worker: WorkerSnapshot, growth: int = 0) -> str:
+    """Return why a restart helps a worker, or "".
+
+    A restart helps if the process is above a threshold, or will be after the next run,
+    and a new process with the same keys is below it.
+    """
+    # the memory of a process without keys is known for the first hour only
+    fresh = (worker.least or 0) + worker.managed
+    text = f"its process has {bytes_text(worker.process)}"
+    if growth:
+        text += f" and grows by {bytes_text(growth)} in a run"
+    for level in levels(worker):
+        line = level.fraction * worker.memory_limit
+        if level.measure == "process" and fresh <= line < worker.process + growth:
+            return f"{text}; its {level.name} threshold is {bytes_text(line)}"
+    if worker.status == "paused" and worker.unmanaged > worker.managed:
+        return f"{text}, and it is paused"
+    return ""
+
+
+def no_restart_reason(worker: WorkerSnapshot) -> str:
+    """Return why a worker without a :func:`restart_reason` is not restarted."""
+    line, text = ceiling(worker), bytes_text(worker.process)
+    if not line:
+        return f"{text}, and no threshold of it is known"
+    if worker.process <= line:
+        return f"{text}, below its threshold of {bytes_text(line)}"
+    return (
+        f"{text}, above its threshold of {bytes_text(line)}, but a new process with "
+        f"its {bytes_text(worker.managed)} of data would be, too"
+    )

@@ -1,12 +1,13 @@
-"""Which piece goes on which worker: rows balanced, fewest bytes moved.
+"""Choose a worker for every partition: balance rows, then move the fewest bytes (pure).
 
-A piece is one row range of all row-aligned collections, so X and y stay paired
-whatever is decided here. Budgets come before row balance, row balance before bytes.
+A partition is one row range of all row-aligned collections, so X and y stay paired.
+Budgets come before row balance, and row balance before bytes.
 
-Pieces stay where most of their bytes lie, biggest first, while that worker's share
-lasts; the others go where most room is. Then a few pieces at a time, some that moved
-or lie on the fullest worker, are put in the best of all ways. Few pieces on few workers
-are so placed at once: nothing better exists. With more, the result is near the bound.
+Large partitions come first. A partition stays on the worker with most of its bytes
+while the worker's share lasts; the others go to the worker with most free room. A local
+search then places a few partitions at a time in the best of all ways. With few
+partitions and workers, it tries all placements at once, so the result is optimal. With
+more, the result is near the bound.
 """
 
 from __future__ import annotations
@@ -24,44 +25,44 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = npt.NDArray[Any]
 
-# A layout that is wrong is brought well within the tolerance: at its very edge the
-# next small change would make it wrong again, and the fullest worker ends the fit.
-AIM = 0.2  # of the tolerance, for whoever places such a layout
+# An uneven layout is brought well within the tolerance. At the edge of the tolerance,
+# the next small change would make it uneven again.
+AIM = 0.2  # fraction of the tolerance
 
-ALL = 2_000_000  # all ways of all pieces are tried if their loads are so few numbers
-WAYS, TRIES = 4_096, 800  # else so many ways for a few pieces, and so often
-PATIENCE = 200  # fruitless tries in a row after which a placement counts as good
-NEAR = 1e-4  # of all bytes: what more could stay, which is not searched for
-AGAIN = 5  # times at most that a search begins where the one before has ended
-LARGE = 20_000  # pieces: with more, the first placement is near the bound already
-OVER = 1e6  # strain of a worker filled to its budget; above, it does not fit
-EXACT = 1 + 1e-12  # what rounding may add to a ratio
-TINY = 1e-9  # instead of a share or a budget of 0, to divide by
+ALL = 2_000_000  # loads of all placements up to which all are tried
+WAYS, TRIES = 4_096, 800  # placements in one step of the local search, and steps
+PATIENCE = 200  # steps without an improvement after which the search ends
+NEAR = 1e-4  # of all bytes: a gain that is not worth a search
+AGAIN = 5  # searches at most that start from the result of another
+LARGE = 20_000  # partitions above which the first placement is near the bound
+OVER = 1e6  # strain of a worker at its budget; more does not fit
+EXACT = 1 + 1e-12  # rounding error of a ratio
+TINY = 1e-9  # replaces a share or a budget of 0 in divisions
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Placement:
-    """Where every piece should be, and what it takes to get there."""
+    """The target of every partition, and the bytes to move."""
 
-    target: npt.NDArray[np.intp]  # (pieces,) index of the worker it should be on
-    moved: int  # bytes that must travel: of each piece those not yet on its target
+    target: npt.NDArray[np.intp]  # (pieces,) index of a worker
+    moved: int  # bytes that are not on their target yet
     rows: npt.NDArray[np.int64]  # (workers,) rows afterwards
     imbalance: float  # max over workers of rows / share, 1.0 is perfect
-    limit: float  # imbalance allowed: 1 + tolerance, or the least these pieces allow
+    limit: float  # allowed imbalance: 1 + tolerance, or the minimum if that is more
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Problem:
-    """The pieces, who holds them, and the eligible workers, numbered from 0."""
+    """Partitions, their holders, and the eligible workers, numbered from 0."""
 
     rows: Array  # (pieces,)
     nbytes: Array  # (pieces,)
     piece: Array  # (holdings,) ascending
     holder: Array  # (holdings,) worker, most bytes first within a piece
     held: Array  # (holdings,) bytes
-    start: Array  # (pieces + 1,) where the holdings of each piece begin
-    home: Array  # (pieces,) worker with most of its bytes, -1: none has any
-    most: Array  # (pieces,) bytes there
+    start: Array  # (pieces + 1,) index of the first holding of each partition
+    home: Array  # (pieces,) worker with most of its bytes; -1: none
+    most: Array  # (pieces,) bytes on that worker
     share: Array  # (workers,) rows
     budget: Array  # (workers,) bytes, inf: no bound
 
@@ -75,28 +76,28 @@ def place(
     budget: npt.ArrayLike | None = None,
     tolerance: float = 0.05,
 ) -> Placement:
-    """Choose a worker for every piece.
+    """Choose a worker for every partition.
 
     Parameters
     ----------
     rows, nbytes : (pieces,) int
-        Rows and bytes of each piece, all its collections together; may be 0.
+        Rows and bytes of each partition, of all collections together; may be 0.
     held : three (holdings,) int
-        Piece, worker, bytes of that piece on that worker; replicas are more entries,
-        entries with the same piece and worker add up.
+        Partition, worker, and bytes of the partition on the worker. Replicas are more
+        entries; entries with the same partition and worker add up.
     weights : (workers,) float
-        A worker's share of the rows is proportional to it. 0: nothing may stay there.
+        Shares of rows are proportional to it. 0: the worker may hold no partition.
     budget : (workers,) float, optional
-        Bytes of these pieces that each worker may hold in the end; inf: no bound.
+        Bytes of these partitions that each worker may hold at the end; inf: no bound.
     tolerance : float
-        How far above its share a worker may be, as a fraction of the share.
+        Rows by which a worker may exceed its share, as a fraction of the share.
 
     Raises
     ------
     CapacityError
-        The pieces do not fit the budgets, or no way to fit them was found.
+        The partitions do not fit the budgets, or no fitting placement was found.
     ValueError
-        The arrays do not describe pieces on workers, or no worker is eligible.
+        The arrays are inconsistent, or no worker is eligible.
     """
     given = [np.asarray(values) for values in (rows, nbytes, *held)]
     weight = np.asarray(weights, np.float64)
@@ -115,9 +116,9 @@ def placed(
     nbytes: npt.ArrayLike,
     target: npt.NDArray[np.intp],
 ) -> Placement:
-    """What it takes to have every piece on a worker that others have chosen.
+    """Return the placement with given targets, which have positive weights.
 
-    The arguments are those of :func:`place`; ``target`` names workers of a weight.
+    The other arguments are those of :func:`place`.
     """
     given = [np.asarray(values) for values in (rows, nbytes, *held)]
     weight = np.asarray(weights, np.float64)
@@ -133,9 +134,9 @@ def _placement(
     imbalance = max(1.0, _worst(problem, target))
     if imbalance > OVER:
         raise CapacityError(
-            f"No way was found to fit {nbytes.sum():,} bytes, the largest piece "
+            f"no placement fits {nbytes.sum():,} bytes, the largest partition "
             f"{nbytes.max():,}, into budgets of {budget.sum():,.0f} bytes in all, the "
-            f"largest {budget.max():,.0f}."
+            f"largest {budget.max():,.0f}"
         )
     workers = np.flatnonzero(weight)[target]
     return Placement(
@@ -163,7 +164,9 @@ def _check(given: list[Array], weight: Array, bound: Array, tolerance: float) ->
     if not 0 <= tolerance < np.inf:
         raise ValueError(f"tolerance must be 0 or more, not {tolerance}")
     if (piece >= rows.size).any() or (worker >= weight.size).any():
-        raise ValueError(f"held goes beyond {rows.size} pieces, {weight.size} workers")
+        raise ValueError(
+            f"held exceeds {rows.size} partitions or {weight.size} workers"
+        )
 
 
 def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
@@ -187,20 +190,20 @@ def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
 
 
 def _holdings(given: list[Array], weight: Array) -> tuple[Array, Array, Array]:
-    """Pieces, workers and bytes in order: same pairs added, no other workers."""
+    """Return holdings in order: equal pairs added, only eligible workers."""
     nbytes, piece, worker, held = (values.astype(np.int64) for values in given[1:])
     pairs, entry = np.unique(piece * weight.size + worker, return_inverse=True)
     held = np.bincount(entry, held, pairs.size).astype(np.int64)
     piece, worker = np.divmod(pairs, weight.size)
     if (held > nbytes[piece]).any():
-        raise ValueError("held: a worker holds more of a piece than its nbytes")
+        raise ValueError("held: a worker holds more of a partition than its nbytes")
     useful = np.flatnonzero((weight[worker] > 0) & (held > 0))
     order = useful[np.lexsort((-held[useful], piece[useful]))]
     return piece[order], (np.cumsum(weight > 0) - 1)[worker[order]], held[order]
 
 
 def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
-    """Rows in proportion to `weight`; what a budget cannot hold goes to the others."""
+    """Return shares of rows by weight, reduced to the budgets of workers."""
     share, below = np.zeros(weight.size), np.ones(weight.size, bool)
     bound = rows and nbytes  # inf * 0 is no number
     most = budget * rows / nbytes if bound else np.full(weight.size, np.inf)
@@ -215,7 +218,7 @@ def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
 
 
 def _kept(problem: _Problem, target: Array) -> Array:
-    """(pieces,) bytes of each piece that lie on its target already."""
+    """Return (pieces,) bytes of each partition that are on its target."""
     there = target[problem.piece] == problem.holder
     kept = np.zeros(target.size, np.int64)
     kept[problem.piece[there]] = problem.held[there]
@@ -223,14 +226,14 @@ def _kept(problem: _Problem, target: Array) -> Array:
 
 
 def _loads(problem: _Problem, target: Array) -> tuple[Array, Array]:
-    """(workers,) rows and bytes."""
+    """Return (workers,) rows and bytes."""
     size = problem.share.size
     load, used = (np.bincount(target, n, size) for n in (problem.rows, problem.nbytes))
     return load, used
 
 
 def _strain(load: Array, used: Array, share: Array, budget: Array) -> Array:
-    """Rows / share, and what no such ratio reaches where the budget is exceeded."""
+    """Return rows / share, or a larger number for a worker above its budget."""
     return np.maximum(load / share, np.where(used > budget, OVER * used / budget, 0.0))
 
 
@@ -240,14 +243,14 @@ def _worst(problem: _Problem, target: Array) -> float:
 
 
 def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
-    """Return the targets, and the imbalance that they were allowed."""
+    """Return the targets, and the allowed imbalance."""
     size = problem.rows.size
-    # The biggest piece has to be somewhere.
+    # some worker has the largest partition
     floor = max(floor, problem.rows.max(initial=0) / problem.share.max() * EXACT)
     floor = max(floor, _least(problem.rows, problem.share) * EXACT)
     floor = max(floor, _least_by_count(problem.rows, problem.share) * EXACT)
     target = _search(problem, floor)
-    # from where this leads to, more may be found: then it is not left to a next call
+    # a search from this result may find more, as the next call would
     for _ in range(AGAIN):
         if _worst(problem, target) <= floor:
             return target, floor
@@ -260,19 +263,19 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
     stay = np.where(problem.home < 0, target, problem.home)
     whole = (problem.most == problem.nbytes).all()
     if whole and _rank(problem, stay) <= _rank(problem, target):
-        target = stay  # nothing moves for nothing
+        target = stay  # a move without a gain is not worth it
     return target, max(floor, _worst(problem, target))
 
 
 def _rank(problem: _Problem, target: Array) -> tuple[float, int]:
-    """Less is better: by how much the fullest worker is above, and idle workers."""
+    """Return (imbalance, idle workers), of which less is better."""
     load, _ = _loads(problem, target)
     idle = int(((load == 0) & (problem.share > TINY)).sum())
     return round(_worst(problem, target), 9), idle
 
 
 def _carried_out(problem: _Problem, target: Array) -> _Problem:
-    """The same pieces, each with all its bytes on its target."""
+    """Return the problem after all partitions have moved to their targets."""
     some = np.flatnonzero(problem.nbytes)
     return replace(
         problem,
@@ -286,7 +289,7 @@ def _carried_out(problem: _Problem, target: Array) -> _Problem:
 
 
 def _search(problem: _Problem, floor: float) -> Array:
-    """Targets within the floor, or as near as is found, that keep many bytes."""
+    """Return targets that keep many bytes, within the floor or as near as possible."""
     size, workers = problem.rows.size, problem.share.size
     numbers = (size + 1) * np.log(max(workers, 2))
     target = _first(problem, floor)
@@ -304,17 +307,17 @@ def _search(problem: _Problem, floor: float) -> Array:
 
 
 def _least(rows: Array, share: Array) -> float:
-    """What the fullest worker has at least over its share: rows come in whole units.
+    """Return a lower bound of the imbalance: rows come in whole units.
 
-    The unit is the greatest common divisor of all pieces. Giving each unit to the
-    worker that is least full with it is best for units that are alike.
+    The unit is the greatest common divisor of all partitions. For equal units it is
+    optimal to give each one to the worker that is then least full.
     """
     unit = int(np.gcd.reduce(rows)) if rows.size else 0
     if unit == 0:
         return 1.0
     load = np.floor(share / unit) * unit
     left = round((rows.sum() - load.sum()) / unit)
-    if left > share.size:  # budgets have cut the shares: this is no bound then
+    if left > share.size:  # budgets have reduced the shares, so there is no bound
         return 1.0
     for _ in range(left):
         load[((load + unit) / share).argmin()] += unit
@@ -322,10 +325,10 @@ def _least(rows: Array, share: Array) -> float:
 
 
 def _least_by_count(rows: Array, share: Array) -> float:
-    """What the fullest worker has at least over its share: pieces come whole.
+    """Return a lower bound of the imbalance: partitions are not cut.
 
-    A worker with k pieces has at least the rows of the k smallest ones, and each piece
-    is on some worker. The least ratio that leaves none over is found by halving.
+    A worker with k partitions has at least the rows of the k smallest ones. Bisection
+    finds the smallest ratio with which all partitions have a worker.
     """
     smallest = np.cumsum(np.sort(rows[rows > 0]))
     if not smallest.size:
@@ -344,7 +347,7 @@ def _least_by_count(rows: Array, share: Array) -> float:
 
 
 def _first(problem: _Problem, limit: float) -> Array:
-    """Return the best balanced of: stay where room is; all stay; all anew."""
+    """Return the most even of three: stay if there is room, all stay, all new."""
     stay = _fill(problem, limit, stay=True)
     if _worst(problem, stay) <= limit:
         return stay
@@ -354,11 +357,11 @@ def _first(problem: _Problem, limit: float) -> Array:
 
 
 def _fill(problem: _Problem, limit: float, *, stay: bool) -> Array:
-    """Biggest first: pieces stay with a holder if they fit, the rest find room."""
+    """Place the largest first; partitions stay with a holder if they fit."""
     filling = _Filling(problem, limit)
     waiting = np.lexsort((-problem.nbytes, -problem.rows)).tolist()
     if stay:
-        # First only the workers with most of a piece are asked, then any with some.
+        # first on a worker with most of its bytes, then on any with some
         equal = problem.piece[problem.held == problem.most[problem.piece]]
         end = problem.start[:-1] + np.bincount(equal, minlength=len(waiting))
         waiting = filling.keep(waiting, problem, end)
@@ -368,7 +371,7 @@ def _fill(problem: _Problem, limit: float, *, stay: bool) -> Array:
 
 
 class _Filling:
-    """Pieces put on workers one after the other, and the room that is left."""
+    """The partitions placed so far, and the free room of each worker."""
 
     def __init__(self, problem: _Problem, limit: float) -> None:
         self.rows: list[int] = problem.rows.tolist()
@@ -387,7 +390,7 @@ class _Filling:
         return min(self.room[worker], self.rate * self.space[worker])
 
     def keep(self, pieces: list[int], problem: _Problem, ends: Array) -> list[int]:
-        """Put pieces on holders with room, return those for which there is none."""
+        """Place partitions on holders with room; return the others."""
         start, end = problem.start.tolist(), ends.tolist()
         holder = problem.holder.tolist()
         room, space, leaving = self.room, self.space, []
@@ -402,7 +405,7 @@ class _Filling:
         return leaving
 
     def send(self, pieces: list[int]) -> None:
-        """Put each where most room is, be it bounded by rows or by bytes."""
+        """Place each on the worker with most room in rows and bytes."""
         heap = [(-self.left(worker), worker) for worker in range(len(self.room))]
         heapq.heapify(heap)
         for piece in pieces:
@@ -417,7 +420,7 @@ class _Filling:
 
 
 def _occupy(problem: _Problem, target: Array, limit: float) -> None:
-    """Give idle workers a piece each, the cheapest of those that have several."""
+    """Give each idle worker the cheapest partition of a worker with several."""
     real, kept = problem.rows > 0, _kept(problem, target)
     busy = np.bincount(target[real], minlength=problem.share.size)
     for worker in np.flatnonzero((busy == 0) & (problem.share > TINY)):
@@ -434,8 +437,8 @@ def _occupy(problem: _Problem, target: Array, limit: float) -> None:
 
 
 def _polish(problem: _Problem, target: Array, floor: float) -> None:
-    """Put a few pieces in the best way, again and again."""
-    generator = np.random.default_rng(0)  # same input, same output
+    """Improve targets by a local search: place a few partitions in the best way."""
+    generator = np.random.default_rng(0)  # the same input gives the same output
     patience, bound = PATIENCE, _most_kept(problem, floor)
     for _ in range(TRIES):
         if _is_best(problem, target, floor, bound):
@@ -448,10 +451,10 @@ def _polish(problem: _Problem, target: Array, floor: float) -> None:
 
 
 def _most_kept(problem: _Problem, limit: float) -> float:
-    """Bytes that can stay where they are at most.
+    """Return an upper bound of the bytes that can stay on their workers.
 
-    Each worker for itself keeps what has most bytes for its rows until its rows are
-    full, be it a part of a piece; rows come in whole units.
+    Each worker keeps partitions with most bytes per row, the last one in part, until
+    its share of rows is full. Rows come in whole units.
     """
     unit = int(np.gcd.reduce(problem.rows)) or 1
     room = np.floor(limit * problem.share / unit) * unit
@@ -461,7 +464,7 @@ def _most_kept(problem: _Problem, limit: float) -> float:
     )
     order = np.lexsort((-density, problem.holder))
     holder, rows, held = problem.holder[order], rows[order], problem.held[order]
-    before = np.cumsum(rows) - rows  # of this worker and of those before it
+    before = np.cumsum(rows) - rows  # of this worker and of earlier ones
     first = np.searchsorted(holder, np.arange(room.size))
     before -= np.append(before, 0)[first][holder]
     fits = np.clip(room[holder] - before, 0, rows)
@@ -470,7 +473,7 @@ def _most_kept(problem: _Problem, limit: float) -> float:
 
 
 def _is_best(problem: _Problem, target: Array, floor: float, bound: float) -> bool:
-    """Whether nothing can exist that is better by more than a search is worth."""
+    """Return whether no placement can be noticeably better."""
     least = bound - NEAR * problem.nbytes.sum()
     if _kept(problem, target).sum() < least or _worst(problem, target) > floor:
         return False
@@ -481,7 +484,7 @@ def _is_best(problem: _Problem, target: Array, floor: float, bound: float) -> bo
 def _neighbours(
     problem: _Problem, target: Array, floor: float, generator: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Pick pieces worth placing anew together, and the workers to place them on."""
+    """Choose a few partitions to place again, and workers for them."""
     load, used = _loads(problem, target)
     strain = _strain(load, used, problem.share, problem.budget)
     away = _kept(problem, target) < problem.most
@@ -490,7 +493,7 @@ def _neighbours(
         return seeds, seeds
     seed = generator.choice(seeds)
     home = problem.home[seed]
-    # Who could take the seed, and who could take something from the seed's home.
+    # a worker that could take the seed, and one that could relieve its home
     roomy = ((load + problem.rows[seed]) / problem.share).argmin()
     other = generator.choice([*np.flatnonzero(target == home), seed])
     holders = problem.holder[problem.start[other] : problem.start[other + 1]]
@@ -499,14 +502,14 @@ def _neighbours(
     near = np.isin(target, [*on]) | (away & np.isin(problem.home, [*on]))
     near[seed] = False
     others = np.flatnonzero(near)
-    # Rather those that lie in the wrong place, or could lie in another at no cost.
+    # prefer partitions that moved, or that have a replica elsewhere
     loose = (away | (np.diff(problem.start) > 1))[others]
     order = (generator.random(others.size) - 0.3 * loose).argsort()
     return _few(target, [seed, *others[order]], on)
 
 
 def _few(target: Array, pieces: list[Any], on: set[Any]) -> tuple[Array, Array]:
-    """Keep of `pieces`, with where they are, as many as have no more than WAYS."""
+    """Return the first partitions, and workers, with at most WAYS placements."""
     count = 1
     while count < len(pieces):
         more = on | {target[pieces[count]]}
@@ -519,7 +522,7 @@ def _few(target: Array, pieces: list[Any], on: set[Any]) -> tuple[Array, Array]:
 def _replace(
     problem: _Problem, target: Array, floor: float, pieces: Array, on: Array
 ) -> bool:
-    """Put `pieces` on the workers `on` in the best way; say whether it is better."""
+    """Place `pieces` on workers `on` in the best way; return whether it improved."""
     load, used, kept = _ways(problem, target, pieces, on)
     share, budget = problem.share[on, None], problem.budget[on, None]
     full = _strain(load, used, share, budget).max(0)
@@ -531,7 +534,7 @@ def _replace(
     best = best[idle[best] == idle[best].min()]
     best = best[kept[best] == kept[best].max()]
     way = best[full[best].argmin()]
-    # A way as good as the present one is taken too: it may bring others in reach.
+    # an equally good placement is taken too: it may lead to better ones
     target[pieces] = on[np.array(np.unravel_index(way, shape))]
     new, old = ((strain[at], idle[at], -kept[at]) for at in (way, now))
     return bool(new < old)
@@ -540,14 +543,14 @@ def _replace(
 def _ways(
     problem: _Problem, target: Array, pieces: Array, on: Array
 ) -> tuple[Array, Array, Array]:
-    """(on, ways) rows and bytes, and (ways,) bytes kept, for every way of placing."""
+    """Return (on, ways) rows and bytes, and (ways,) bytes kept, for each placement."""
     others = np.delete(np.arange(target.size), pieces)
     load, used = (
         np.bincount(target[others], values[others], problem.share.size)[on, None]
         for values in (problem.rows, problem.nbytes)
     )
     kept, unit = np.zeros(1), np.eye(on.size)[:, None]
-    for piece in pieces:  # every way so far becomes as many as there are workers
+    for piece in pieces:  # multiplies the placements by the number of workers
         span = slice(problem.start[piece], problem.start[piece + 1])
         there = problem.holder[span, None] == on
         load = (load[:, :, None] + problem.rows[piece] * unit).reshape(on.size, -1)

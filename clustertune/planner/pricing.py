@@ -10,15 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from clustertune.core.model import Flow, Int64s, Layout, Member, Recut, View
-from clustertune.planner.moving import Targets, travelling
-from clustertune.planner.sizes import list_bytes, part_bytes
+from clustertune.planner.layouts import Targets, list_bytes, part_bytes, travelling
 
 #: bytes per second that one thread copies, page faults included
 COPYING = 1e9
-MOVE = 0.04  # seconds that any move takes: cycles of the mover, and questions to it
-GRAPH = 0.035  # seconds that any graph takes, and the questions about it
-#: seconds for each part of an old piece, beside its bytes: the scheduler's, which has a
-#: dependency more, and a worker's, which cuts it; as many tiny pieces took to be joined
+MOVE = 0.04  # seconds that any move takes: cycles of the mover, and requests to it
+GRAPH = 0.035  # seconds that any graph takes, with its requests
+#: seconds for each part of an old partition, in addition to its bytes: a dependency for
+#: the scheduler and a cut on a worker; measured by joining many tiny partitions
 ARRAY_PART, FRAME_PART = 1.6e-4, 3.5e-4
 
 
@@ -33,13 +32,13 @@ def seconds(flow: Flow, view: View) -> float | None:
 
 
 def of_moves(layout: Layout, view: View, target: Targets) -> Flow:
-    """What travels so that the pieces of a layout lie on their targets."""
+    """Return the flow of moving the partitions of a layout to their targets."""
     into, out = travelling(layout, view, target)
     return Flow(into=into, out=out, made=np.zeros_like(into), seconds=MOVE)
 
 
 def both(first: Flow, then: Flow) -> Flow:
-    """One after the other."""
+    """Return the sum of two flows."""
     return Flow(
         into=first.into + then.into,
         out=first.out + then.out,
@@ -49,7 +48,7 @@ def both(first: Flow, then: Flow) -> Flow:
 
 
 def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
-    """What the cuts of ``members``, in this order, send and copy."""
+    """Return the flow of the cuts of ``members``, which are in the same order."""
     n_workers, n_tasks = len(view.now.workers), 0
     parts = 0.0
     into, out, made = (np.zeros(n_workers, dtype=np.int64) for _ in range(3))
@@ -73,9 +72,9 @@ def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
 def _bundles(
     new: Int64s, owner: Int64s, targets: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """Sender, receiver and bytes of the lists in which parts travel.
+    """Return sender, receiver and bytes of the lists in which parts travel.
 
-    One for each new piece and each worker that sends for it.
+    There is one list for each new partition and each worker that sends parts of it.
     """
     pairs, lengths = np.unique(np.stack((new, owner)), axis=1, return_counts=True)
     return pairs[1], targets[pairs[0]], list_bytes(lengths)

@@ -1,60 +1,97 @@
-"""Whether pieces of a layout are too few, too many or too large to train on (pure).
+"""Decide whether partitions suit the workers, and which workers train (pure).
 
-The checks of the same names report it, and the planner asks it of pieces that it could
-make.
+The checks of too few, too many and too large partitions report these rules. The planner
+applies them to partitions that it could make.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple
 
-from clustertune.core.model import Layout, Unknown, View
-from clustertune.planner.evenness import attainable
+import numpy as np
+
+from clustertune.core.model import Float64s, Int64s, Layout, Unknown, View
+from clustertune.planner import grouping, layouts
 from clustertune.planner.forecast import expected_workers
-from clustertune.planner.sizes import largest_piece, layout_bytes
-from clustertune.planner.trainers import units
+from clustertune.planner.placement import place
 
 LARGE = 0.25  # of the smallest memory limit
-SMALL = 2**20  # bytes of a mean piece
+SMALL = 2**20  # bytes of a mean partition
 _ROUNDING = 1e-9
 
 
+# --- sizes ----------------------------------------------------------------------------
+
+
 def smallest_limit(view: View) -> int:
-    """Bytes of the smallest memory limit among eligible workers; 0: none has one."""
+    """Return the smallest memory limit of eligible workers; 0 means no limit."""
     limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
     return min(limits, default=0)
 
 
 def too_large(layout: Layout, view: View, fraction: float = LARGE) -> bool | Unknown:
-    """Whether one piece is larger than a fraction of the smallest memory limit."""
+    """Return whether a partition exceeds a fraction of the smallest memory limit."""
     limit = smallest_limit(view)
     if not limit:
         return False
-    largest = largest_piece(layout)
+    largest = layouts.largest_piece(layout)
     return largest if isinstance(largest, Unknown) else largest > fraction * limit
 
 
 def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
-    """Whether each thread has too many pieces, and their mean is small."""
+    """Return whether each thread has too many partitions whose mean size is small."""
     threads = sum(w.nthreads for w in view.eligible_workers)
     n_pieces = max(m.n_pieces for m in layout.members)
     if not threads or n_pieces <= view.goal.workload.max_pieces_per_thread * threads:
         return False
-    size = layout_bytes(layout)
+    size = layouts.layout_bytes(layout)
     return size if isinstance(size, Unknown) else size / n_pieces < small
 
 
+# --- evenness -------------------------------------------------------------------------
+
+
+def attainable(layout: Layout, view: View) -> float:
+    """Return the rows of the fullest worker over its share, at the best placement.
+
+    The result is at most ``1 + tolerance`` if whole partitions allow it, otherwise as
+    low as they allow. The layout must be aligned; it need not be loaded.
+    """
+    claim = layouts.weights(view)
+    rows = layout.rows
+    claimed = claim[claim > 0]
+    if not len(claimed) or not rows.sum():
+        return 1.0
+    # filling the emptiest worker next exceeds a share by one partition at most
+    smallest_share = rows.sum() * claimed.min() / claimed.sum()
+    spare = view.goal.tolerance * smallest_share
+    if rows.max() <= spare:
+        return 1.0 + float(rows.max() / smallest_share)
+    there = layouts.held(layout, len(claim))
+    found = place(
+        rows,
+        (there.piece, there.worker, np.zeros_like(there.nbytes)),
+        claim,
+        nbytes=np.zeros_like(rows),
+        tolerance=view.goal.tolerance,
+    )
+    return found.imbalance
+
+
 def n_training(view: View) -> int:
-    """Workers that are to have a share of the training data."""
+    """Return how many workers are to have a share of the training data."""
     n_workers, found = expected_workers(view), units(view)
     return n_workers if found is None else min(n_workers, found.workers)
 
 
 def fullest_share(layout: Layout, view: View) -> float:
-    """Rows of the fullest worker over its share at best, of an aligned layout.
+    """Return the best share of the fullest worker of an aligned layout.
 
-    Infinity where fewer pieces have rows than workers are to train; 0 where no worker
-    is to train.
+    The result is infinite if fewer partitions have rows than workers are to train, and
+    0 if no worker is to train.
     """
     n_workers = n_training(view)
     if not n_workers:
@@ -65,10 +102,83 @@ def fullest_share(layout: Layout, view: View) -> float:
 
 
 def is_uneven(share: float, view: View) -> bool:
-    """Whether the fullest worker's share is above the goal's tolerance."""
+    """Return whether the fullest worker's share exceeds the goal's tolerance."""
     return share > 1 + view.goal.tolerance + _ROUNDING
 
 
 def too_few(layout: Layout, view: View) -> bool:
-    """Whether the pieces of an aligned layout give some worker too small a share."""
+    """Return whether some worker gets too small a share of an aligned layout."""
     return is_uneven(fullest_share(layout, view), view)
+
+
+# --- workers that train ---------------------------------------------------------------
+#
+# A worker gets whole rows; whole groups if groups stay together; whole partitions if
+# they may not be cut. Workers without any get no rows and do not train.
+
+
+class Units(NamedTuple):
+    """Indivisible units of the data: how many there are, and what they are."""
+
+    number: int
+    name: str  # "row", "group" or "partition"
+    least: int = 1  # that a worker needs to train
+
+    @property
+    def workers(self) -> int:
+        """How many workers can train."""
+        return max(1, self.number // self.least)
+
+
+def units(view: View) -> Units | None:
+    """Return the units of the training data that allow the fewest workers.
+
+    None means that they are unknown, or that each worker must have rows.
+    """
+    layout = view.layouts[0] if view.layouts else None
+    if layout is None or view.goal.workload.exact_rows:
+        return None
+    counted = [m.rows for m in layout.members if m.rows is not None]
+    found = []
+    if counted:
+        rows = int(counted[0].sum())
+        found.append(Units(rows, "row", view.goal.workload.min_rows))
+    wanted = view.goal.rechunk
+    if wanted is not True and wanted:
+        found.append(Units(int(wanted), "partition"))
+    # collections that are not aligned have no common partitions
+    if wanted is False and layout.aligned:
+        found.append(Units(int((layout.rows > 0).sum()), "partition"))
+    found += _of_groups(layout, view, counted)
+    return min((u for u in found if u.number), key=lambda u: u.workers, default=None)
+
+
+def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]:
+    groups = grouping.of(layout) if view.goal.workload.groups else None
+    if groups is not None:
+        return [Units(len(np.unique(groups.values)), "group")]
+    named = any(m.label.rpartition(".")[2] == "qid" for m in layout.members)
+    if view.goal.workload.groups or not named or len(counted) < len(layout.members):
+        return []
+    # a library that does not use groups gets joined partitions, and none is cut
+    ends = reduce(np.intersect1d, [np.cumsum(rows) for rows in counted])
+    return [Units(int((ends > 0).sum()), "partition")]
+
+
+def chosen(view: View) -> View:
+    """Return the view in which only workers that can have a unit of the data train.
+
+    They are the workers with most rows, and among these with most threads. So a second
+    view leads to the same choice.
+    """
+    found, able = units(view), view.eligible_workers
+    if found is None or found.workers >= len(able):
+        return view
+    layout = view.layouts[0]
+    rows: Float64s = np.zeros(len(view.now.workers))
+    if layout.loaded and layout.aligned:
+        home = layouts.homes(layout, len(rows))
+        np.add.at(rows, home[home >= 0], layout.rows[home >= 0])
+    held = dict(zip((w.id for w in view.now.workers), rows.tolist(), strict=True))
+    best = sorted(able, key=lambda w: (-held[w.id], -w.nthreads))[: found.workers]
+    return replace(view, trainers=frozenset(w.id for w in best))

@@ -1,26 +1,34 @@
-"""Whether everything that must hold after clustertune has acted does hold (pure)."""
+"""Compare two views of a cluster and its data (pure).
+
+:func:`problems` finds violated promises after clustertune has acted. A fingerprint is
+small enough for a file: it has the workers one by one, and digests of the data's keys,
+bytes and holders. Memory, queues and speeds change all the time and are no part of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 
 from clustertune.core.model import Layout, Member, View
-from clustertune.core.wording import plural, workers_text
-from clustertune.planner import layouts, replicas
+from clustertune.core.wording import are, bytes_text, plural, printable, workers_text
+from clustertune.planner import layouts
 from clustertune.planner.memory import room
-from clustertune.planner.sizes import held_bytes
+
+# --- problems -------------------------------------------------------------------------
 
 
 def problems(before: View, after: View) -> tuple[str, ...]:
-    """What went wrong between two views of the same data; empty if nothing did.
+    """Return what went wrong between two views of the same data.
 
-    Nothing is lost (every piece is there with the rows it had, or new ones with as many
-    rows in all), no pair is wrong (members share their row boundaries, as they did),
-    none is apart that was not, Dask's memory manager is as it was, and no worker holds
-    more than fits below its spill line unless it did before.
+    - Rows were lost or changed.
+    - Collections that had the same row boundaries differ in them.
+    - More partitions are spread over several workers than before.
+    - Dask's memory manager was left in another state.
+    - A worker holds more than fits below its spill threshold, and did not before.
     """
     return (
         *losses(before, after),
@@ -31,25 +39,25 @@ def problems(before: View, after: View) -> tuple[str, ...]:
 
 
 def losses(before: View, after: View) -> tuple[str, ...]:
-    """What of it breaks a promise: rows lost, changed, or paired with others."""
+    """Return which rows were lost, changed, or paired with other rows."""
     found: list[str] = []
     for old, new in zip(before.layouts, after.layouts, strict=True):
         found += _lost(old, new)
         if old.aligned and not new.aligned:
-            found.append(f"{new.label}: row boundaries agreed before and do not now")
+            found.append(f"{new.label}: row boundaries differ, and they agreed before")
     return tuple(found)
 
 
 def separations(before: View, after: View) -> tuple[str, ...]:
-    """Which pairs are apart that were not."""
+    """Return which layouts have more separated pairs than before."""
     pairs = zip(before.layouts, after.layouts, strict=True)
     return tuple(text for o, n in pairs for text in _apart(o, n, before, after))
 
 
 def moves(before: View, after: View) -> tuple[str, ...]:
-    """Which pieces the workers no longer hold that held them, and who lacks them.
+    """Return which partitions left their workers, and which replicas are missing.
 
-    A surplus copy on another worker is no move.
+    A surplus replica on another worker is not a move.
     """
     found: list[str] = []
     for old, new in zip(before.layouts, after.layouts, strict=True):
@@ -64,15 +72,16 @@ def moves(before: View, after: View) -> tuple[str, ...]:
         found += _lacking(new, was, {i for i in range(len(was)) if i not in gone})
         if gone:
             i = gone[0]
+            places = f"{workers_text([was[i]])} to {workers_text([now[i]])}"
             found.append(
-                f"{plural(len(gone), 'piece')} of the {new.label} moved, for example "
-                f"number {i} from {workers_text([was[i]])} to {workers_text([now[i]])}"
+                f"{plural(len(gone), 'partition')} of the {new.label} moved, for "
+                f"example number {i} from {places}"
             )
     return tuple(found)
 
 
 def without_aside(view: View) -> View:
-    """The view of the data alone, without the rows that were set aside of it."""
+    """Return the view without the rows that were left out as a remainder."""
     layouts = tuple(
         replace(x, members=tuple(replace(m, aside=0) for m in x.members))
         for x in view.layouts
@@ -81,7 +90,7 @@ def without_aside(view: View) -> View:
 
 
 def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
-    """Pieces and ids of workers that hold all of it."""
+    """Return (partition, id of a worker that holds all of it)."""
     there = layouts.held(layout, len(view.now.workers))
     whole = there.nbytes == layouts.piece_bytes(layout)[there.piece]
     ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
@@ -89,18 +98,18 @@ def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
 
 
 def _lacking(layout: Layout, was: list[str | int], stay: set[int]) -> Iterator[str]:
-    """Which workers lack an eval set of which each had a copy."""
-    if not replicas.is_copied(layout):
+    """Yield the workers that lost their replica of an eval set."""
+    if not layouts.is_copied(layout):
         return
     given = np.flatnonzero(layout.rows > 0).tolist()
     lacking = {was[i] for i in given} - {was[i] for i in given if i in stay}
     if lacking:
         ids = sorted(lacking, key=str)
-        yield f"{workers_text(ids)} lost the copy of {layout.label}"
+        yield f"{workers_text(ids)} lost the replica of {layout.label}"
 
 
 def _places(layout: Layout, view: View) -> list[str | int]:
-    """By piece the id of the worker that holds most of it."""
+    """Return the id of the home of each partition."""
     home = layouts.homes(layout, len(view.now.workers)).tolist()
     return [view.now.workers[i].id if i >= 0 else "none" for i in home]
 
@@ -108,35 +117,36 @@ def _places(layout: Layout, view: View) -> list[str | int]:
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
     before = {m.label: m for m in old.members}
     for label in before.keys() - {m.label for m in new.members}:
-        yield f"{label} was there and is not now"
-    times = replicas.copies(new) / replicas.copies(old)
+        yield f"{label} is missing"
+    times = layouts.copies(new) / layouts.copies(old)
     for now in new.members:
         was = before.get(now.label)
         if was is None:
-            continue  # was made by this call
+            continue  # this call made it
         if not now.loaded:
             if was.loaded:
-                yield f"{now.label} was in memory and is not now"
+                yield f"{now.label} is not in memory, and it was before"
             continue
         there = np.zeros(len(now.keys), dtype=bool)
         if now.holders is not None:
             there[now.holders[0]] = True
         if not there.all():
-            yield f"{int((~there).sum())} pieces of {now.label} are nowhere in memory"
+            lost = plural(int((~there).sum()), "partition")
+            yield f"no worker holds {lost} of {now.label}"
         if was.loaded and was.keys != now.keys and not now.ours:
             yield f"{now.label} has other keys than before"
         yield from _other_rows(was, now, times)
 
 
 def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
-    """Rows that are not there any more, but for those set aside, and copies."""
+    """Yield changes of row counts, except for the remainder and for layouts."""
     if was.rows is None:
         return
     if now.rows is None:
         yield f"rows of {now.label} were known before and cannot be counted now"
         return
     if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
-        yield f"pieces of {now.label} have other rows than before"
+        yield f"partitions of {now.label} have other rows than before"
         return
     had = int((was.rows.sum() + was.aside) * times)
     has = int(now.rows.sum() + now.aside)
@@ -151,7 +161,7 @@ def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]
     known = old.loaded and old.aligned
     was = int(layouts.apart(old, len(before.now.workers)).sum()) if known else 0
     if apart > was:
-        yield f"{new.label}: {apart} pairs are apart, {was} were before"
+        yield f"{new.label}: {apart} pairs are separated, {was} were before"
 
 
 def _left_behind(before: View, after: View) -> Iterator[str]:
@@ -167,11 +177,136 @@ def _over_budget(before: View, after: View) -> Iterator[str]:
     had = dict(
         zip(
             (w.id for w in before.now.workers),
-            held_bytes(before.layouts, len(before.now.workers)).tolist(),
+            layouts.held_bytes(before.layouts, len(before.now.workers)).tolist(),
             strict=True,
         )
     )
-    has = held_bytes(after.layouts, len(after.now.workers))
+    has = layouts.held_bytes(after.layouts, len(after.now.workers))
     for worker, most, n in zip(after.now.workers, room(after), has, strict=True):
         if n > most and n > had.get(worker.id, 0):
-            yield f"worker {worker.id} holds {n:,} bytes, {int(most):,} fit"
+            yield f"worker {worker.id} holds {n:,} bytes, but only {int(most):,} fit"
+
+
+# --- fingerprints ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenWorker:
+    """A worker. A restart changes its address."""
+
+    id: str | int
+    address: str
+    status: str
+    nthreads: int
+    memory_limit: int  # bytes; 0: none is set
+
+    @property
+    def state(self) -> str:
+        """Describe what may change while the process continues."""
+        limit = bytes_text(self.memory_limit) if self.memory_limit else "no limit"
+        return f"{printable(self.status)}, {plural(self.nthreads, 'thread')}, {limit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenData:
+    """A collection; values that are unknown before it is loaded are empty."""
+
+    label: str
+    pieces: int
+    loaded: bool
+    keys: str  # digest of its keys, in order
+    nbytes: str  # digest of the bytes of each piece
+    holders: str  # digest of the workers, by id, that hold each piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """The cluster and the data for which a plan was made."""
+
+    scheduler: str  # its id, which each start changes
+    address: str
+    workers: tuple[SeenWorker, ...]
+    data: tuple[SeenData, ...]
+    #: task overhead in seconds, which decides the number of partitions; None: unknown
+    overhead: float | None
+
+
+def fingerprint(scheduler: str, view: View) -> Fingerprint:
+    """Return the fingerprint of a view of the scheduler with this id."""
+    now = view.now
+    return Fingerprint(
+        scheduler=scheduler,
+        address=now.scheduler,
+        workers=tuple(
+            SeenWorker(
+                id=w.id,
+                address=w.address,
+                status=w.status,
+                nthreads=w.nthreads,
+                memory_limit=w.memory_limit,
+            )
+            for w in now.workers
+            if not w.parking
+        ),
+        data=tuple(_seen_data(m, view) for x in view.layouts for m in x.members),
+        overhead=now.overhead,
+    )
+
+
+def _seen_data(member: Member, view: View) -> SeenData:
+    holders = ""
+    if member.holders is not None:
+        pieces, workers = (side.tolist() for side in member.holders)
+        ids = [str(w.id) for w in view.now.workers]
+        holders = _digest(
+            sorted((p, ids[w]) for p, w in zip(pieces, workers, strict=True))
+        )
+    known = member.nbytes is not None
+    return SeenData(
+        label=member.label,
+        pieces=member.n_pieces,
+        loaded=member.loaded,
+        keys=_digest([str(key) for key in member.keys]),
+        nbytes=_digest(np.asarray(member.nbytes).tolist()) if known else "",
+        holders=holders,
+    )
+
+
+def _digest(things: object) -> str:
+    return sha256(repr(things).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def differences(was: Fingerprint, now: Fingerprint) -> Iterator[str]:
+    """Yield the differences of two fingerprints of one scheduler as texts."""
+    before = {w.id: w for w in was.workers}
+    after = {w.id: w for w in now.workers}
+    if gone := [id for id in before if id not in after]:
+        yield f"{workers_text(gone)} {are(gone)} gone"
+    if new := [id for id in after if id not in before]:
+        yield f"{workers_text(new)} {are(new)} new"
+    both = [(before[id], after[id]) for id in before if id in after]
+    if again := [w.id for w, x in both if w.address != x.address]:
+        yield f"{workers_text(again)} {_was(again)} restarted"
+    for w, x in both:
+        if w.state != x.state:
+            yield f"{workers_text([w.id])} is now {x.state}, and was {w.state}"
+    data = {d.label: d for d in now.data}
+    for d in was.data:
+        if d.label not in data:
+            yield f"{printable(d.label)} is missing"
+        elif text := _changed(d, data[d.label]):
+            yield f"{printable(d.label)} {text}"
+
+
+def _changed(was: SeenData, now: SeenData) -> str:
+    if was.keys != now.keys:
+        return f"has other partitions: {now.pieces}, and it had {was.pieces}"
+    if was.loaded != now.loaded:
+        return "is now in memory" if now.loaded else "is no longer in memory"
+    if was.nbytes != now.nbytes:
+        return "has partitions of other sizes"
+    return "is on other workers" if was.holders != now.holders else ""
+
+
+def _was(ids: list[str | int]) -> str:
+    return "was" if len(ids) == 1 else "were"

@@ -41,8 +41,8 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.errors import ScaleError
-from clustertune.planner.capacity import refuse_overfull
-from clustertune.planner.sizes import held_bytes, part_bytes
+from clustertune.planner.layouts import held_bytes, part_bytes
+from clustertune.planner.memory import refuse_overfull
 from clustertune.planner.verification import problems
 from clustertune.testing.builders import worker
 

@@ -58,7 +58,7 @@ def draw(seed: int) -> Case:
     rng = Random(seed)
     action = rng.choice(ACTIONS)
     profiles = [
-        m.PROFILE for m in libraries.available().values() if not m.PROFILE.refused
+        m.profile for m in libraries.available().values() if not m.profile.refused
     ]
     profile = rng.choice(profiles)
     n_rows = rng.choice((1, 7, 40, 40, 120, 120))

@@ -19,8 +19,8 @@ from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.operations.procedure import Procedure
 from clustertune.planner import layouts, verification
-from clustertune.planner.evenness import attainable
-from clustertune.planner.replicas import is_copied
+from clustertune.planner.layouts import is_copied
+from clustertune.planner.suitability import attainable
 from tests.chaos.imagined import MIB, Case, Interrupted, Struck, draw
 from tests.chaos.rounds import Round
 

@@ -36,7 +36,7 @@ from clustertune.operations.history import histories, record
 from clustertune.operations.planfile import VERBS, Call, StoredPlan
 from clustertune.operations.playbooks import library, schema
 from clustertune.operations.scheduling import triggers
-from clustertune.planner.fingerprint import Fingerprint
+from clustertune.planner.verification import Fingerprint
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree
 

@@ -9,7 +9,7 @@ from clustertune.checks.placement import (
     uneven_rows,
 )
 from clustertune.core.model import Severity
-from clustertune.planner.trainers import chosen
+from clustertune.planner.suitability import chosen
 from clustertune.testing import layout, view, worker
 
 # --- empty_workers --------------------------------------------------------------------

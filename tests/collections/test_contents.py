@@ -18,13 +18,13 @@ from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
 from clustertune.collections.inputs import Given
 from clustertune.core.model import Contents, Goal
-from clustertune.integrations.libraries import generic
+from clustertune.integrations.libraries import GENERIC, generic
 from clustertune.remote.worker import content
 from clustertune.testing import member
 
 
 def goal(order="", **needs):
-    return Goal(workload=replace(generic.PROFILE, **needs), order=order)
+    return Goal(workload=replace(GENERIC.profile, **needs), order=order)
 
 
 def need(label, wanted, *, training=True, n_workers=2, **overrides):

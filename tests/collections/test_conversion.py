@@ -17,7 +17,7 @@ from clustertune.collections.conversion import (
     with_categories,
 )
 from clustertune.core.model import Goal
-from clustertune.integrations.libraries import generic
+from clustertune.integrations.libraries import GENERIC
 
 FRAME = pd.DataFrame(
     {
@@ -41,7 +41,7 @@ def converted(x, conversion, piece):
 
 
 def goal(**wanted):
-    return Goal(workload=generic.PROFILE, **wanted)
+    return Goal(workload=GENERIC.profile, **wanted)
 
 
 def test_nothing_was_asked_for():
@@ -248,7 +248,7 @@ def test_one_type_of_numbers(types, largest, expected):
 
 
 def test_categories_are_changed_alone():
-    """Or beside numbers, in one pass."""
+    """Also with numbers, in one pass."""
     frame = dd.from_pandas(FRAME[["f", "g", "c"]], npartitions=2)
     types = {"c": categories("c", "b", "a", "z")}
     alone = with_categories(frame, types, None)
@@ -258,8 +258,8 @@ def test_categories_are_changed_alone():
     assert made["c"].tolist() == FRAME["c"].tolist()
     assert made.dtypes[["f", "g"]].tolist() == ["float64", "float32"]
     assert meta(frame, alone)["c"].dtype == types["c"]
-    beside = asked("X", frame, goal(dtype="float32"))
-    both = with_categories(frame, types, beside)
+    numbers = asked("X", frame, goal(dtype="float32"))
+    both = with_categories(frame, types, numbers)
     assert str(both).endswith(" and one list of categories for each column")
     made = converted(frame, both, FRAME[["f", "g", "c"]])
     assert made.dtypes[["f", "g"]].tolist() == ["float32", "float32"]

@@ -17,7 +17,7 @@ from clustertune.collections import graphs
 
 
 def test_constants():
-    """Small arrays by key, each on a worker of its own."""
+    """Small arrays by key, one on each worker."""
     values = [np.array([1, 2]), np.array([3])]
     graph = graphs.constants("qid", values, ["a", "b"])
     keys = graph.pieces["qid"]

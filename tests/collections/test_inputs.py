@@ -21,7 +21,7 @@ from clustertune import errors
 from clustertune.collections import inputs, loading
 from clustertune.collections.inputs import Given, Inputs
 from clustertune.core.model import Goal
-from clustertune.integrations.libraries import generic
+from clustertune.integrations.libraries import GENERIC
 from clustertune.operations import call as entrance
 
 X = da.ones((100, 4), chunks=(10, 4))
@@ -108,7 +108,7 @@ def test_what_is_no_companion(one: Any, text: str) -> None:
 
 
 def test_one_more_companion() -> None:
-    """Beside the training data; it is not handed back in order."""
+    """It belongs to the training data and is not part of the result."""
     given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
     more = given.with_companion("row_order", Y * 2)
     assert labels(more)[0] == ("training data", ["X", "y", "row_order"])
@@ -134,15 +134,15 @@ def test_what_was_given_beside_x_and_y() -> None:
     ],
 )
 def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
-    """Is said before anything is done."""
-    goal = Goal(workload=generic.PROFILE, **wanted)
+    """The error comes before any change."""
+    goal = Goal(workload=GENERIC.profile, **wanted)
     with pytest.raises(ValueError, match=text):
         inputs.refuse_unfit(gather(X, Y), goal)
 
 
 def test_swapped() -> None:
     """Several values a row to be learnt from one value a row are no labels."""
-    goal = Goal(workload=generic.PROFILE)
+    goal = Goal(workload=GENERIC.profile)
     frame = dd.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, 2]}), npartitions=1)
     for features, labels in ((X, Y), (frame, frame["a"])):
         inputs.refuse_unfit(gather(features, labels), goal)
@@ -152,7 +152,7 @@ def test_swapped() -> None:
 
 def test_what_the_workload_cannot_have() -> None:
     """Frames where it takes arrays; groups in a random order."""
-    arrays = replace(generic.PROFILE, kinds=("array",), title="The library")
+    arrays = replace(GENERIC.profile, kinds=("array",), title="The library")
     frame = gather(dd.from_pandas(pd.DataFrame({"a": [1, 2]}), npartitions=1))
     assert inputs.wants_arrays(frame, arrays)
     assert inputs.wants_arrays(gather(X, FRAME["b"]), arrays)
@@ -162,7 +162,7 @@ def test_what_the_workload_cannot_have() -> None:
     ):
         inputs.refuse_unfit(frame, Goal(workload=arrays, persist=False))
     inputs.refuse_unfit(frame, Goal(workload=arrays, to="array"))
-    ranks = replace(generic.PROFILE, groups="together", title="The library")
+    ranks = replace(GENERIC.profile, groups="together", title="The library")
     ranked = gather(X, Y, qid=Y * 2)
     for order in ("rows", "pieces"):
         with pytest.raises(ValueError, match=r"would tear groups \(qid\) apart"):
@@ -188,7 +188,7 @@ def test_the_training_data_as_eval_set() -> None:
     given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50])])
     assert inputs.evaluated(given) == ("eval_set[0]",)
     assert given.collection("eval_set[0].X") is given.collection("X")
-    copies = replace(generic.PROFILE, eval_copies=True)
+    copies = replace(GENERIC.profile, eval_copies=True)
     inputs.refuse_unfit(given, Goal(workload=copies))
     stops = replace(copies, stops_early=True)
     with pytest.raises(ValueError, match=r"eval_set\[0\] is the training data"):
@@ -222,8 +222,8 @@ def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
     assert counts.tolist() == SIZES.tolist()
     assert len(values) == 4
     with pytest.raises(ValueError, match=r"group= has sizes .* give qid="):
-        inputs.refuse_sizes(given, generic.PROFILE)
-    inputs.refuse_sizes(given, replace(generic.PROFILE, group_sizes=True))
+        inputs.refuse_sizes(given, GENERIC.profile)
+    inputs.refuse_sizes(given, replace(GENERIC.profile, group_sizes=True))
 
 
 def test_what_are_no_sizes_of_groups() -> None:
@@ -483,7 +483,7 @@ async def test_a_good_client_is_accepted(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_two_addresses_of_one_scheduler(c, s, a):
-    """A cluster is known by its scheduler, not by what somebody calls its host."""
+    """A cluster is identified by its scheduler, not by a host name."""
     address = s.address.replace("127.0.0.1", "localhost")
     async with Client(address, asynchronous=True, set_as_default=False) as other:
         data = await other.persist(Y)
@@ -575,9 +575,7 @@ async def test_no_workers(c, s):
 @gen_cluster(client=True, nthreads=ONE)
 async def test_no_cluster_object(c, s, a):
     """A client that cannot scale its cluster is told the line to type instead."""
-    with pytest.raises(
-        errors.ScaleError, match=r"n_workers=3: .*type cluster.scale\(3"
-    ):
+    with pytest.raises(errors.ScaleError, match=r"n_workers=3: .*run cluster.scale\(3"):
         await clustertune.prepare(c, X, Y, n_workers=3)
     assert not s.tasks
 
@@ -597,7 +595,7 @@ def parquet(tmp_path: Path) -> dd.DataFrame:
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_pieces_that_dask_joins(c, s, a, parquet):
-    """Dask persists fewer pieces than a frame says; here it has those that it says."""
+    """Dask persists fewer partitions than a frame has; here it keeps all."""
     for frame in (parquet[["f1", "s"]], parquet["f1"]):
         joined = c.persist(frame)
         assert inputs.missing(frame) == 0
@@ -623,7 +621,7 @@ async def test_joined_pieces_are_refused(c, s, a, parquet):
 @pytest.mark.parametrize("kind", ["frames", "one frame", "array and series"])
 @gen_cluster(client=True, nthreads=ONE)
 async def test_parquet_is_loaded_in_the_pieces_that_it_has(c, s, a, kind, parquet):
-    """Some columns of small files, beside an array too: all pieces and values."""
+    """Some columns of small files, also with an array: all partitions and values."""
     array = da.arange(8000, chunks=1000)
     given = {
         "frames": [parquet[["f0", "s"]], parquet["f1"]],

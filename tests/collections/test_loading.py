@@ -49,7 +49,7 @@ def restricted(scheduler):
 
 
 def test_rows_of_arrays():
-    """Those of the chunks; after a filter nobody knows."""
+    """The rows of the chunks; unknown after a filter."""
     X = da.ones((10, 2), chunks=((3, 7), 1))
     assert lengths(X, asynchronous=True).tolist() == [3, 7]
     assert lengths(X[X[:, 0] > 0], asynchronous=True) is None
@@ -251,7 +251,7 @@ async def test_a_worker_lost_while_loading(c, s, a, b, d):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_stopped_while_loading(c, s, *workers):
-    """What was being loaded is let go, and nothing stays bound."""
+    """The loaded partitions are released, and nothing stays bound."""
 
     def slow(block):
         sleep(0.2)
@@ -269,7 +269,7 @@ async def test_stopped_while_loading(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_a_piece_that_fails(c, s, *workers):
-    """Its error is said, and nothing stays bound."""
+    """Its error is raised, and nothing stays bound."""
 
     def fail(block):
         raise ZeroDivisionError("on purpose")
@@ -284,7 +284,7 @@ def test_too_much_is_refused_while_all_workers_are_paused() -> None:
     """It would be waited for, and would not fit when they run again."""
     full = [worker(i, status="paused", memory_limit=100) for i in range(2)]
     lazy = layout([100], None, ["X"], {"X": 80})
-    with pytest.raises(CapacityError, match="2 workers have 0 B of room"):
+    with pytest.raises(CapacityError, match="2 workers can take 0 B before they spill"):
         list(persist.propose((), view(full, [lazy])))
 
 
@@ -314,7 +314,10 @@ def _piece(i):
 async def test_what_turns_out_to_be_too_much(c, s, *workers):
     """Loading stops at the lines at which workers spill; nothing stays behind."""
     X = dd.from_map(_piece, range(30), meta=pd.DataFrame({"a": [0.0]}))
-    text = r"X cannot be loaded: \d+ of 30 pieces took .*, so all take about 5.\.. MiB;"
+    text = (
+        r"X cannot be loaded: \d+ of 30 partitions took .*, "
+        r"so all take about 5.\.. MiB;"
+    )
     with pytest.raises(CapacityError, match=text):
         await clustertune.prepare(c, X)
     GO_ON.set()

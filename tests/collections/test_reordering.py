@@ -26,7 +26,7 @@ KINDS = ("array", "matrix", "frame", "series")
 
 
 def given_as(kind, numbers):
-    """A collection of that kind, for what it is alone, and all of its rows."""
+    """Return a collection of that kind and all of its rows."""
     if kind == "array":
         return da.from_array(numbers, chunks=-1), numbers
     if kind == "matrix":
@@ -191,7 +191,7 @@ def test_whole_pieces():
 
 
 def test_numbers_of_an_order_before():
-    """Rows keep those that they have: they are a member like any other."""
+    """Rows keep their numbers, which are a collection like any other."""
     data = layout([2, 2], [0, 1], ("X", ORDER))
     finding = Finding(
         severity=Severity.info, message="", subject=("X",), fixed_by="reorder"

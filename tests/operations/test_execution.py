@@ -13,7 +13,7 @@ from clustertune import actions, checks
 from clustertune.core.model import Outcome, Plan, Price, Step, View
 from clustertune.errors import ScaleError
 from clustertune.operations.execution import execute
-from clustertune.planner import planner
+from clustertune.planner import plan as planner
 from clustertune.testing import MemoryCluster, layout, view, worker
 
 ROWS = [10, 10, 10, 10]

@@ -6,7 +6,7 @@ from clustertune import actions, checks
 from clustertune.core.model import Outcome, Plan, Price, Refusal, Step, View
 from clustertune.core.report import headlines
 from clustertune.operations.journal import Journal
-from clustertune.planner import planner
+from clustertune.planner import plan as planner
 from clustertune.testing import layout, view, worker
 
 STEP = Step(action="scale", summary="scale", price=Price(nbytes=0, seconds=None))
@@ -74,7 +74,7 @@ def test_a_dry_run() -> None:
     (done,) = journal.report("planned", 1.0).steps
     assert (done.action, done.status) == ("rebalance", "planned")
     lazy = after(view((), [layout([10], None)]))
-    assert lazy.report("planned", 1.0).needs[0].startswith("rows, bytes and places of")
+    assert lazy.report("planned", 1.0).needs[0].startswith("rows, bytes and holders of")
 
 
 def test_it_failed_before_anything_was_seen() -> None:

@@ -18,7 +18,7 @@ from clustertune.core.model import Finding, Severity
 from clustertune.core.report import LayoutSummary, Report, WorkerShare
 from clustertune.errors import RefusedError
 from clustertune.operations.planfile import VERBS, Call, StoredPlan, checked
-from clustertune.planner import fingerprint
+from clustertune.planner import verification
 from clustertune.testing import layout, view, worker
 
 
@@ -68,7 +68,7 @@ def stored(**changes: Any) -> StoredPlan:
         "by": "ada@node7",
         "reason": "",
         "call": Call(verb="restart", options={"workers": [0, "b"], "wait": 60.0}),
-        "seen": fingerprint.take("Scheduler-1", some),
+        "seen": verification.fingerprint("Scheduler-1", some),
         "report": report,
     }
     return StoredPlan(**(fields | changes))

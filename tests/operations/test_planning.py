@@ -33,7 +33,7 @@ from clustertune.operations.journal import Journal
 from clustertune.operations.planfile import Call, StoredPlan
 from clustertune.operations.planning import Comparison, refuse_other
 from clustertune.operations.prepare import tune
-from clustertune.planner import fingerprint
+from clustertune.planner import verification
 from clustertune.testing import MemoryCluster, layout, view, worker
 
 BURDEN = Burden(keys=4, unique=3, nbytes=100, scattered=0, actors=0)
@@ -46,7 +46,7 @@ def stored(start: View, plan: Plan, found: tuple[Finding, ...] = ()) -> StoredPl
         by="ada@node7",
         reason="",
         call=Call(verb="restart"),
-        seen=fingerprint.take("Scheduler-1", start),
+        seen=verification.fingerprint("Scheduler-1", start),
         report=Report(
             status="planned", seconds=0, found=found, steps=tuple(planned(plan))
         ),
@@ -237,7 +237,7 @@ async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) ->
     assert done.status == "done", str(done)
     X = await c.get_dataset("X")
     np.testing.assert_array_equal(await c.compute(X), expected)
-    with pytest.raises(ChangedError, match="nothing was done: X lies on other work"):
+    with pytest.raises(ChangedError, match="nothing was done: X is on other work"):
         await clustertune.apply(c, plan)
     events = [e for _, e in await c.get_events("clustertune")]
     (event,) = [e for e in events if e["action"] == "prepare"]
@@ -289,7 +289,7 @@ async def test_other_data_under_the_name(c: Any, s: Any, a: Any, b: Any) -> None
     other = c.persist(da.ones((100, 2), chunks=(20, 2)))
     await wait(other)
     await c.publish_dataset(X=other)
-    with pytest.raises(ChangedError, match="X has other pieces: 5, and it had 10"):
+    with pytest.raises(ChangedError, match="X has other partitions: 5, and it had 10"):
         await clustertune.apply(c, plan)
 
 

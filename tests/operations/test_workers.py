@@ -10,7 +10,8 @@ import pytest
 from clustertune import actions
 from clustertune.actions import restart, trim
 from clustertune.core.model import Burden, Finding, Severity, Unknown, View
-from clustertune.planner import guards, need, planner
+from clustertune.planner import guards, memory
+from clustertune.planner import plan as planner
 from clustertune.testing import MemoryCluster, layout, view, worker
 
 GIB = 2**30
@@ -96,7 +97,7 @@ def test_a_worker_that_was_restarted_meanwhile() -> None:
     now = view([worker(0, address="tcp://x/9", burden=burden()), worker(1)])
     no = guards.refusal(step, now)
     assert no is not None
-    assert "is gone, or was started again" in no.reason
+    assert "is gone, or was restarted" in no.reason
 
 
 def named(
@@ -196,8 +197,8 @@ LEAST = 200 * 2**20
 def test_need(changes: Any, growth: int, needed: bool) -> None:
     """A restart is needed where a new process with the same keys would be below."""
     one = worker(0, **({"least": LEAST} | changes))
-    assert bool(need.reason(one, growth)) == needed
-    assert need.spared(one)
+    assert bool(memory.restart_reason(one, growth)) == needed
+    assert memory.no_restart_reason(one)
 
 
 def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:

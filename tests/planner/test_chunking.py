@@ -1,11 +1,29 @@
+"""Rows of new pieces, where a workload needs more than even ones."""
+
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from distributed import SchedulerPlugin
+from distributed.utils_test import async_poll_for, gen_cluster
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clustertune import checks
+from clustertune.actions import rechunk
+from clustertune.core.model import Contents, Profile, View
+from clustertune.monitor import monitor, overhead
+from clustertune.planner import chunking
 from clustertune.planner.chunking import even, fullest, joined, near, parts
+from clustertune.remote.worker import content
+from clustertune.testing import MemoryCluster, layout, snapshot, view, worker
+from tests.test_loop import run
+
+# --- chunking ------------------------------------------------------------------------
+
 
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any)
 
@@ -139,3 +157,363 @@ def test_fullest_gives_each_piece_to_the_least_full(
     for n in sorted(rows, reverse=True):
         loads[((loads + n) / shares).argmin()] += n
     assert fullest(array(*rows), np.array(claims)) == (loads / shares).max()
+
+
+# --- boundaries ----------------------------------------------------------------------
+
+
+def seen(data, *, workers=2, needs=None, **goal):
+    """A view of data for a workload that needs this."""
+    found = view([worker(i) for i in range(workers)], [data], **goal)
+    workload = replace(found.goal.workload, **(needs or {}))
+    return replace(found, goal=replace(found.goal, workload=workload))
+
+
+# --- as many rows for each worker -----------------------------------------------------
+
+EXACT = {"exact_rows": True}
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 5))
+def test_as_many_rows_for_each(rows, workers):
+    """Pieces of each worker follow each other; the rest is the last piece."""
+    data, total = layout(rows, [0] * len(rows)), sum(rows)
+    at = seen(data, workers=workers, needs=EXACT, tolerance=0.0)
+    new, left = chunking.new_rows(data, at, []), chunking.remainder(data, at)
+    if total < workers:
+        assert left == 0
+        assert new.tolist() == rows
+        return
+    assert left == total % workers
+    assert new.sum() == total
+    if left:
+        assert new[-1] == left
+    ends = {0, *np.cumsum(new).tolist()}
+    each = total // workers
+    if left or len(new) != len(rows):
+        assert {i * each for i in range(workers + 1)} <= ends
+
+
+def test_pieces_that_suit_stay_boundaries():
+    """Each worker can have as many of their rows, in whatever order."""
+    data = layout([6, 4, 4, 6], [0, 0, 1, 1])
+    at = seen(data, needs=EXACT, tolerance=0.0)
+    assert chunking.new_rows(data, at, []).tolist() == [6, 4, 4, 6]
+
+
+def test_exact_rows_where_groups_are_given():
+    """A library that needs the one knows nothing of the other: what is set aside is a
+    partition alone, and not the last old one."""
+    data = layout([1, 1, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1], ("X", "y", "qid"))
+    at = seen(data, needs=EXACT, tolerance=0.0)
+    assert chunking.remainder(data, at) == chunking.new_rows(data, at, [])[-1] == 1
+
+
+def test_nothing_is_set_aside_of_what_is_not_cut():
+    """Else it would be the last piece, whatever rows that has."""
+    data = layout([4, 5], [0, 1])
+    at = seen(data, needs=EXACT, tolerance=0.0, rechunk=False)
+    assert chunking.remainder(data, at) == 0
+    assert chunking.new_rows(data, at, []).tolist() == [4, 5]
+
+
+def test_eval_sets_need_not_be_exact():
+    """Nothing of them is set aside."""
+    valid = layout([7], [0], ("Xv", "yv"), label="eval_set[0]")
+    at = seen(layout([8, 8], [0, 1]), needs=EXACT)
+    at = replace(at, layouts=(*at.layouts, valid))
+    assert chunking.remainder(valid, at) == 0
+    assert chunking.new_rows(valid, at, []).sum() == 7
+
+
+# --- how many -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        pytest.param({}, None, id="any number"),
+        pytest.param({"rechunk": 7}, 7, id="asked for"),
+        pytest.param({"rechunk": False}, None, id="none is cut"),
+        pytest.param({"kept": (40, 9)}, 9, id="as before"),
+        pytest.param({"kept": (41, 9)}, None, id="of other data"),
+        pytest.param({"kept": (40, 1)}, None, id="fewer than workers"),
+        pytest.param({"kept": (40, 41)}, None, id="more than rows"),
+        pytest.param({"kept": (40, 9), "rechunk": 7}, 7, id="asked for otherwise"),
+    ],
+)
+def test_how_many_pieces_are_wanted(how, expected):
+    """A model that is made of its pieces has as many as before."""
+    data = layout([20, 20], [0, 1])
+    at = seen(data, needs={"keeps_pieces": True}, **how)
+    assert chunking.wanted_pieces(at, 40) == expected
+    other = seen(data, **how)
+    asked = how.get("rechunk")
+    assert chunking.wanted_pieces(other, 40) == (asked or None)
+
+
+def test_pieces_of_rows_that_all_travel():
+    """Even, whatever the old ones are; no more than rows."""
+    data = layout([1, 39], [0, 1])
+    assert chunking.fresh(data, seen(data)).tolist() == [5] * 8
+    assert chunking.fresh(data, seen(data, rechunk=3)).tolist() == [13, 13, 14]
+    small = layout([1, 1], [0, 1])
+    assert chunking.fresh(small, seen(small)).tolist() == [1, 1]
+
+
+# --- groups and copies ----------------------------------------------------------------
+
+
+def ranked(*pieces, **how):
+    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
+    rows = [len(p) for p in pieces]
+    data = layout(rows, [0] * len(rows), ("X", "qid"), contents=looked)
+    return chunking.new_rows(data, seen(data, needs={"groups": "together"}, **how), [])
+
+
+def test_pieces_end_where_groups_do():
+    """Near the old ends, if the workers can lie evenly so."""
+    ones, twos = [1] * 9, [2] * 10
+    assert ranked([*ones, 2], twos[1:]).tolist() == [9, 10]
+    assert ranked(ones, twos).tolist() == [9, 10]
+    assert ranked([1, 2], [1, 2]).tolist() == [2, 2]  # sorted first
+
+
+def test_a_group_that_all_rows_are_of():
+    """There is one piece then, however many there were."""
+    assert ranked([1], [1], [1]).tolist() == [3]
+
+
+def test_copies_are_not_cut():
+    """New pieces of one would be rows of nothing."""
+    data = layout([7, 7, 0], [0, 1, 1], ("Xv", "yv"), label="eval_set[0]")
+    members = [
+        replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(3)))
+        for m in data.members
+    ]
+    data = replace(data, members=tuple(members))
+    at = seen(layout([8, 8], [0, 1]))
+    at = replace(at, layouts=(*at.layouts, data))
+    assert chunking.new_rows(data, at, []).tolist() == [7, 7, 0]
+
+
+# --- classes --------------------------------------------------------------------------
+
+
+def labelled(*pieces):
+    looked = tuple(content.classes(np.array([*p]), 64) for p in pieces)
+    rows = [len(p) for p in pieces]
+    return layout(rows, [0] * len(rows), contents=Contents(pieces=looked))
+
+
+def test_pieces_that_can_be_shared_out():
+    """With the classes that each surely has."""
+    data = labelled("aaaa", "bbbb")
+    at = seen(data, needs={"needs_all_classes": True})
+    rows, present = chunking.covering(data, data.rows, at, alone=False)
+    assert rows.sum() == 8
+    assert present.sum(axis=0).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "needs", "workers"),
+    [
+        pytest.param(labelled("ab", "ab"), {}, 2, id="not needed"),
+        pytest.param(
+            labelled("aa", "ab"), {"needs_all_classes": True}, 2, id="too few rows"
+        ),
+        pytest.param(
+            labelled("aa", "ab"), {"needs_all_classes": None}, 2, id="maybe no classes"
+        ),
+        pytest.param(
+            layout([4, 4], [0, 1]), {"needs_all_classes": True}, 2, id="not looked at"
+        ),
+    ],
+)
+def test_nothing_to_share_out(data, needs, workers):
+    """Where it is not needed, not known, or cannot be."""
+    at = seen(data, needs=needs, workers=workers)
+    assert chunking.covering(data, data.rows, at, alone=False) is None
+
+
+# --- granularity ---------------------------------------------------------------------
+
+
+MIB = 2**20
+
+
+def seen_granularity(
+    overhead: float | None, threads: list[int] | None = None, **profile: Any
+) -> View:
+    """Workers of 64 GiB with these threads, on which a task takes so long."""
+    workload = Profile(name="p", title="P", memory_multiple={8: 1.0}, **profile)
+    some = [
+        worker(i, nthreads=n, memory_limit=2**36) for i, n in enumerate(threads or [1])
+    ]
+    now = snapshot(some, overhead=overhead)
+    return view(snapshots=[now], workload=workload)
+
+
+def test_one_for_every_thread_where_pieces_are_small() -> None:
+    """A pass over 10 MiB takes 5 ms, which is short compared with tasks of 1 ms."""
+    assert chunking.piece_count(40 * MIB, seen_granularity(1e-3), 4) == 4
+
+
+@pytest.mark.parametrize(
+    ("gib", "expected"), [(0.5, 4), (0.8, 8), (1.2, 12), (1.9, 16), (40, 80)]
+)
+def test_more_while_their_tasks_are_long(gib: float, expected: int) -> None:
+    """At 0.5 ms a task a piece has 100 MB at least; and half a GiB at most."""
+    assert chunking.piece_count(gib * 2**30, seen_granularity(5e-4), 4) == expected
+
+
+def test_where_nothing_was_timed_a_few() -> None:
+    """The profile says how many; so it does where the model depends on the number."""
+    assert chunking.piece_count(40 * MIB, seen_granularity(None), 4) == 16
+    assert chunking.piece_count(None, seen_granularity(1e-3), 4) == 16
+    kept = seen_granularity(1e-3, keeps_pieces=True, pieces_per_thread=1)
+    assert chunking.piece_count(40 * MIB, kept, 4) == 4
+    assert chunking.piece_count(2**40, kept, 4) == 2**40 // 2**29
+    assert not chunking.overhead_text(kept)
+
+
+def test_no_piece_is_larger_than_a_tenth_of_a_worker() -> None:
+    """Nor than the library can use, whatever a task costs."""
+    one = seen_granularity(1.0)
+    small = [replace(w, memory_limit=1000 * MIB) for w in one.now.workers]
+    full = replace(one, snapshots=(replace(one.now, workers=tuple(small)),))
+    assert chunking.piece_count(400 * MIB, full, 1) == 4
+    assert chunking.piece_count(400 * MIB, one, 1) == 1
+    assert (
+        chunking.piece_count(
+            400 * MIB, seen_granularity(1.0, max_piece_bytes=50 * MIB), 1
+        )
+        == 8
+    )
+
+
+@given(
+    st.floats(1, 1e12),
+    st.floats(1e-6, 1.0),
+    st.integers(1, 64),
+    st.integers(1, 8),
+)
+def test_the_rule(nbytes: float, overhead: float, threads: int, few: int) -> None:
+    """As many for every thread; one, unless tasks stay long or pieces would be too
+    large; never more than a few of which none is too large."""
+    now = seen_granularity(overhead, [threads], pieces_per_thread=few)
+    n = chunking.piece_count(nbytes, now, threads)
+    each = n // threads
+    assert n == each * threads
+    assert nbytes / n <= chunking.max_piece_bytes(now)
+    fits_with_less = (
+        nbytes / (n - threads) <= chunking.max_piece_bytes(now) if each > 1 else 0
+    )
+    if each > 1 and fits_with_less:
+        assert nbytes / n / chunking.PASS >= chunking.MIN_TASK_LENGTH * overhead
+        assert each <= few
+
+
+@given(st.floats(1, 1e12), st.floats(1e-6, 1.0), st.floats(1, 10))
+def test_cheaper_tasks_never_make_fewer_pieces(
+    nbytes: float, overhead: float, times: float
+) -> None:
+    """Nor does more data."""
+    fewer = chunking.piece_count(nbytes, seen_granularity(overhead * times), 4)
+    assert fewer <= chunking.piece_count(nbytes, seen_granularity(overhead), 4)
+    assert fewer <= chunking.piece_count(
+        nbytes * times, seen_granularity(overhead * times), 4
+    )
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(10**4, 10**6))
+@settings(deadline=None, max_examples=30)
+def test_rows_lie_evenly_over_unlike_workers(threads: list[int], rows: int) -> None:
+    """With one piece a thread every worker has its share."""
+    data = layout([rows], [0])
+    start = replace(seen_granularity(1e-3, threads), layouts=(data,))
+    (step,) = rechunk.propose(checks.run(start), start)
+    assert len(step.args.rows) == sum(threads)
+    assert np.bincount(step.args.targets).tolist() == threads
+    assert "a task costs 1 ms here" in step.gain
+
+
+class Timed(MemoryCluster):
+    """Counts how often it was asked what a task costs."""
+
+    timed = 0
+
+    async def overhead(self, view: View) -> float | None:
+        self.timed += 1
+        return await super().overhead(view)
+
+
+def test_it_is_measured_where_pieces_are_cut() -> None:
+    """Once for a cut; the report repeats it with the result."""
+    start = replace(seen_granularity(None, [1, 3]), layouts=(layout([100_000], [0]),))
+    cluster = Timed(start, overhead=1e-3)
+    journal = run(cluster)
+    assert cluster.timed == 1
+    assert [c for c in cluster.calls if c.startswith("recut")] == ["recut 4"]
+    (few,) = (f for f in journal.findings[0] if f.check == "too_few_pieces")
+    assert "X.rechunk({0: 25000})" in few.remedy
+    assert "(a task costs 1 ms here)" in journal.outcomes[0].step.gain
+
+
+@pytest.mark.parametrize("homes", [[0, 1] * 4, [0] * 8])
+def test_it_is_not_measured_for_anything_else(homes: list[int]) -> None:
+    """Neither where nothing is wrong, nor where whole pieces move."""
+    cluster = Timed(
+        replace(seen_granularity(None, [1, 1]), layouts=(layout([10] * 8, homes),))
+    )
+    run(cluster)
+    assert cluster.timed == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "enough"),
+    [([1.0], False), ([1.0, 1.0], False), ([1.0, 0.8, 1.2], True), ([1, 1, 1.3], False),
+     ([-1.0, -1.0, -1.0], False)],
+)  # fmt: skip
+def test_measurements_that_agree_are_enough(found: list[float], enough: bool) -> None:
+    """Three of them; one far from the others asks for more."""
+    assert overhead.agree(found) == enough
+
+
+# --- live -----------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: Any):
+    """As those on pieces are: the scheduler would hold others back."""
+    bound: list[frozenset[str]] = []
+
+    class Watch(SchedulerPlugin):
+        def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+            if finish == "processing" and str(key[0]).startswith(overhead.PREFIX):
+                bound.append(frozenset(s.tasks[key].worker_restrictions or ()))
+
+    s.add_plugin(Watch(), name="watch")
+    await monitor.open_door(c, await monitor.identify(c))
+    now, _ = await monitor.look(c, [])
+    await monitor.overhead(c, now)
+    assert set(bound) == {frozenset([a.address]), frozenset([b.address])}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_task_is_timed(c: Any, s: Any, a: Any, b: Any) -> None:
+    """In seconds, without a trace in the scheduler; once for the same workers, and not
+    while they have work."""
+    await monitor.open_door(c, await monitor.identify(c))
+    now, _ = await monitor.look(c, [])
+    working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
+    assert await monitor.overhead(c, working) is None
+    first = await monitor.overhead(c, now)
+    assert first is not None
+    assert 0 < first < overhead.PATIENCE
+    assert await monitor.overhead(c, working) == first
+    await monitor.overhead(c, replace(now, workers=now.workers[:1]))
+    assert monitor.known(c).overhead[1] == {now.workers[0].address}
+    assert await monitor.overhead(c, replace(now, workers=())) is None
+    await async_poll_for(lambda: not c.futures and not s.tasks, timeout=10)
+    assert {len(a.data), len(b.data)} == {0}

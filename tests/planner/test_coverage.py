@@ -242,7 +242,7 @@ def test_many_pieces_classes_and_workers():
 
 
 def test_whole_pieces_from_where_they_are():
-    """Those of a worker that may not train leave it, and those of nobody too."""
+    """Partitions without a training worker get one."""
     looked = tuple(content.classes(np.array([*x]), 9) for x in ("ab", "ab", "b", "a"))
     data = layout([2, 2, 1, 1], [0, 2, -1, 1], contents=Contents(pieces=looked))
     seen = view([worker(0), worker(1), worker(2, status="paused")], [data])

@@ -64,7 +64,7 @@ def test_a_process_has_at_least_the_library() -> None:
 
 
 def test_other_keys_stay() -> None:
-    """They are not the process's own, and are there beside the library."""
+    """They are not unmanaged memory, and they add to the library."""
     profile = replace(TRIPLE, base_bytes=250)
     some = [small(0, process=300, managed=200)]
     assert totals(view(some, [data(50)], workload=profile)) == [250 + 150 + 150]
@@ -85,6 +85,13 @@ def test_copies_of_eval_sets_are_on_every_worker() -> None:
     assert totals(seen) == [100 + 150 + 120] * 2
     large = view(some, [data(2000), data(40, "eval_set[0]")], workload=profile)
     assert forecast.workers_needed(large) == -(-6000 // (700 - 100 - 120))
+
+
+def test_a_rounding_error_needs_no_more_workers() -> None:
+    """Ten workers lack 0.3 bytes each, which counts as enough."""
+    seen = view([small(i) for i in range(2)], [data(2001)], workload=TRIPLE)
+    assert forecast.workers_needed(seen) == 10
+    assert is_enough(replace(seen, goal=replace(seen.goal, n_workers=10)))
 
 
 def test_what_is_to_be_converted_counts_as_it_will_be() -> None:
@@ -217,7 +224,7 @@ def test_a_combination_is_the_least() -> None:
 
 @pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
 def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
-    """Without the memory on the host, or a nanny, it is said what limit, not how."""
+    """Without memory on the host, or a nanny, the text has the limit but no call."""
     full = small(0, **lack)
     text = forecast.ways(view([full], [lazy(600)], workload=TRIPLE))[-1].text
     assert text.startswith("a memory limit of 2.7 KiB for each that lacks memory: ")
@@ -234,12 +241,12 @@ def test_only_columns_of_eight_bytes_become_smaller() -> None:
 
 def test_every_frugal_workload_is_one() -> None:
     """What a profile names is there, and takes less."""
-    for module in libraries.available().values():
-        less = module.PROFILE.frugal
+    for workload in libraries.available().values():
+        less = workload.profile.frugal
         if less is not None:
             assert less is libraries.choose(less.name)
-            assert module.PROFILE.frugal_parameters
-            assert less.multiple(4) < module.PROFILE.multiple(4)
+            assert workload.profile.frugal_parameters
+            assert less.multiple(4) < workload.profile.multiple(4)
 
 
 def lazy(nbytes: int) -> Any:
@@ -381,7 +388,7 @@ def forget_peak() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
-    """After a cut, with the old pieces let go, and with an eval set."""
+    """After a cut that released the old partitions, and with an eval set."""
     import xgboost.dask as dxgb
 
     _, client = local_cluster(2)

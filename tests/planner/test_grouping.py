@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustertune.core.model import Contents
-from clustertune.planner import boundaries, grouping
+from clustertune.planner import chunking, grouping
 from clustertune.planner.chunking import at_edges
 from clustertune.remote.worker import content
 from clustertune.testing import layout, member, view, worker
@@ -134,7 +134,7 @@ def test_an_empty_piece_is_none_for_a_worker():
     known = data(np.arange(0), np.arange(2))
     seen = view([worker(0), worker(1)], [known])
     goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
-    rows = boundaries.new_rows(known, replace(seen, goal=goal), [])
+    rows = chunking.new_rows(known, replace(seen, goal=goal), [])
     assert rows.tolist() == [1, 1]
 
 
@@ -150,7 +150,7 @@ def test_new_pieces_end_where_groups_do(data_):
     seen = view(workers, [known])
     goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
     seen = replace(seen, goal=goal)
-    rows = boundaries.new_rows(known, seen, [])
+    rows = chunking.new_rows(known, seen, [])
     ends = np.cumsum(rows)
     assert ends[-1] == len(qid)
     assert set(ends[rows > 0].tolist()) <= set(np.cumsum(sizes).tolist())

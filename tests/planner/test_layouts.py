@@ -10,9 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.core.model import Layout, View
+from clustertune.actions import replicate
+from clustertune.core.model import Finding, Layout, Severity, Unknown, View
+from clustertune.errors import CapacityError
 from clustertune.planner import layouts
-from clustertune.testing import layout, view, worker
+from clustertune.planner.layouts import (
+    Held,
+    held_bytes,
+    in_runs,
+    largest_piece,
+    layout_bytes,
+    list_bytes,
+    member_bytes,
+)
+from clustertune.testing import layout, member, view, worker
+
+# --- layouts -------------------------------------------------------------------------
+
 
 Spread = dict[str, list[list[int]]]
 """By label of member, for every piece the workers that hold it."""
@@ -69,7 +83,7 @@ def test_held(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_copied(case: tuple[Layout, View, Spread]) -> None:
-    """A piece has surplus copies if any member of it lies on several workers."""
+    """A partition has surplus replicas if several workers hold one of its keys."""
     data, _, _ = case
     expected = [
         any((m.holders[0] == i).sum() > 1 for m in data.members)
@@ -80,7 +94,7 @@ def test_copied(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_homes(case: tuple[Layout, View, Spread]) -> None:
-    """A piece is at home where most of its bytes are, and nowhere if nobody has it."""
+    """The home of a partition is the worker with most of its bytes, or none."""
     data, seen, spread = case
     held = bytes_by_holder(data, spread)
     expected = [home_of(i, held) for i in range(len(data.rows))]
@@ -165,3 +179,228 @@ def test_nothing_is_held_of_what_is_not_loaded() -> None:
     assert layouts.copied(data).tolist() == [False, False]
     assert layouts.homes(data, 2).tolist() == [-1, -1]
     assert np.all(layouts.apart(data, 2))
+
+
+# --- sizes ---------------------------------------------------------------------------
+
+
+def test_loaded_data_has_the_bytes_of_its_pieces():
+    """What is in memory is measured, whatever the collection said before."""
+    loaded = member("X", [10, 20], [0, 1], row_bytes=8, total_bytes=1)
+    assert member_bytes(loaded) == 240
+
+
+def test_data_that_is_not_loaded_tells_its_size_or_does_not():
+    """Before loading the collection's own figure is taken; without one, unknown."""
+    assert member_bytes(member("X", [10, 20], None)) == 240
+    silent = member("X", [10, 20], None, total_bytes=None)
+    assert "X is not loaded" in str(member_bytes(silent))
+
+
+def test_sizes_add_up_over_members():
+    """The size of a layout is the sum; one unknown part makes it unknown."""
+    assert layout_bytes(layout([10], [0], row_bytes={"X": 80, "y": 8})) == 880
+    lazy = layout([10], None, total_bytes=None)
+    assert isinstance(layout_bytes(lazy), Unknown)
+
+
+def test_the_largest_piece_has_all_members_of_an_aligned_layout():
+    """A piece of aligned data is X_i and y_i together."""
+    assert largest_piece(layout([10, 30], [0, 1])) == 30 * 88
+
+
+def test_the_largest_piece_of_data_not_loaded_is_in_proportion_to_rows():
+    """The bytes of a lazy array are spread by rows, of others evenly."""
+    assert largest_piece(layout([10, 30], None, members=["X"])) == 30 * 80
+    keys = (("X", 0), ("X", 1))
+    blind = layout(None, None, members=["X"], keys=keys, total_bytes=100)
+    assert largest_piece(blind) == 50
+    assert isinstance(largest_piece(layout(None, None, keys=keys)), Unknown)
+
+
+def test_held_bytes_count_every_copy():
+    """Bytes on a worker include copies, and of data not loaded there are none."""
+    copied = layout([10, 10], [[0, 1], 1], members=["X"], row_bytes={"X": 8})
+    lazy = layout([10], None)
+    np.testing.assert_array_equal(held_bytes([copied, lazy], 3), [80, 160, 0])
+
+
+# --- arranging -----------------------------------------------------------------------
+
+
+def held(*entries):
+    """From (piece, worker, bytes)."""
+    piece, worker, nbytes = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+    return Held(piece=piece, worker=worker, nbytes=nbytes)
+
+
+def test_each_run_goes_where_most_of_it_is():
+    """Neighbours stay together; bytes on the target do not travel."""
+    there = held((0, 1, 5), (1, 1, 5), (2, 0, 5), (3, 1, 5))
+    may = np.array([True, True])
+    assert in_runs(4, there, may).tolist() == [1, 1, 0, 0]
+
+
+def test_the_largest_saving_comes_first():
+    """A run that has less on a worker leaves it to one that has more."""
+    there = held((0, 0, 3), (1, 0, 9), (2, 2, 1))
+    may = np.array([True, False, True, True])
+    assert in_runs(3, there, may).tolist()[1] == 0
+    assert in_runs(3, there, may).tolist()[2] == 2
+
+
+def test_a_rest_is_with_the_last_run():
+    """Rows that are left over go nowhere else."""
+    there = held((4, 0, 100))
+    target = in_runs(5, there, np.array([True, True]))
+    assert target[0] == target[1]
+    assert target[2] == target[3] == target[4]
+
+
+def test_fewer_pieces_than_workers():
+    """One each, and some get none; which is an error of others to say."""
+    assert len(set(in_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
+
+
+@given(st.data())
+def test_any_bytes(data):
+    """Each worker that may gets a run of as many pieces, at least half the best."""
+    n_workers = data.draw(st.integers(1, 4))
+    each, rest = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1))
+    n_pieces = n_workers * each + rest * (n_workers > 1)
+    entries = st.tuples(
+        st.integers(0, n_pieces - 1), st.integers(0, n_workers), st.integers(1, 9)
+    )
+    there = held(*data.draw(st.lists(entries, max_size=12)))
+    may = np.ones(n_workers + 1, dtype=bool)
+    may[data.draw(st.integers(0, n_workers))] = False
+    target = in_runs(n_pieces, there, may)
+    assert set(target.tolist()) == set(np.flatnonzero(may).tolist())
+    changes = np.flatnonzero(np.diff(target)) + 1
+    assert changes.tolist() == [each * i for i in range(1, n_workers)]
+
+
+# --- replicas ------------------------------------------------------------------------
+
+
+TRAINING = layout([10, 0, 10, 10], [1, 0, 1, 0])
+WRONG = Finding(
+    severity=Severity.warning, message="", subject=("Xv",), fixed_by="replicate"
+)
+
+
+def evals(rows, homes, *, copied=False):
+    valid = layout(rows, homes, ("Xv", "yv"), label="eval_set[0]")
+    if not copied:
+        return valid
+    members = [
+        replace(m, keys=tuple((f"copied-{m.label}", i) for _, i in m.keys))
+        for m in valid.members
+    ]
+    return replace(valid, members=tuple(members))
+
+
+def seen(valid, **overrides):
+    return view([worker(i, **overrides) for i in range(2)], [TRAINING, valid])
+
+
+def test_what_is_a_copy_is_told_by_its_keys():
+    """They are what is left of one that is given again."""
+    assert layouts.is_copied(evals([5, 5], [0, 1], copied=True))
+    assert not layouts.is_copied(evals([5, 5], [0, 1]))
+    assert layouts.copies(evals([5, 5, 0], [0, 1, 0], copied=True)) == 2
+    assert layouts.copies(evals([5, 5], [0, 1])) == 1
+    assert layouts.copies(evals([0, 0], [0, 1], copied=True)) == 1
+
+
+def test_all_rows_once():
+    """The pieces that were given, or one of the copies of all."""
+    assert layouts.original(evals([0, 3, 4], [0, 1, 0])) == ((1, 0, 3), (2, 0, 4))
+    copies = evals([0, 5, 5], [0, 1, 0], copied=True)
+    assert layouts.original(copies) == ((1, 0, 5),)
+    assert layouts.original(evals([0, 0], [0, 1])) == ((0, 0, 0),)
+
+
+def test_first_pieces_are_those_with_rows():
+    """Of each worker, in the order of pieces."""
+    assert layouts.first_pieces(seen(evals([5], [0]))).tolist() == [0, 3]
+
+
+def test_what_is_in_place():
+    """As many pieces, on the same workers, with all rows in the first of each."""
+    assert layouts.are_in_place(
+        evals([5, 0, 0, 5], [1, 0, 1, 0], copied=True),
+        seen(evals([5], [0])),
+    )
+    for rows, homes in (
+        ([5, 0, 0, 5], [0, 0, 1, 0]),
+        ([5, 0, 5, 5], [1, 0, 1, 0]),
+        ([5, 0, 0, 6], [1, 0, 1, 0]),
+        ([5, 0, 0], [1, 0, 1]),
+    ):
+        valid = evals(rows, homes, copied=True)
+        assert not layouts.are_in_place(valid, seen(valid))
+    alone = view([worker(0)], [layout([4, 4], [0, 0]), evals([5, 0], [0, 0])])
+    assert layouts.are_in_place(alone.layouts[1], alone)  # one worker needs no copy
+
+
+def test_the_step():
+    """All rows of each member for the first piece of each worker, none for others."""
+    valid = evals([3, 4], [0, 1])
+    (step,) = replicate.propose((WRONG,), seen(valid))
+    recut = step.args
+    assert recut.rows.tolist() == [7, 0, 0, 7]
+    assert recut.targets.tolist() == [1, 0, 1, 0]
+    assert recut.copies == 2
+    assert [c.label for c in recut.cuts] == ["Xv", "yv"]
+    for cut in recut.cuts:
+        parts = zip(cut.new, cut.key, cut.start, cut.stop, cut.owner, strict=True)
+        assert [tuple(int(x) for x in p) for p in parts] == [
+            (0, 0, 0, 3, 0),
+            (0, 1, 0, 4, 1),
+            (1, 0, 0, 0, 0),
+            (2, 0, 0, 0, 0),
+            (3, 0, 0, 3, 0),
+            (3, 1, 0, 4, 1),
+        ]
+    # of both members three rows, four, and none for the empty piece, each in a list
+    (one,) = list_bytes(np.array([1]))
+    assert step.price.nbytes == 7 * 88 + 6 * one
+    assert step.price.peak == 7 * 88
+
+
+def test_nothing_to_do():
+    """Where nothing was found of it."""
+    assert list(replicate.propose((), seen(evals([3], [0])))) == []
+
+
+def test_copies_that_do_not_fit():
+    """Each worker needs room for all of it: said before anything is copied."""
+    small = {"memory_limit": 4500, "process": 0}
+    with pytest.raises(CapacityError, match=r"on every worker, .* 2 workers would"):
+        list(replicate.propose((WRONG,), seen(evals([20], [0]), **small)))
+
+
+def test_two_sets_take_room_of_each_other():
+    """What the first brings is not there for the second."""
+    one = evals([10], [0])
+    other = layout([10], [0], ("Xw", "yw"), label="eval_set[1]")
+    both = replace(WRONG, subject=("Xv", "Xw"))
+    workers = [worker(i, memory_limit=7000, process=0) for i in range(2)]
+    at = view(workers, [TRAINING, one, other])
+    assert len(list(replicate.propose((WRONG,), at))) == 1
+    with pytest.raises(CapacityError, match=r"eval_set\[1\]"):
+        list(replicate.propose((both,), at))
+    assert np.array_equal(at.layouts[1].rows, [10])
+
+
+def test_an_eval_set_with_separated_labels_is_not_in_place():
+    """Its larger part is on the right worker, but its labels are on another one."""
+    training = layout([10], [0])
+    for homes, expected in (
+        ({"Xv": [0], "yv": [0]}, True),
+        ({"Xv": [0], "yv": [1]}, False),
+    ):
+        valid = layout([5], homes, ("Xv", "yv"), label="eval_set[0]")
+        built = view([worker(0), worker(1)], [training, valid])
+        assert layouts.are_in_place(valid, built) == expected

@@ -65,7 +65,7 @@ def test_the_tightest_of_nested_quotas_wins(outer, usable):
 
 
 def test_threads_in_one_container_do_not_use_the_cpus_of_another():
-    """Four threads on 2 CPUs beside one thread on 4 keep 3 CPUs busy."""
+    """Four threads on 2 CPUs and one thread on 4 CPUs keep 3 CPUs busy."""
     affinity = frozenset(range(16))
     full = worker(0, nthreads=4, affinity=affinity, quotas=(("/a", 2.0),))
     idle = worker(1, nthreads=1, affinity=affinity, quotas=(("/b", 4.0),))

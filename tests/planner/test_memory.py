@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from clustertune.core.model import Unknown
-from clustertune.planner.memory import fixed_bytes, limit, room
+from clustertune.errors import CapacityError
+from clustertune.planner.memory import (
+    fixed_bytes,
+    levels,
+    limit,
+    refuse_overfull,
+    refuse_too_much,
+    room,
+)
 from clustertune.testing import layout, view, worker
+
+# --- memory --------------------------------------------------------------------------
+
 
 LIMIT = 1000
 PIECES = layout([10, 10], [0, 0], ["X"], row_bytes={"X": 10})  # 200 bytes on worker 0
@@ -64,7 +76,7 @@ def test_foreign_keys_count_for_both() -> None:
 
 
 def test_given_pieces_can_leave() -> None:
-    """What is given takes no room from itself, on whichever worker it lies."""
+    """Given data does not reduce its own room, on any worker."""
     workers = [
         worker(0, memory_limit=LIMIT, process=200, managed=200),
         worker(1, memory_limit=LIMIT, process=0),
@@ -111,3 +123,83 @@ def test_neither_limit_nor_host_known() -> None:
     silent = worker(0, memory_limit=0, facts=Unknown("it did not answer"))
     assert limit(silent, view([silent])) == Unknown("it did not answer")
     assert room(view([silent])).tolist() == [0]
+
+
+# --- thresholds ----------------------------------------------------------------------
+
+
+GIB = 2**30
+
+
+def test_without_a_limit_or_facts_there_are_no_levels():
+    """Nothing is compared with what is not there or not known."""
+    assert levels(worker(memory_limit=0)) == ()
+    assert levels(worker(facts=Unknown("no answer"))) == ()
+
+
+def test_thresholds_that_are_off_or_unknown_are_left_out():
+    """Of four thresholds the two that are on and known remain."""
+    found = levels(worker(pause=None, terminate=Unknown("no answer")))
+    assert [level.name for level in found] == ["spill", "target"]
+
+
+def test_each_threshold_is_of_its_own_measure():
+    """The target is of managed memory, the others are of the process."""
+    busy = worker(memory_limit=4 * GIB, process=3 * GIB, managed=GIB)
+    rooms = {level.name: level.room for level in levels(busy)}
+    assert rooms == pytest.approx(
+        {"terminate": 0.2, "pause": 0.05, "spill": -0.05, "target": 0.35}
+    )
+
+
+def test_a_level_says_what_is_measured_and_what_comes():
+    """The text has the measure, its bytes and share, and the worker's reaction."""
+    pause = levels(worker(memory_limit=4 * GIB, process=3 * GIB))[1]
+    assert str(pause) == (
+        "process memory is 3.0 GiB, 75% of the limit of 4.0 GiB; "
+        "at 80% it starts no more tasks"
+    )
+
+
+# --- capacity ------------------------------------------------------------------------
+
+
+MIB = 2**20
+TWO = np.array([30.0 * MIB, 10.0 * MIB])
+
+
+def test_what_fits() -> None:
+    """Up to the last byte; of unknown size it is over when all is there."""
+    refuse_too_much(["X"], 40 * MIB, TWO)
+    refuse_overfull(["X"], TWO, 10, 9, 40 * MIB)
+    refuse_overfull(["X"], TWO, 10, 10, 50 * MIB)
+    refuse_overfull(["X"], TWO, 10, 0, 0)
+
+
+def test_what_is_too_much() -> None:
+    """The workers that would do are at least one more, as large as these on average."""
+    text = (
+        r"X and y \(90.0 MiB\) cannot be loaded: 2 workers can take 40.0 MiB "
+        r"before they spill; about 5 workers of this size are enough: "
+        r"n_workers=5; or make it smaller, for example with dtype=\"float32\"$"
+    )
+    with pytest.raises(CapacityError, match=text):
+        refuse_too_much(["X", "y"], 90 * MIB, TWO)
+    with pytest.raises(CapacityError, match="about 3 workers"):
+        refuse_too_much(["X"], 40 * MIB + 1, TWO)
+    with pytest.raises(CapacityError, match="free memory there, or add workers"):
+        refuse_too_much(["X"], 1, np.zeros(2))
+
+
+def test_what_turns_out_to_be_too_much() -> None:
+    """All partitions are assumed to have the size of the loaded ones."""
+    text = (
+        r"X cannot be loaded: 1,000 of 2,000 partitions took 60.0 MiB, so all take "
+        r"about 120.0 MiB; 2 workers can take 40.0 MiB before they spill. The loaded "
+        r"partitions are released; "
+        r"about 6 workers"
+    )
+    with pytest.raises(CapacityError, match=text):
+        refuse_overfull(["X"], TWO, 2000, 1000, 60 * MIB)
+    with pytest.raises(CapacityError, match="free memory there, or add workers"):
+        refuse_overfull(["X"], np.zeros(1), 2, 1, 1)

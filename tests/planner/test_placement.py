@@ -225,7 +225,7 @@ def test_too_much_is_refused(count):
 
 def test_pieces_too_big_for_any_worker_are_refused():
     """Budgets that hold all bytes, but no piece, are too small."""
-    with pytest.raises(CapacityError, match=r"largest piece 100.*largest 70"):
+    with pytest.raises(CapacityError, match=r"largest partition 100.*largest 70"):
         lay([0, 0], [10, 10], [1, 1, 1], budget=[70, 70, 70])
 
 
@@ -513,10 +513,10 @@ def test_more_pieces_than_are_polished_are_placed():
         ({"rows": [0.5, 1]}, "integers"),
         ({"rows": [[1, 1]]}, "1-D"),
         ({"held": ([0], [0, 1], [1])}, "lengths differ"),
-        ({"held": ([2], [0], [1])}, "beyond 2 pieces"),
-        ({"held": ([0], [2], [1])}, "beyond 2 pieces, 2 workers"),
-        ({"held": ([0], [0], [11])}, "more of a piece"),
-        ({"held": ([0, 0], [0, 0], [6, 6])}, "more of a piece"),
+        ({"held": ([2], [0], [1])}, "exceeds 2 partitions"),
+        ({"held": ([0], [2], [1])}, "exceeds 2 partitions or 2 workers"),
+        ({"held": ([0], [0], [11])}, "more of a partition"),
+        ({"held": ([0, 0], [0, 0], [6, 6])}, "more of a partition"),
         ({"nbytes": [-1, 10]}, "not be negative"),
         ({"budget": [1]}, "budget"),
         ({"budget": [1, -1]}, "budget"),

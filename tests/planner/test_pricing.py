@@ -20,8 +20,8 @@ import clustertune
 from clustertune import actions, checks
 from clustertune.core.model import Conversion, Flow
 from clustertune.monitor import monitor
-from clustertune.planner import goals, pricing, sizes
-from clustertune.planner.planner import make_plan
+from clustertune.planner import goals, layouts, pricing
+from clustertune.planner.plan import make_plan
 from clustertune.testing import layout, member, view, worker
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -56,7 +56,7 @@ def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
     key = data.draw(st.integers(0, len(counts) - 1))
     start = data.draw(st.integers(0, counts[key]))
     stop = data.draw(st.integers(start, counts[key]))
-    found = sizes.part_bytes(held, np.array([key]), np.array([stop - start]))
+    found = layouts.part_bytes(held, np.array([key]), np.array([stop - start]))
     assert found[0] == pytest.approx(sizeof(pieces[key].iloc[start:stop]), abs=SLACK)
 
 
@@ -64,7 +64,7 @@ def test_rows_that_become_another_kind() -> None:
     """What they had besides stays behind; blocks of columns share the new row."""
     numbers = Conversion(kind="array", dtype="float32", row_bytes=12)
     frame = member("X", [10], [0], 24, fixed=100, conversion=numbers)
-    assert sizes.part_bytes(frame, np.array([0]), np.array([4])).tolist() == [48]
+    assert layouts.part_bytes(frame, np.array([0]), np.array([4])).tolist() == [48]
     blocks = member(
         "X",
         [10],
@@ -74,7 +74,7 @@ def test_rows_that_become_another_kind() -> None:
         nbytes=np.array([80, 160]),
         conversion=numbers,
     )
-    found = sizes.part_bytes(blocks, np.array([0, 1]), np.array([10, 10]))
+    found = layouts.part_bytes(blocks, np.array([0, 1]), np.array([10, 10]))
     assert found.tolist() == [40, 80]
 
 
@@ -83,7 +83,7 @@ def test_lists(n: int) -> None:
     """A bundle of parts is a list made of a list, as Dask counts it."""
     parts = [np.zeros(i) for i in range(n)]
     besides = sizeof(list(list(parts))) - sum(map(sizeof, parts))  # noqa: C414
-    assert sizes.list_bytes(np.array([n])).tolist() == [besides]
+    assert layouts.list_bytes(np.array([n])).tolist() == [besides]
 
 
 # --- seconds --------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_the_busiest_worker_decides() -> None:
 
 
 def test_many_parts_take_time() -> None:
-    """Beside their bytes; those of frames more."""
+    """In addition to their bytes; parts of frames take more."""
 
     def priced(n_pieces: int, kind: str) -> float:
         pieces = layout([1000 // n_pieces] * n_pieces, [0] * n_pieces)

@@ -6,10 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from clustertune.core.model import Layout, View
-from clustertune.planner.verification import losses, moves, problems
+from clustertune.planner import verification
+from clustertune.planner.verification import Fingerprint, losses, moves, problems
 from clustertune.testing import layout, snapshot, view, worker
+
+# --- verification --------------------------------------------------------------------
+
 
 ROWS = [10, 10, 10, 10]
 ALL_ON_ONE = layout(ROWS, [0, 0, 0, 0])
@@ -52,7 +57,7 @@ def test_a_copy_less() -> None:
 
 
 def test_loading() -> None:
-    """What was not loaded may come to lie anywhere, with keys and rows of its own."""
+    """Data that was not loaded may get any workers, keys and rows."""
     lazy = layout([10, 10], None)
     unknown = changed(changed(lazy, "X", rows=None), "y", rows=None)
     for before in (lazy, unknown):
@@ -83,12 +88,12 @@ def test_a_worker_that_was_too_full_before() -> None:
 
 
 def test_pieces_that_are_gone() -> None:
-    """A piece that nobody holds is lost, though its key is still known."""
+    """A partition without a holder is lost, although its key is known."""
     after = layout(ROWS, {"X": [0, -1, 0, -1], "y": [0, 0, 0, 0]})
     found = problems(seen(ALL_ON_ONE), seen(after))
-    assert found[0] == "2 pieces of X are nowhere in memory"
+    assert found[0] == "no worker holds 2 partitions of X"
     nowhere = changed(ALL_ON_ONE, "y", holders=None)
-    assert "4 pieces of y are nowhere in memory" in problems(
+    assert "no worker holds 4 partitions of y" in problems(
         seen(ALL_ON_ONE), seen(nowhere)
     )
 
@@ -96,20 +101,22 @@ def test_pieces_that_are_gone() -> None:
 def test_data_that_is_no_longer_loaded() -> None:
     """A collection that was in memory and is not is lost as a whole."""
     found = problems(seen(ALL_ON_ONE), seen(layout(ROWS, None)))
-    assert found == tuple(f"{x} was in memory and is not now" for x in "Xy")
+    assert found == tuple(f"{x} is not in memory, and it was before" for x in "Xy")
 
 
 def test_rows_that_changed() -> None:
     """A piece with other rows than before is found, in whichever member."""
     shuffled = changed(ALL_ON_ONE, "y", rows=np.array([10, 10, 20, 0]))
     found = problems(seen(ALL_ON_ONE), seen(shuffled))
-    assert found[0] == "pieces of y have other rows than before"
+    assert found[0] == "partitions of y have other rows than before"
 
 
 def test_rows_that_changed_on_loading() -> None:
-    """Rows that a lazy collection told are those that it must have."""
+    """A lazy collection must keep the rows of its metadata."""
     found = problems(seen(layout([10, 10], None)), seen(layout([10, 9], [0, 1])))
-    assert found == tuple(f"pieces of {x} have other rows than before" for x in "Xy")
+    assert found == tuple(
+        f"partitions of {x} have other rows than before" for x in "Xy"
+    )
 
 
 def test_keys_that_changed() -> None:
@@ -123,21 +130,21 @@ def test_boundaries_that_agreed() -> None:
     """X and y that were cut at the same rows and are not now are found."""
     recut = changed(ALL_ON_ONE, "y", rows=np.array([5, 15, 10, 10]))
     found = problems(seen(ALL_ON_ONE), seen(recut))
-    assert "training data: row boundaries agreed before and do not now" in found
+    assert "training data: row boundaries differ, and they agreed before" in found
 
 
 def test_pairs_that_were_torn() -> None:
     """A pair that lay together and does not now is found and counted."""
     torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, 1, 1, 0]})
     found = problems(seen(ALL_ON_ONE), seen(torn))
-    assert found == ("training data: 2 pairs are apart, 0 were before",)
+    assert found == ("training data: 2 pairs are separated, 0 were before",)
 
 
 def test_pairs_that_came_apart_on_loading() -> None:
     """Loaded data whose pairs are apart when all is done is found."""
     torn = layout([10, 10], {"X": [0, 0], "y": [0, 1]})
     found = problems(seen(layout([10, 10], None)), seen(torn))
-    assert found == ("training data: 1 pairs are apart, 0 were before",)
+    assert found == ("training data: 1 pairs are separated, 0 were before",)
 
 
 def test_a_worker_that_is_filled_too_far() -> None:
@@ -145,7 +152,7 @@ def test_a_worker_that_is_filled_too_far() -> None:
     small = {"memory_limit": 4000, "process": 0}
     before = seen(layout(ROWS, [0, 0, 1, 1]), **small)
     assert problems(before, seen(layout(ROWS, [0, 0, 0, 1]), **small)) == (
-        "worker 0 holds 2,640 bytes, 2,400 fit",
+        "worker 0 holds 2,640 bytes, but only 2,400 fit",
     )
 
 
@@ -154,12 +161,12 @@ def test_every_layout_is_verified() -> None:
     valid = layout([4], [0], label="eval_set[0]")
     lost = layout([4], [-1], label="eval_set[0]")
     found = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, lost))
-    assert found[0] == "1 pieces of X are nowhere in memory"
-    assert any(x.startswith("eval_set[0]: 1 pairs are apart") for x in found)
+    assert found[0] == "no worker holds 1 partition of X"
+    assert any(x.startswith("eval_set[0]: 1 pairs are separated") for x in found)
 
 
 def test_a_memory_manager_that_was_left_off() -> None:
-    """What was held off and not given back is said."""
+    """A memory manager that stays paused is reported."""
     given = [layout([10, 10], [0, 1])]
     was = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=True)])
     now = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=False)])
@@ -211,8 +218,8 @@ def test_pieces_that_moved() -> None:
     moved = layout(ROWS, [0, 1, 0, 1])
     (text,) = moves(seen(ALL_ON_ONE), seen(moved))
     assert text == (
-        "2 pieces of the training data moved, for example number 1 from worker 0 to "
-        "worker 1"
+        "2 partitions of the training data moved, for example number 1 from worker 0 "
+        "to worker 1"
     )
 
 
@@ -239,11 +246,11 @@ def test_workers_that_lack_a_copied_eval_set() -> None:
     before = seen(data, copied([0, 0, 1, 1]))
     assert moves(before, before) == ()
     lost, moved = moves(before, seen(data, copied([1, 0, 1, 1])))
-    assert lost == "worker 0 lost the copy of eval_set[0]"
-    assert moved.startswith("1 piece of the eval_set[0] moved")
+    assert lost == "worker 0 lost the replica of eval_set[0]"
+    assert moved.startswith("1 partition of the eval_set[0] moved")
     # a piece without rows is none of it
     (moved,) = moves(before, seen(data, copied([0, 1, 1, 1])))
-    assert moved.startswith("1 piece of the eval_set[0] moved")
+    assert moved.startswith("1 partition of the eval_set[0] moved")
 
 
 def test_moves_of_what_cannot_be_compared() -> None:
@@ -255,6 +262,84 @@ def test_moves_of_what_cannot_be_compared() -> None:
 def test_a_collection_that_is_gone() -> None:
     """Is lost, even if what is left of its layout is as it was."""
     both, one = layout([5, 5], [0, 1]), layout([5, 5], [0, 1], ("X",))
-    assert losses(view(layouts=[both]), view(layouts=[one])) == (
-        "y was there and is not now",
+    assert losses(view(layouts=[both]), view(layouts=[one])) == ("y is missing",)
+
+
+# --- fingerprint ---------------------------------------------------------------------
+
+
+def seen_fingerprint(workers: Any, layouts: Any = ()) -> Fingerprint:
+    return verification.fingerprint("Scheduler-1", view(workers, layouts))
+
+
+def changes(was: Fingerprint, now: Fingerprint) -> list[str]:
+    return list(verification.differences(was, now))
+
+
+TWO = [worker(0), worker(1)]
+DATA = layout([10, 10], [0, 1])
+
+
+def test_what_changes_all_the_time_is_no_difference() -> None:
+    """Memory, tasks, speeds and the order of workers."""
+    busy = worker(1, process=2**31, executing=3, bandwidth=5.0, silent=4.0)
+    was = seen_fingerprint(TWO, [DATA])
+    assert changes(was, was) == []
+    turned = layout([10, 10], [1, 0])
+    assert changes(was, seen_fingerprint([busy, worker(0)], [turned])) == []
+
+
+def test_a_parking_worker_is_none() -> None:
+    """It is there for the time of a restart."""
+    assert seen_fingerprint([*TWO, worker(2, parking=True)]) == seen_fingerprint(TWO)
+
+
+@pytest.mark.parametrize(
+    ("workers", "layouts", "text"),
+    [
+        ([worker(0)], [], "worker 1 is gone"),
+        ([*TWO, worker(2), worker(3)], [], "workers 2 and 3 are new"),
+        ([worker(0), worker(1, address="tcp://b:2")], [], "worker 1 was restarted"),
+        (
+            [worker(0), worker(1, status="paused")],
+            [],
+            "worker 1 is now paused, 1 thread, 4.0 GiB, and was running, 1 thread",
+        ),
+        ([worker(0), worker(1, nthreads=2)], [], "now running, 2 threads, 4.0 GiB"),
+        ([worker(0), worker(1, memory_limit=0)], [], "running, 1 thread, no limit"),
+        (TWO, [layout([10, 10], [0, 0])], "X is on other workers"),
+        (TWO, [layout([10, 10], [0, (0, 1)])], "X is on other workers"),
+        (
+            TWO,
+            [layout([10, 10, 5], [0, 1, 1])],
+            "X has other partitions: 3, and it had 2",
+        ),
+        (TWO, [layout([10, 11], [0, 1])], "X has partitions of other sizes"),
+    ],
+)
+def test_differences(workers: Any, layouts: Any, text: str) -> None:
+    """Each says what is so now."""
+    was = seen_fingerprint(TWO, [DATA] if layouts else [])
+    assert text in changes(was, seen_fingerprint(workers, layouts))[0]
+
+
+def test_data_that_is_loaded_or_gone() -> None:
+    """Whether it is in memory, or given at all."""
+    was = seen_fingerprint(TWO, [DATA])
+    X = was.data[0]
+    lazy = replace(X, loaded=False, nbytes="", holders="")
+    assert changes(replace(was, data=(lazy,)), replace(was, data=(X,))) == [
+        "X is now in memory"
+    ]
+    assert changes(replace(was, data=(X,)), replace(was, data=(lazy,))) == [
+        "X is no longer in memory"
+    ]
+    assert changes(replace(was, data=(X,)), replace(was, data=())) == ["X is missing"]
+
+
+def test_names_from_a_cluster_do_nothing_to_a_terminal() -> None:
+    """The user chooses them."""
+    (text,) = changes(
+        seen_fingerprint([worker(0)]), seen_fingerprint([worker(0), worker("\x1b[2J")])
     )
+    assert text == "worker \\x1b[2J is new"

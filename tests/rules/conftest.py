@@ -1,4 +1,4 @@
-"""Two workers for all fits of a file, and two of its own for a fit that harms."""
+"""Two workers for all fits of a file, and two others for a harmful fit."""
 
 from __future__ import annotations
 

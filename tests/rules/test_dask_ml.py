@@ -1,4 +1,4 @@
-"""dask-ml: what goes wrong with data as it lies, and not with what is prepared."""
+"""dask-ml: what fails with unprepared data and works with prepared data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers(n: int, columns: int = 5) -> Any:
 
 def test_admm_keeps_its_pieces(client: Any) -> None:
     """In another number of pieces the same rows make another model; prepared they are
-    in the same number as before, and it is said that they were not."""
+    in the same number as before, and the report has the difference."""
     X = numbers(1200)
     y = X @ np.arange(5.0) + 1
 
@@ -63,7 +63,7 @@ def test_admm_keeps_its_pieces(client: Any) -> None:
 
 
 def test_kmeans_gets_known_chunks(client: Any) -> None:
-    """Of rows that were filtered nobody knows how many there are."""
+    """The number of rows after a filter is unknown."""
     X = np.concatenate([numbers(400, 3) + shift for shift in (0, 4, 8)])
     frame = pd.DataFrame(X, columns=list("abc"))
     frame["keep"] = np.arange(1200) % 3 > 0

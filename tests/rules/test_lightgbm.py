@@ -1,4 +1,4 @@
-"""LightGBM: what goes wrong with data as it lies, and not with what is prepared."""
+"""LightGBM: what fails with unprepared data and works with prepared data."""
 
 from __future__ import annotations
 
@@ -122,10 +122,10 @@ class Fit(threading.Thread):
 
 def test_early_stopping(doomed: Any) -> None:
     """Workers with other rows of the eval set stop at other rounds, and the longer one
-    waits for the other for ever; with all rows on each they stop together."""
+    waits for the other forever; with all rows on each they stop together."""
     X, V = numbers(1200), numbers(600)[::-1]
     y, v = X[:, 0] > 0.5, V[:, 0] > 0.5
-    # what lies on the second worker cannot be learnt: it stops at once
+    # the rows of the second worker cannot be learned: it stops at once
     v[300:] = np.random.default_rng(2).integers(0, 2, 300)
     X_y = [placed(doomed, cut(x, 600, 600), (A, B)) for x in (X, y * 1.0)]
     eval_set = [placed(doomed, cut(x, 300, 300), (A, B)) for x in (V, v * 1.0)]
@@ -154,7 +154,7 @@ def test_early_stopping(doomed: Any) -> None:
 
 
 def test_no_worker_without_rows(doomed: Any) -> None:
-    """A piece of no rows makes its worker fail, and the other wait for it for ever."""
+    """An empty partition makes its worker fail, and the other wait forever."""
     X = numbers(800)
     y = X[:, 0]
 
@@ -203,7 +203,7 @@ def test_one_float_type(client: Any) -> None:
 
 
 def test_the_same_categories_everywhere(client: Any) -> None:
-    """Each worker takes the codes of its own list, and nothing says that they differ;
+    """Each worker uses the codes of its own list, without an error if they differ;
     those of eval sets count, too."""
     text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
     y = pd.Series((text == "yes") * 1.0)

@@ -57,7 +57,7 @@ def test_what_has_moved_is_named(client: Any) -> None:
     first, _ = workers(client)
     ballast = client.scatter(np.zeros(10_000_000), workers=[first])
     client.rebalance(futures_of(p.X))
-    with pytest.raises(LayoutChanged, match="pairs are apart") as error:
+    with pytest.raises(LayoutChanged, match="pairs are separated") as error:
         p.verify()
     assert "of the training data moved, for example number" in str(error.value)
     del ballast

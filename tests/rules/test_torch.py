@@ -60,8 +60,8 @@ def ranks(client: Any, X: Any, y: Any) -> list[Any]:
 
 
 def test_rows_are_exactly_even(doomed: Any) -> None:
-    """A worker with a batch more than the other waits for it for ever; prepared, all
-    have as many rows, and those that are left over are handed over."""
+    """A worker with one batch more waits for the other forever; prepared, all
+    have as many rows, and the remainder is returned."""
     X = np.random.default_rng(1).random((401, 3)).astype("f4")
     y = X @ np.array([1, -2, 3], "f4") + 1
     rows = (200, 61, 140)  # a batch more on the second worker

@@ -1,4 +1,4 @@
-"""XGBoost: what goes wrong with data as it lies, and not with what is prepared."""
+"""XGBoost: what fails with unprepared data and works with prepared data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def difference(model: Any, other: Any, X: Any) -> float:
 
 @pytest.mark.parametrize("method", ["hist", "approx"])
 def test_the_same_categories_everywhere(client: Any, method: str) -> None:
-    """Each worker takes the codes of its own list, and nothing says that they differ;
+    """Each worker uses the codes of its own list, without an error if they differ;
     those of eval sets count, too."""
     text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
     y = pd.Series((text == "yes") * 1.0)
@@ -123,7 +123,7 @@ def gain(found: Any, y: Any, n_groups: int) -> float:
 
 
 def test_groups_are_whole(client: Any) -> None:
-    """Taken as it lies, a group on two workers is two; by default XGBoost makes a piece
+    """Unprepared, a group on two workers is two; by default XGBoost makes a partition
     of each group. Prepared, pieces are taken as they are, and groups are whole."""
     n_groups, size = 60, 20
     X, y, qid = ranking(n_groups, size)

@@ -62,7 +62,7 @@ def test_verify_names_everything_that_is_wrong() -> None:
     """One error lists all problems."""
     before = view((), [layout(ROWS, [0, 0, 0, 0])])
     after = view((), [layout(ROWS, {"X": [0, 0, 0, -1], "y": [0, 0, 1, 0]})])
-    with pytest.raises(AssertionError, match=r"1 pieces of X .*; .*2 pairs are apart"):
+    with pytest.raises(AssertionError, match=r"1 partition of X.*; .*2 pairs are sep"):
         verify(before, after)
 
 
@@ -175,7 +175,7 @@ def test_persist_refuses_data_that_does_not_fit() -> None:
     total = 88 * sum(ROWS)
     for room in (total / 2, 0.0):
         load = replace(ANYWHERE, room=np.array([room / 2] * 2))
-        with pytest.raises(CapacityError, match="What was loaded is let go"):
+        with pytest.raises(CapacityError, match="The loaded partitions are released"):
             asyncio.run(cluster.persist(load, lambda *_: None))
         assert not any(m.loaded for m in look(cluster).layouts[0].members)
     load = replace(ANYWHERE, room=np.array([float(total)]))

@@ -45,8 +45,8 @@ from clustertune.core.model import (
 from clustertune.core.wording import names_text
 from clustertune.monitor import inquiry
 from clustertune.planner import grouping
-from clustertune.planner.capacity import refuse_overfull
 from clustertune.planner.layouts import homes
+from clustertune.planner.memory import refuse_overfull
 
 
 class _Found(NamedTuple):

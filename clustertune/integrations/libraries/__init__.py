@@ -1,154 +1,165 @@
-"""What each training library needs of the layout: one file each, a ``PROFILE``.
+"""Workloads: what each training library needs of the data's layout.
 
-A workload is a module. Besides ``PROFILE``, its file's name being the profile's, it may
-have functions:
+Each library has a file with its ``WORKLOADS``; a :class:`~.workload.Workload` has a
+profile and the arguments of ``fit``.
 
-``matches(estimator)``
-    Whether it is the workload of that estimator, an instance or a class; no two
-    workloads say so of the same one. Of a pipeline they see the last step.
-``profile_for(estimator)``
-    The profile, where parameters of the estimator change it.
-``fit_kwargs(handed)``
-    Arguments of the estimator's ``fit`` beyond X and y, for what ``prepare`` has made.
-``estimator_params(handed)``
-    Parameters that the estimator is to have with it.
-
-Other packages add workloads through the entry point group ``clustertune.workloads``:
-the entry's value is the module, its name the profile's.
+Other packages add workloads through the entry point group ``clustertune.workloads``.
+The entry's name is the name of the profile and its value is a module. The module has a
+``PROFILE`` and may have the functions of a workload: ``matches(estimator)``,
+``profile_for(estimator)``, ``fit_kwargs(handed)`` and ``estimator_params(handed)``.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from clustertune.core import estimators, plugins
 from clustertune.core.model import Profile
+from clustertune.integrations.libraries import (
+    dask_glm,
+    dask_ml,
+    lightgbm,
+    tensorflow,
+    torch,
+    xgboost,
+)
+from clustertune.integrations.libraries.workload import Handed, Rows, Workload
+
+__all__ = [
+    "Handed",
+    "Rows",
+    "Workload",
+    "available",
+    "choose",
+    "estimator_params",
+    "fit_kwargs",
+    "refuse",
+]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Row-aligned collections as they are handed over; None: none was given."""
+class Generic(Workload):
+    """Any library that trains on partitions and copies its data once.
 
-    X: Any
-    y: Any = None
-    sample_weight: Any = None
-    qid: Any = None
-    base_margin: Any = None
-    init_score: Any = None
-    #: sizes of the groups of qid, pieced like it; for workloads that want them
-    group_sizes: Any = None
+    It is used if neither an estimator nor a workload is named, and for estimators of
+    dask-ml without a workload of their own: scalers, encoders, ``PCA``, ``GaussianNB``,
+    ``BlockwiseVotingClassifier`` and others.
+    """
+
+    profile = Profile(
+        name="generic",
+        title="any training library",
+        memory_multiple={4: 2.0, 8: 2.0},
+        source="the data and one copy of it",
+    )
+
+    def profile_for(self, estimator: object) -> Profile:
+        """Keep the number of partitions for blockwise voting: one model for each."""
+        voting = estimators.isa(estimator, "dask_ml.ensemble", "BlockwiseBase")
+        return replace(self.profile, keeps_pieces=voting)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Handed:
-    """What ``prepare`` hands over, as workloads see it."""
+GENERIC = Generic()
+OWN: tuple[Workload, ...] = (
+    GENERIC,
+    *dask_glm.WORKLOADS,
+    *dask_ml.WORKLOADS,
+    *lightgbm.WORKLOADS,
+    *tensorflow.WORKLOADS,
+    *torch.WORKLOADS,
+    *xgboost.WORKLOADS,
+)
 
-    training: Rows
-    eval_sets: tuple[Rows, ...] = ()
-    estimator: object = None  # None: the workload was named
 
-    def of_eval_sets(self, name: str) -> list[Any] | None:
-        """That member of every eval set; None where no eval set has it."""
-        every = [getattr(rows, name) for rows in self.eval_sets]
-        return None if all(x is None for x in every) else every
+class _Plugin(Workload):
+    """A workload of another package, which is a module."""
 
-    def of_all_eval_sets(self, name: str) -> list[Any] | None:
-        """The same, for a library that takes it for all eval sets or for none.
+    def __init__(self, module: ModuleType) -> None:
+        self.profile = module.PROFILE
+        self.__doc__ = module.__doc__
+        self._profile_for = getattr(module, "profile_for", None)
+        for name in ("matches", "fit_kwargs", "estimator_params"):
+            if hasattr(module, name):
+                setattr(self, name, getattr(module, name))
 
-        Raises
-        ------
-        ValueError
-            Some eval sets have one and others have none.
-        """
-        every = self.of_eval_sets(name) or []
-        without = [i for i, x in enumerate(every) if x is None]
-        if without:
-            has = next(i for i, x in enumerate(every) if x is not None)
-            raise ValueError(
-                f"LightGBM takes {name} for all eval sets or for none; "
-                f"eval_set[{has}] has one and eval_set[{without[0]}] has none; give it "
-                "for all"
-            )
-        return every or None
+    def profile_for(self, estimator: object) -> Profile:
+        found = self._profile_for(estimator) if self._profile_for else None
+        return found or self.profile
 
 
 @cache
-def available() -> Mapping[str, ModuleType]:
-    """Every workload by name, in alphabetical order."""
-    own = [
-        importlib.import_module(f"{__name__}.{info.name}")
-        for info in pkgutil.iter_modules(__path__)
-    ]
-    others = plugins.of("workloads").values()
-    every = {module.PROFILE.name: module for module in (*others, *own)}
+def available() -> Mapping[str, Workload]:
+    """Return every workload by name, in alphabetical order."""
+    others = (_Plugin(module) for module in plugins.of("workloads").values())
+    every = {workload.profile.name: workload for workload in (*others, *OWN)}
     return dict(sorted(every.items()))
 
 
 def choose(workload: str | None, estimator: object = None) -> Profile:
-    """The profile that the user named, else the estimator's, else ``generic``.
+    """Return the profile of a named workload, of an estimator, or ``generic``.
 
-    An estimator of a library that fits Dask collections, and has no profile of its own
-    here, is ``generic`` too.
+    An estimator that fits Dask collections and has no profile is ``generic`` too.
 
     Raises
     ------
     ValueError
-        There is no workload of that name, or none for that estimator, or it is one
-        that no layout helps.
+        The workload or the estimator is unknown, or no layout helps it.
     """
-    known = ", ".join(n for n, m in available().items() if not m.PROFILE.refused)
-    if workload is not None:
-        if not isinstance(workload, str) or workload not in available():
-            raise ValueError(f"workload={workload!r} is not known; known are: {known}")
-        module = available()[workload]
-        # the estimator may still tell what the name leaves open
-        _, trains = estimators.last_step(estimator)
-        told = estimator is not None and _hook(module, "matches", trains)
-        profile = _hook(module, "profile_for", trains) if told else None
-        return _taken(profile or module.PROFILE, f"workload={workload!r}")
-    if estimator is None:
-        return choose("generic")
-    what = f"estimator={_name(estimator)}"
     _, trains = estimators.last_step(estimator)
+    if workload is not None:
+        return _named(workload, trains if estimator is not None else None)
+    if estimator is None:
+        return GENERIC.profile
+    text = f"estimator={_name(estimator)}"
     if trains is not estimator:
-        what += f", which ends with {_name(trains)},"
-    for module in _own_first():
-        if _hook(module, "matches", trains):
-            profile = _hook(module, "profile_for", trains) or module.PROFILE
-            return _taken(profile, what)
+        text += f", which ends with {_name(trains)},"
+    # a workload of another package cannot take the estimators of ours
+    for known in (*OWN, *available().values()):
+        if known.matches(trains):
+            return _not_refused(known.profile_for(trains), text)
     if estimators.uses_dask(trains):
-        found: Profile = available()["generic"].profile_for(trains)
-        return found
+        return GENERIC.profile_for(trains)
     if there := estimators.counterpart(trains):
         raise ValueError(
-            f"{what} trains in one process, without Dask; give its counterpart: {there}"
+            f"{text} trains in one process, without Dask; use its counterpart: {there}"
         )
     raise ValueError(
-        f"{what} is not one that clustertune knows; "
-        f"name the workload instead: workload= one of {known}"
+        f"{text} is not one that clustertune knows; "
+        f"name the workload instead: workload= one of {_names()}"
     )
 
 
+def _named(workload: str, trains: object) -> Profile:
+    """Return the profile of that name; parameters of its estimator may change it."""
+    if not isinstance(workload, str) or workload not in available():
+        raise ValueError(f"workload={workload!r} is not known; known are: {_names()}")
+    found = available()[workload]
+    is_its = trains is not None and found.matches(trains)
+    profile = found.profile_for(trains) if is_its else found.profile
+    return _not_refused(profile, f"workload={workload!r}")
+
+
+def _names() -> str:
+    return ", ".join(n for n, w in available().items() if not w.profile.refused)
+
+
 def refuse(profile: Profile, given: Collection[str]) -> None:
-    """See that the library takes what was given beside X and y, before all else.
+    """Refuse companions that the library does not take, and require those it needs.
 
     Parameters
     ----------
     profile
         The chosen profile.
     given
-        Names of companions, and ``eval_set``.
+        Names of the given companions, and ``eval_set``.
 
     Raises
     ------
     ValueError
-        It does not, or needs a companion that is not there.
+        A companion is not taken, or a needed one is missing.
     """
     if profile.takes is not None:
         wrong = [f"{name}=" for name in given if name not in profile.takes]
@@ -172,37 +183,24 @@ def refuse(profile: Profile, given: Collection[str]) -> None:
 
 
 def fit_kwargs(profile: Profile, handed: Handed) -> dict[str, Any]:
-    """Arguments for the estimator's ``fit`` beyond X and y."""
-    return _arguments("fit_kwargs", profile, handed)
-
-
-def estimator_params(profile: Profile, handed: Handed) -> dict[str, Any]:
-    """Parameters for the estimator: ``estimator.set_params(**these)``."""
-    return _arguments("estimator_params", profile, handed)
-
-
-def _arguments(function: str, profile: Profile, handed: Handed) -> dict[str, Any]:
+    """Return arguments for the estimator's ``fit`` beyond X and y."""
     prefix, trains = estimators.last_step(handed.estimator)
-    module = available()[profile.name]
-    found = _hook(module, function, replace(handed, estimator=trains)) or {}
+    workload = available()[profile.name]
+    found = workload.fit_kwargs(replace(handed, estimator=trains)) or {}
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 
-def _own_first() -> list[ModuleType]:
-    """Every workload; what another package says of an estimator counts last."""
-    every = available().values()
-    return sorted(every, key=lambda m: not m.__name__.startswith(f"{__name__}."))
+def estimator_params(profile: Profile, handed: Handed) -> dict[str, Any]:
+    """Return parameters for the estimator: ``estimator.set_params(**these)``."""
+    prefix, trains = estimators.last_step(handed.estimator)
+    workload = available()[profile.name]
+    found = workload.estimator_params(replace(handed, estimator=trains)) or {}
+    return {f"{prefix}{name}": value for name, value in found.items()}
 
 
-def _hook(module: ModuleType, name: str, argument: object) -> Any:
-    """What a function says that a workload may have; None if it has none."""
-    function = getattr(module, name, None)
-    return function(argument) if function is not None else None
-
-
-def _taken(profile: Profile, what: str) -> Profile:
+def _not_refused(profile: Profile, text: str) -> Profile:
     if profile.refused:
-        raise ValueError(f"{what}: {profile.refused}")
+        raise ValueError(f"{text}: {profile.refused}")
     return profile
 
 

@@ -1,10 +1,4 @@
-"""LightGBM's Dask estimators.
-
-One training task runs on every worker that holds data, with as many threads as the
-worker has; it joins its pieces in a copy. Each worker counts classes by itself, so a
-classifier needs rows of every class on every worker. Each worker stops early by its
-own rows of the eval sets, and where they disagree the fit hangs: each gets all of them.
-"""
+"""LightGBM's Dask estimators."""
 
 from __future__ import annotations
 
@@ -16,17 +10,17 @@ from typing import Any
 
 from clustertune.core.estimators import isa, parameters
 from clustertune.core.profiles import Profile
-from clustertune.integrations.libraries import Handed
+from clustertune.integrations.libraries.workload import Handed, Workload, given
 
-PROFILE = Profile(
+BOOSTING = Profile(
     name="lightgbm",
     title="LightGBM",
     memory_multiple={4: 2.7, 8: 2.4},
     base_bytes=380 * 2**20,
     feature_bytes=4,
     max_pieces_per_thread=64,
-    min_rows=2,  # scikit-learn's validation, on each worker, refuses a single row
-    needs_all_classes=None,  # a name does not tell a classifier from a regressor
+    min_rows=2,  # scikit-learn's validation on each worker refuses a single row
+    needs_all_classes=None,  # the name does not distinguish classifiers
     eval_copies=True,
     random_order=True,
     one_number_type=True,
@@ -36,51 +30,101 @@ PROFILE = Profile(
     takes=("sample_weight", "init_score", "eval_set"),
     source="measured with lightgbm 4.7, 50 columns, base with 100; eval sets the same",
 )
+RANK = replace(
+    BOOSTING,
+    name="lightgbm_rank",
+    title="LightGBM (ranking)",
+    groups="together",
+    group_sizes=True,
+    needs_all_classes=False,
+    takes=(*(BOOSTING.takes or ()), "qid"),
+)
 
 _STOPPING = "early_stopping"
 _ROUNDS = (_STOPPING, f"{_STOPPING}_round", f"{_STOPPING}_rounds", "n_iter_no_change")
 
 
-def matches(estimator: object) -> bool:
-    """Whether it is one of LightGBM's Dask estimators that learns from single rows."""
-    return isa(estimator, "lightgbm.dask") and not is_ranker(estimator)
-
-
-def profile_for(estimator: object) -> Profile:
-    """A classifier needs rows of every class on every worker; a regressor has none."""
-    return replace(
-        PROFILE,
-        needs_all_classes=isa(estimator, "lightgbm.dask", "DaskLGBMClassifier"),
-        stops_early=stops_early(estimator),
-    )
-
-
-def stops_early(estimator: Any) -> bool:
-    """Whether a parameter says so; a callback of ``fit`` is not known before."""
+def _stops_early(estimator: Any) -> bool:
+    """Return whether a parameter enables it; a callback is not known before the fit."""
     given = {} if isinstance(estimator, type) else estimator.get_params()
     return any(given.get(name) or 0 for name in _ROUNDS)
 
 
-def fit_kwargs(handed: Handed) -> dict[str, Any]:
-    """Weights and scores, and eval sets with theirs."""
-    rows = handed.training
-    found = {
-        "sample_weight": rows.sample_weight,
-        "init_score": rows.init_score,
-        "eval_sample_weight": handed.of_all_eval_sets("sample_weight"),
-        "eval_init_score": handed.of_all_eval_sets("init_score"),
-    }
-    given = {name: value for name, value in found.items() if value is not None}
-    return given | _eval_sets(handed)
-
-
-def is_ranker(estimator: object) -> bool:
-    """Whether it learns from groups of rows."""
+def _is_ranker(estimator: object) -> bool:
     return isa(estimator, "lightgbm.dask", "DaskLGBMRanker")
 
 
+class LightGBM(Workload):
+    """LightGBM's Dask estimators.
+
+    One training task runs on every worker that holds data, with as many threads as the
+    worker has. It copies the worker's partitions into one. Each worker counts classes
+    by itself, so a classifier needs rows of every class on every worker. Each worker
+    decides about early stopping by its own rows of the eval sets. The fit hangs if
+    workers decide differently, so each worker gets all rows of the eval sets.
+    """
+
+    profile = BOOSTING
+
+    def matches(self, estimator: object) -> bool:
+        return isa(estimator, "lightgbm.dask") and not _is_ranker(estimator)
+
+    def profile_for(self, estimator: object) -> Profile:
+        """Require all classes on each worker for classifiers only."""
+        return replace(
+            self.profile,
+            needs_all_classes=isa(estimator, "lightgbm.dask", "DaskLGBMClassifier"),
+            stops_early=_stops_early(estimator),
+        )
+
+    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+        found = given(
+            sample_weight=handed.training.sample_weight,
+            init_score=handed.training.init_score,
+            eval_sample_weight=_for_all(handed, "sample_weight"),
+            eval_init_score=_for_all(handed, "init_score"),
+        )
+        return found | _eval_sets(handed)
+
+
+class Rank(LightGBM):
+    """LightGBM's ``DaskLGBMRanker``: rows of a group stay together.
+
+    It takes the sizes of the groups, in the same partitions as X. ``prepare`` makes
+    them from ``qid``.
+    """
+
+    profile = RANK
+
+    def matches(self, estimator: object) -> bool:
+        return _is_ranker(estimator)
+
+    def profile_for(self, estimator: object) -> Profile:
+        return replace(RANK, stops_early=_stops_early(estimator))
+
+    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+        groups = given(
+            group=handed.training.group_sizes,
+            eval_group=_for_all(handed, "group_sizes"),
+        )
+        return super().fit_kwargs(handed) | groups
+
+
+def _for_all(handed: Handed, name: str) -> list[Any] | None:
+    """Return a companion of every eval set; LightGBM takes it for all sets or none."""
+    every = handed.of_eval_sets(name) or []
+    without = [i for i, x in enumerate(every) if x is None]
+    if without:
+        has = next(i for i, x in enumerate(every) if x is not None)
+        raise ValueError(
+            f"LightGBM takes {name} for all eval sets or for none; eval_set[{has}] has "
+            f"one and eval_set[{without[0]}] has none; give it for all"
+        )
+    return every or None
+
+
 def _eval_sets(handed: Handed) -> dict[str, Any]:
-    """From 4.7 on X and y are apart, and a list of pairs is deprecated."""
+    """Return eval sets; LightGBM 4.7 separates X and y, and deprecates pairs."""
     if not handed.eval_sets:
         return {}
     if "eval_X" in _fit_parameters(handed.estimator):
@@ -92,9 +136,12 @@ def _eval_sets(handed: Handed) -> dict[str, Any]:
 
 
 def _fit_parameters(estimator: Any) -> Collection[str]:
-    """What ``fit`` takes; if the workload was named, of what is installed here."""
+    """Return the parameters of ``fit``, of the installed release if none is given."""
     if estimator is None:
         if find_spec("lightgbm") is None:
             return ()
         estimator = importlib.import_module("lightgbm").DaskLGBMRegressor
     return parameters(estimator.fit)
+
+
+WORKLOADS: tuple[Workload, ...] = (LightGBM(), Rank())

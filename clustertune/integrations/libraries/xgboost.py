@@ -1,19 +1,19 @@
-"""XGBoost's Dask estimators with ``tree_method="hist"``, which is their default.
+"""XGBoost's Dask estimators.
 
 One training task runs on every worker that holds data, with as many threads as the
-worker has; it makes a quantile matrix of its pieces. The same holds for core ``train``
-with a ``DaskQuantileDMatrix``: then name ``workload="xgboost"``.
+worker has.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from clustertune.core.estimators import isa, parameter
 from clustertune.core.profiles import Profile
-from clustertune.integrations.libraries import Handed
+from clustertune.integrations.libraries.workload import Handed, Workload, given
 
-PROFILE = Profile(
+HIST = Profile(
     name="xgboost",
     title="XGBoost (hist)",
     memory_multiple={4: 1.8, 8: 1.4},
@@ -28,36 +28,111 @@ PROFILE = Profile(
     source="measured with xgboost 3.2, 50 dense columns, 256 bins; eval sets the same; "
     "a worker with pandas 3.1 and scikit-learn 1.9 after a fit of 1,000 rows: 297 MiB",
 )
+DMATRIX = replace(
+    HIST,
+    name="xgboost_dmatrix",
+    title="XGBoost (approx, exact, DaskDMatrix)",
+    memory_multiple={4: 4.1, 8: 3.1},
+    frugal=HIST,
+    frugal_parameters='tree_method="hist", or DaskQuantileDMatrix for DaskDMatrix',
+    source="measured with xgboost 3.2, 50 dense columns",
+)
+RANK = replace(
+    HIST,
+    name="xgboost_rank",
+    title="XGBoost (ranking)",
+    groups="sorted",
+    sorts_groups=True,
+    takes=("qid", "base_margin", "eval_set"),
+    source="measured with xgboost 3.2, 50 dense columns, 256 bins, groups in order",
+)
 
 
-def matches(estimator: object) -> bool:
-    """Whether it is one of the Dask estimators that make a quantile matrix."""
-    return is_dask(estimator) and not is_ranker(estimator) and is_hist(estimator)
-
-
-def fit_kwargs(handed: Handed) -> dict[str, Any]:
-    """Weights and margins, and eval sets with theirs."""
-    rows = handed.training
-    found = {
-        "sample_weight": rows.sample_weight,
-        "base_margin": rows.base_margin,
-        "eval_set": [(e.X, e.y) for e in handed.eval_sets] or None,
-        "sample_weight_eval_set": handed.of_eval_sets("sample_weight"),
-        "base_margin_eval_set": handed.of_eval_sets("base_margin"),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def is_dask(estimator: object) -> bool:
-    """Whether it is one of XGBoost's Dask estimators."""
-    return isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
-
-
-def is_ranker(estimator: object) -> bool:
-    """Whether it learns from groups of rows."""
+def _is_ranker(estimator: object) -> bool:
     return isa(estimator, "xgboost.dask", "DaskXGBRanker")
 
 
-def is_hist(estimator: object) -> bool:
-    """Whether it makes a quantile matrix, as all but the older tree methods do."""
+def _makes_quantiles(estimator: object) -> bool:
+    """Return whether the tree method is ``hist``, the default."""
     return parameter(estimator, "tree_method") in {None, "auto", "hist"}
+
+
+class XGBoost(Workload):
+    """XGBoost's Dask estimators with ``tree_method="hist"``, their default.
+
+    One training task runs on every worker that holds data, with as many threads as the
+    worker has. It makes a quantile matrix of the worker's partitions. Core ``train``
+    with a ``DaskQuantileDMatrix`` works in the same way: use ``workload="xgboost"``.
+    """
+
+    profile = HIST
+
+    def matches(self, estimator: object) -> bool:
+        return self._is_plain(estimator) and _makes_quantiles(estimator)
+
+    def _is_plain(self, estimator: object) -> bool:
+        is_dask = isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
+        return is_dask and not _is_ranker(estimator)
+
+    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+        return given(
+            sample_weight=handed.training.sample_weight,
+            base_margin=handed.training.base_margin,
+            eval_set=[(e.X, e.y) for e in handed.eval_sets] or None,
+            sample_weight_eval_set=handed.of_eval_sets("sample_weight"),
+            base_margin_eval_set=handed.of_eval_sets("base_margin"),
+        )
+
+
+class DMatrix(XGBoost):
+    """XGBoost with a plain matrix: ``tree_method`` ``"approx"`` or ``"exact"``.
+
+    Core ``train`` with a ``DaskDMatrix`` works in the same way, with any tree method:
+    use ``workload="xgboost_dmatrix"``. A worker copies all its partitions into one
+    before it makes the matrix. ``hist`` needs half of the memory, if the model allows
+    it: use the estimators' default, or ``DaskQuantileDMatrix`` instead of
+    ``DaskDMatrix``.
+    """
+
+    profile = DMATRIX
+
+    def matches(self, estimator: object) -> bool:
+        return self._is_plain(estimator) and not _makes_quantiles(estimator)
+
+
+class Rank(XGBoost):
+    """XGBoost's ``DaskXGBRanker``: rows of a group (``qid``) stay together.
+
+    By default the ranker sorts all data by group across the cluster and makes one
+    partition of each group. If each worker has whole groups in order, the ranker can
+    take the partitions as they are. ``estimator_params`` has ``allow_group_split=True``
+    for that: ``model.set_params(**prepared.estimator_params)``. XGBoost does not take
+    weights of rows together with groups.
+    """
+
+    profile = RANK
+
+    def matches(self, estimator: object) -> bool:
+        return _is_ranker(estimator)
+
+    def profile_for(self, estimator: object) -> Profile:
+        """Return the memory of the older tree methods if one of them is chosen."""
+        if _makes_quantiles(estimator):
+            return RANK
+        return replace(
+            RANK, memory_multiple=DMATRIX.memory_multiple, source=DMATRIX.source
+        )
+
+    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+        groups = given(qid=handed.training.qid, eval_qid=handed.of_eval_sets("qid"))
+        return super().fit_kwargs(handed) | groups
+
+    def estimator_params(self, handed: Handed) -> dict[str, Any]:
+        """Take partitions as they are; older releases have no such parameter."""
+        named = handed.estimator is None
+        if named or parameter(handed.estimator, "allow_group_split") is not None:
+            return {"allow_group_split": True}
+        return {}
+
+
+WORKLOADS: tuple[Workload, ...] = (XGBoost(), DMatrix(), Rank())

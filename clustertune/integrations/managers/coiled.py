@@ -1,9 +1,8 @@
-"""Clusters in a cloud account: coiled's.
+"""Coiled's clusters, which run in a cloud account.
 
-Coiled starts and stops virtual machines; its object scales adaptively in the process
-that asked for it, as those of distributed do, and whoever asks it for a number ends
-that. New workers have the size that the cluster was made with: a resize holds for those
-that are there.
+Coiled starts and stops virtual machines. Its cluster object scales adaptively in the
+process of the user, as those of distributed do. A call of ``scale`` ends adaptive
+scaling. New workers have the size that the cluster was made with.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.core.model import Size
 from clustertune.errors import ConnectionLostError
-from clustertune.integrations.managers import (
+from clustertune.integrations.managers.adapter import (
     brought,
     is_instance,
     off_loop,
@@ -27,40 +25,36 @@ from clustertune.integrations.managers.spec_cluster import bounds as bounds
 
 
 def matches(cluster: Any) -> bool:
-    """Whether it is a cluster of this kind."""
+    """Return whether it is a cluster of Coiled."""
     return is_instance(cluster, "coiled", "Cluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Why it cannot have so many workers."""
+    """Return why it cannot have so many workers."""
     if cluster.status.name != "running":
         return f"the cluster object is {cluster.status.name}; make a new one"
     return None
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask for so many; Coiled counts those that are on their way itself.
+    """Request this many; Coiled counts workers that are starting.
 
-    Adaptive scaling, which that would end, brings its least number by itself.
+    Adaptive scaling starts its minimum by itself, and a request would end it.
     """
     if not brought(await bounds(cluster), n_workers):
         await off_loop(cluster.scale, n_workers)
 
 
 async def state(cluster: Any) -> str:
-    """What the cluster object knows of its workers."""
+    """Describe the workers of the cluster object."""
     return (
-        f"coiled cluster {cluster.name} ({cluster.status.name}) has asked for "
-        f"{len(cluster.requested)} and seen {len(cluster.observed)} workers"
+        f"coiled cluster {cluster.name} ({cluster.status.name}) has requested "
+        f"{len(cluster.requested)} workers, and {len(cluster.observed)} have started"
     )
 
 
-def resized(cluster: Any, id: str | int, size: Size) -> None:
-    """The size of new workers is that of the machines."""
-
-
 async def retired(cluster: Any, id: str | int) -> None:
-    """Stop its machine."""
+    """Stop the machine of the worker."""
     await off_loop(cluster.sync, cluster.scale_down, [str(id)], reason="clustertune")
 
 
@@ -72,7 +66,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
     from coiled.exceptions import CoiledException
 
     class Running(coiled.Cluster):  # type: ignore[misc]
-        """Only what is there: coiled would make a cluster of an unknown name."""
+        """Never create a cluster, as Coiled does for an unknown name."""
 
         async def _check_create_or_reuse(self) -> bool:
             if await super()._check_create_or_reuse():
@@ -81,7 +75,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
             return False
 
     try:
-        # synchronous: of asynchronous ones some coroutines are never awaited
+        # synchronous, because some coroutines of asynchronous objects are never awaited
         cloud = await asyncio.to_thread(coiled.Cloud)
         stack.push_async_callback(asyncio.to_thread, cloud.close)
         cluster = await asyncio.to_thread(
@@ -89,7 +83,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
             name=name,
             cloud=cloud,
             shutdown_on_close=False,
-            credentials=None,  # those that it was made with stay
+            credentials=None,  # keep those that it was made with
             show_widget=False,
         )
     except (

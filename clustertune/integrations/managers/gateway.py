@@ -1,10 +1,8 @@
-"""Clusters behind a Dask Gateway: dask_gateway's.
+"""Clusters behind a Dask Gateway (dask_gateway).
 
-The gateway's server starts and ends workers, on behalf of all clients of a cluster. It
-does not say whether it scales the cluster by itself, or within which bounds: a client
-only sets them. And whoever asks it for a number of workers ends its adaptive scaling,
-as ``cluster.scale`` does. New workers have the size that the cluster was made with: a
-resize holds for those that are there.
+The gateway's server starts and ends workers for all clients of a cluster. A client can
+set the bounds of adaptive scaling, but it cannot read them. A call of ``scale`` ends
+adaptive scaling. New workers have the size that the cluster was made with.
 """
 
 from __future__ import annotations
@@ -16,70 +14,70 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.core.model import Size, Unknown
+from clustertune.core.model import Unknown
 from clustertune.errors import ConnectionLostError
-from clustertune.integrations.managers import is_instance, off_loop, unknown_name
+from clustertune.integrations.managers.adapter import (
+    is_instance,
+    off_loop,
+    unknown_name,
+)
 
 
 def matches(cluster: Any) -> bool:
-    """Whether it is a cluster of this kind."""
+    """Return whether it is a cluster of a gateway."""
     return is_instance(cluster, "dask_gateway", "GatewayCluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Why it cannot have so many workers."""
+    """Return why it cannot have so many workers."""
     if cluster.status != "running":
         return f"the cluster object is {cluster.status}; connect to the cluster again"
     return None
 
 
 def restart_obstacle(cluster: Any) -> str:
-    """A worker that is away for a moment is replaced, under another name."""
+    """Return why: the gateway replaces a restarting worker, under another name."""
     return (
         "a gateway ends a worker that its nanny restarts, and starts another; scale to "
-        "one worker more, then back: that moves the data of those that go"
+        "one worker more, then back: leaving workers move their data to the others"
     )
 
 
 async def bounds(cluster: Any) -> Unknown:
-    """Nobody can ask for them."""
+    """Return why they are unknown."""
     return Unknown(
-        "only the gateway's server knows; cluster.adapt(active=False) would end that"
+        "only the gateway's server knows; cluster.adapt(active=False) turns it off"
     )
 
 
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
-    """Set the bounds; where adaptive scaling was off, it is on then."""
+    """Set the bounds. This also turns adaptive scaling on."""
     most = None if math.isinf(maximum) else int(maximum)
     await off_loop(cluster.adapt, minimum=minimum, maximum=most)
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask for so many; the server counts those that are on their way itself."""
+    """Request this many; the server counts workers that are starting."""
     await off_loop(cluster.scale, n_workers)
 
 
 async def state(cluster: Any) -> str:
-    """What the server says of the cluster, and how many workers have come."""
+    """Describe the cluster as the server reports it, and its workers."""
     report = await off_loop(cluster.gateway.get_cluster, cluster.name)
     return (
-        f"the gateway says that the cluster is {report.status.name.lower()}, and "
-        f"{len(_workers(cluster))} workers are there; it may be at its limits"
+        f"the gateway reports the cluster as {report.status.name.lower()}, with "
+        f"{len(_workers(cluster))} workers; it may have reached its limits"
     )
 
 
-def resized(cluster: Any, id: str | int, size: Size) -> None:
-    """The size of new workers is the server's."""
-
-
 async def retired(cluster: Any, id: str | int) -> None:
-    """Ask for as many as are left: the server would replace the one that went."""
+    """Request the remaining number, or the server would replace the worker."""
     names = {w["name"] for w in _workers(cluster).values()} - {id}
     await off_loop(cluster.scale, len(names))
 
 
 async def attach(name: str, stack: AsyncExitStack) -> Client:
-    """Connect to a running cluster of the gateway that Dask's configuration names."""
+    """Connect to a running cluster of the gateway in Dask's configuration."""
     import aiohttp
     import dask_gateway
 
@@ -99,6 +97,6 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
 
 
 def _workers(cluster: Any) -> Mapping[str, Any]:
-    """Those of the scheduler, of which it is told as they come and go."""
+    """Return the scheduler's workers; the client gets updates of them."""
     workers: Mapping[str, Any] = cluster.scheduler_info.get("workers", {})
     return workers

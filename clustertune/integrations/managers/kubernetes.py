@@ -1,10 +1,9 @@
-"""Clusters of Dask's operator in Kubernetes: dask_kubernetes's.
+"""Clusters of Dask's operator in Kubernetes (dask_kubernetes).
 
-The operator keeps the number of workers that a resource names (``DaskWorkerGroup``),
-and an autoscaler (``DaskAutoscaler``) is a resource too, which all clients share: it is
-asked for, and scaling by hand would delete it. A worker is a deployment, started again
-when its process ends; for good it goes with its deployment. New workers have the size
-that their group was made with: a resize holds for those that are there.
+The operator keeps the number of workers of a ``DaskWorkerGroup``. All clients share the
+autoscaler, the resource ``DaskAutoscaler``; scaling by hand would delete it. A worker
+is a deployment, which starts it again when its process ends. New workers have the size
+that their group was made with.
 """
 
 from __future__ import annotations
@@ -19,34 +18,33 @@ from typing import Any
 from distributed import Client
 from tornado.ioloop import IOLoop
 
-from clustertune.core.model import Size, Unknown
+from clustertune.core.model import Unknown
 from clustertune.errors import ConnectionLostError, ScaleError
-from clustertune.integrations.managers import (
+from clustertune.integrations.managers.adapter import (
+    MAX_WORKERS,
     brought,
     is_instance,
     off_loop,
     unknown_name,
 )
 
-#: For the operator a bound is a number, and there always is one.
-MOST = 2**31 - 1
-PATIENCE = 5  # seconds for a question at each look
+PATIENCE = 5  # seconds for a request in each snapshot
 
 
 def matches(cluster: Any) -> bool:
-    """Whether it is a cluster of this kind."""
+    """Return whether it is a cluster of the operator."""
     return is_instance(cluster, "dask_kubernetes.operator", "KubeCluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Why it cannot have so many workers."""
+    """Return why it cannot have so many workers."""
     if cluster.status.name != "running":
         return f"the cluster object is {cluster.status.name}; connect to it again"
     return None
 
 
 async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
-    """What the autoscaler's resource says, if there is one."""
+    """Return the bounds in the autoscaler's resource, if there is one."""
     import httpx
     import kr8s
 
@@ -54,7 +52,7 @@ async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
         asked = off_loop(cluster.sync, _bounds, cluster)
         found: tuple[int, float] | None = await asyncio.wait_for(asked, PATIENCE)
     except (httpx.HTTPError, kr8s.ServerError, asyncio.TimeoutError) as error:
-        return Unknown(f"Kubernetes did not say ({error!r})")
+        return Unknown(f"Kubernetes did not answer ({error!r})")
     return found
 
 
@@ -62,15 +60,15 @@ async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
     """Set the bounds in the autoscaler's resource."""
     if await bounds(cluster) is None:
         raise ScaleError(f"the cluster {cluster.name} does not scale by itself")
-    most = MOST if math.isinf(maximum) else int(maximum)
+    most = MAX_WORKERS if math.isinf(maximum) else int(maximum)
     await off_loop(cluster.adapt, minimum=minimum, maximum=most)
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask the group that the cluster was made with for what all groups lack.
+    """Add the missing workers to the group that the cluster was made with.
 
-    The operator counts those that are on their way itself. Adaptive scaling, which
-    that would end, brings its least number by itself.
+    The operator counts workers that are starting. Adaptive scaling starts its minimum
+    by itself, and a request would end it.
     """
     if brought(await bounds(cluster), n_workers):
         return
@@ -81,18 +79,14 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
 
 
 async def state(cluster: Any) -> str:
-    """What has become of the workers' pods."""
+    """Describe the phases of the workers' pods."""
     phases: Counter[str] = await off_loop(cluster.sync, _phases, cluster)
     shown = ", ".join(f"{n} {phase}" for phase, n in sorted(phases.items()))
     return f"the pods of the cluster {cluster.name}: {shown or 'none'}"
 
 
-def resized(cluster: Any, id: str | int, size: Size) -> None:
-    """The size of new workers is their group's."""
-
-
 async def retired(cluster: Any, id: str | int) -> None:
-    """Delete its deployment, then count one less: so the operator closes no other."""
+    """Delete the deployment, then reduce the number, so that no other one is closed."""
     await off_loop(cluster.sync, _remove, cluster, str(id))
 
 
@@ -107,7 +101,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
         known = [found.name async for found in DaskCluster.list()]
         if name not in known:
             raise unknown_name("kubernetes", name, known)
-        # without the loop it would begin to start twice
+        # without the loop, it would start twice
         loop = IOLoop.current()
         cluster = KubeCluster.from_name(name, asynchronous=True, quiet=True, loop=loop)
         stack.push_async_callback(cluster.close)
@@ -124,7 +118,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
 async def _bounds(cluster: Any) -> tuple[int, float] | None:
     from dask_kubernetes.operator._objects import DaskAutoscaler
 
-    # not get(name), which waits for what is not there
+    # get(name) would wait for a missing resource
     name = {"metadata.name": cluster.name}
     found = DaskAutoscaler.list(namespace=cluster.namespace, field_selector=name)
     async for autoscaler in found:
@@ -155,7 +149,9 @@ async def _remove(cluster: Any, worker: str) -> None:
     from dask_kubernetes.operator._objects import DaskWorkerGroup
     from kr8s.asyncio.objects import Deployment
 
-    with suppress(kr8s.NotFoundError):  # somebody else was quicker, and counted
+    with suppress(
+        kr8s.NotFoundError
+    ):  # another client has deleted it and reduced the number
         deployment = await Deployment.get(worker, namespace=cluster.namespace)
         group = deployment.labels["dask.org/workergroup-name"]
         await deployment.delete()

@@ -1,9 +1,8 @@
-"""Clusters of Saturn Cloud, by dask_saturn.
+"""Clusters of Saturn Cloud (dask_saturn).
 
-The cluster object asks Saturn's server for everything, even for its status. Requests
-are therefore made outside of the event loop. The server does not report adaptive
-scaling. New workers have the size that the cluster was created with, so a resize only
-changes running workers.
+The cluster object requests everything from Saturn's server, also its status, so its
+methods are not called in the event loop. A client cannot read whether the server scales
+the cluster by itself. New workers have the size that the cluster was made with.
 """
 
 from __future__ import annotations
@@ -15,57 +14,52 @@ from typing import Any
 
 from dask.utils import parse_bytes
 
-from clustertune.core.model import Size, Unknown
+from clustertune.core.model import Unknown
 from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.errors import ConnectionLostError, RecreateError
-from clustertune.integrations.managers import is_instance, off_loop
+from clustertune.integrations.managers.adapter import (
+    MAX_WORKERS,
+    is_instance,
+    off_loop,
+)
 
-# "Large - 2 cores - 16 GB RAM"; what "GB" is there, Kubernetes calls Gi
+# "Large - 2 cores - 16 GB RAM"; "GB" means the Gi of Kubernetes
 _DISPLAY = re.compile(r"([\d.]+) cores?\b.*?([\d.]+) GB")
-
-#: For the server a bound is a number.
-MOST = 2**31 - 1
 
 
 def matches(cluster: Any) -> bool:
-    """Whether it is a cluster of this kind."""
+    """Return whether it is a cluster of Saturn Cloud."""
     return is_instance(cluster, "dask_saturn", "SaturnCluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Why the cluster cannot have so many workers, if the object itself knows."""
+    """Return why it cannot have so many workers; the server may refuse later."""
     return None if cluster.cluster_url else "the cluster was closed; make a new one"
 
 
 async def bounds(cluster: Any) -> Unknown:
-    """Unknown, because the server does not report them."""
-    return Unknown("only Saturn's server knows the bounds")
+    """Return why they are unknown."""
+    return Unknown("only Saturn's server knows")
 
 
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
-    """Set the bounds; this also turns adaptive scaling on."""
-    await off_loop(cluster.adapt, minimum, int(min(maximum, MOST)))
+    """Set the bounds. This also turns adaptive scaling on."""
+    await off_loop(cluster.adapt, minimum, int(min(maximum, MAX_WORKERS)))
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
-    """Ask for so many workers; the server counts starting ones itself."""
+    """Request this many; the server counts workers that are starting."""
     await off_loop(cluster.scale, n_workers)
 
 
 async def state(cluster: Any) -> str:
-    """The status on the server, and the number of workers that joined."""
+    """Describe the cluster as the server reports it, and its workers."""
     status, there = await off_loop(lambda: (cluster.status, _names(cluster)))
-    return (
-        f"Saturn says that the cluster is {status}, and {len(there)} workers are there"
-    )
-
-
-def resized(cluster: Any, id: str | int, size: Size) -> None:
-    """Do nothing: the server sets the size of new workers."""
+    return f"Saturn reports the cluster as {status}, with {len(there)} workers"
 
 
 async def retired(cluster: Any, id: str | int) -> None:
-    """Ask for the remaining number, or the server would replace the worker."""
+    """Request the remaining number, or the server would replace the worker."""
     left = await off_loop(lambda: _names(cluster) - {id})
     await off_loop(cluster.scale, len(left))
 
@@ -103,12 +97,12 @@ class Wanted:
 
 
 def of_this_resource() -> Any:
-    """The cluster of this Jupyter server, job or deployment; it starts if necessary.
+    """Return the cluster of this Jupyter server, job or deployment; start it if needed.
 
     Raises
     ------
     ConnectionLostError
-        This process does not run on Saturn, or Saturn does not answer.
+        This is not an environment of Saturn, or the server does not answer.
     """
     try:
         from dask_saturn import SaturnCluster
@@ -116,17 +110,17 @@ def of_this_resource() -> Any:
         return SaturnCluster()
     except (ImportError, RuntimeError, ValueError, LookupError, OSError) as error:
         raise ConnectionLostError(
-            f"there is no Saturn cluster: {_text(error)}"
+            f"no cluster of Saturn Cloud: {_text(error)}"
         ) from error
 
 
 def sizes() -> tuple[Offer, ...]:
-    """The sizes that this Saturn installation offers.
+    """Return the sizes that this installation offers.
 
     Raises
     ------
     RecreateError
-        Saturn does not answer.
+        The server does not answer.
     """
     from dask_saturn import describe_sizes
 
@@ -156,12 +150,12 @@ def unknown_size(wanted: Wanted, offers: Sequence[Offer]) -> str | None:
 
 
 def recreate(cluster: Any, wanted: Wanted) -> Any:
-    """Destroy the cluster, start another one, and return its object.
+    """Destroy the cluster and start one of the wanted size.
 
     Raises
     ------
     RecreateError
-        Saturn refused, or the cluster did not start.
+        Saturn refused it, or it did not start.
     """
     try:
         new = type(cluster).reset(

@@ -1,4 +1,4 @@
-"""Clusters that distributed runs from a specification: LocalCluster, SSHCluster, ..."""
+"""Clusters of distributed with a specification: LocalCluster, SSHCluster, ..."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from distributed.deploy.spec import SpecCluster
 
 from clustertune.core.model import Size
 from clustertune.errors import ScaleError
-from clustertune.integrations.managers import settled
+from clustertune.integrations.managers.adapter import settled
 
-NAMES = 10_000  # that are looked through, of workers to come
-EXPECTED = "clustertune://restarting/"  # instead of an address, before a name
+NAMES = 10_000  # of new workers that are compared with a retired one
+EXPECTED = "clustertune://restarting/"  # stands for an address, before a name
 
 
 def matches(cluster: Any) -> bool:
-    """Whether it is a cluster of this kind."""
+    """Return whether it is a ``SpecCluster``."""
     return isinstance(cluster, SpecCluster)
 
 
 def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
-    """Why it cannot have so many workers."""
+    """Return why it cannot have so many workers."""
     if cluster.status.name != "running":
         return f"the cluster object is {cluster.status.name}; make a new one"
     if not cluster._supports_scaling:
@@ -35,13 +35,13 @@ def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
 
 
 async def bounds(cluster: SpecCluster) -> tuple[int, float] | None:
-    """The least and most workers of its adaptive scaling, if that is on."""
+    """Return the bounds of adaptive scaling, if it is on."""
     adaptive = adaptive_of(cluster)
     return None if adaptive is None else (adaptive.minimum, adaptive.maximum)
 
 
 async def adapt(cluster: SpecCluster, minimum: int, maximum: float) -> None:
-    """Set the bounds in place: another ``Adaptive`` would forget what it was told."""
+    """Set the bounds in place: a new ``Adaptive`` would lose its other settings."""
     adaptive = adaptive_of(cluster)
     if adaptive is None:
         raise ScaleError(f"this {type(cluster).__name__} does not scale by itself")
@@ -49,16 +49,16 @@ async def adapt(cluster: SpecCluster, minimum: int, maximum: float) -> None:
 
 
 def adaptive_of(cluster: Any) -> Any:
-    """What scales it, or None; one that was stopped stays with its cluster."""
+    """Return the running ``Adaptive``; the cluster keeps a stopped one."""
     adaptive = getattr(cluster, "_adaptive", None)
     return None if getattr(adaptive, "periodic_callback", None) is None else adaptive
 
 
 async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
-    """Ask for what is missing; workers that were asked for before are on their way.
+    """Request the missing workers; earlier requests are starting.
 
-    ``there`` counts the workers of the scheduler, also those that others have started;
-    the cluster object counts its own, and ``scale`` takes that number.
+    ``there`` includes workers that the cluster object did not start. The object's
+    ``scale`` takes the number of its own workers.
     """
     coming = len(cluster.plan) - len(cluster.plan & cluster.observed)
     missing = n_workers - there - coming
@@ -68,26 +68,26 @@ async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
 
 
 async def state(cluster: SpecCluster) -> str:
-    """What the cluster object knows of its workers."""
+    """Describe the workers of the cluster object."""
     return (
         f"{type(cluster).__name__} ({cluster.status.name}) has planned "
-        f"{len(cluster.plan)}, started {len(cluster.requested)} and seen "
-        f"{len(cluster.observed)} workers"
+        f"{len(cluster.plan)} workers and started {len(cluster.requested)}; "
+        f"{len(cluster.observed)} are connected"
     )
 
 
 def resized(cluster: SpecCluster, id: str | int, size: Size) -> None:
-    """Have it start that worker with this size, and new ones once all have it."""
+    """Start this worker with this size, and new workers too once all have it."""
     specs = cluster.worker_spec
     if "options" not in specs.get(id, {}):
         return
-    specs[id] = _with(specs[id], size)  # anew: workers may share one
+    specs[id] = _with(specs[id], size)  # a new dict, because workers may share one
     if all(_with(spec, size) == spec for spec in specs.values()):
         cluster.new_spec = _with(cluster.new_spec, size)
 
 
 def _with(spec: Mapping[str, Any], size: Size) -> dict[str, Any]:
-    """A worker's specification with another size."""
+    """Return a worker's specification with another size."""
     options = dict(spec.get("options") or {})
     if size.nthreads is not None:
         options["nthreads"] = size.nthreads
@@ -100,11 +100,11 @@ def _with(spec: Mapping[str, Any], size: Size) -> dict[str, Any]:
 
 @contextmanager
 def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None]:
-    """Have it see these workers meanwhile, though they are away for a moment.
+    """Make the cluster object see these workers while they restart.
 
-    It gives a worker up for good, and closes its nanny, that is not there when it looks
-    15 s (``distributed.deploy.lost-worker-timeout``) after one of that name went: if a
-    restart takes that long, or another one has been so long before.
+    15 s after a worker leaves (``distributed.deploy.lost-worker-timeout``), the object
+    removes it for good and closes its nanny, unless the worker is back. A restart may
+    take longer, or begin when an earlier timeout ends.
     """
     workers = cluster.scheduler_info["workers"]
     marks = {
@@ -115,23 +115,23 @@ def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None
     workers.update(marks)
     try:
         yield
-    finally:  # of what is known by then: it may have been read anew
+    finally:  # scheduler_info may have been replaced in the meantime
         for mark in marks:
             cluster.scheduler_info["workers"].pop(mark, None)
 
 
 async def retired(cluster: SpecCluster, id: str | int) -> None:
-    """Forget it: the next ``scale`` would start it again."""
+    """Remove the worker, or the next ``scale`` would start it again."""
     if cluster.worker_spec.pop(id, None) is not None:
         _use_up(cluster, id)
         await settled(cluster.scale(len(cluster.worker_spec)))
 
 
 def _use_up(cluster: SpecCluster, id: str | int) -> None:
-    """Have new workers get other names than this one.
+    """Make the names of new workers differ from this one.
 
-    A worker that is closing, which can take seconds, has its name still; the cluster
-    object starts none of a name that it has, and does not look again.
+    A worker keeps its name while it closes, which can take seconds. The cluster object
+    skips a worker whose name is in use, and does not try again.
     """
     for number in range(cluster._i, cluster._i + NAMES):
         if cluster._new_worker_name(number) == id:

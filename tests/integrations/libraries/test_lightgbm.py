@@ -52,7 +52,7 @@ def test_weights_count(client: Any, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
 def test_lacking_labels(client: Any, kind: Any) -> None:
-    """Of frames its regressor trains on them without a word; prepare reads labels."""
+    """Its regressor trains on such frames without an error; prepare reads labels."""
     X = data.features()
     y = dd.from_dask_array(da.where(X[:, 1] > 0.9, np.nan, data.labels(X)), "y")
     X = dd.from_dask_array(X, list("abcde"), index=y.index)

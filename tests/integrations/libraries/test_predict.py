@@ -76,7 +76,7 @@ def test_each_worker_reads_the_model_once(
 
 @pytest.mark.slow
 def test_the_model_outlives_the_worker_that_had_it(client: Any, tmp_path: Path) -> None:
-    """What is lost with a worker is predicted again, with the model sent anew."""
+    """Results of a lost worker are computed again, with the model sent again."""
     X = data.features()
     model = Seen(str(tmp_path / "notes")).fit(None, [0, 1])
     result = prepared(model, X).predict(X).persist()

@@ -114,7 +114,7 @@ def test_groups(client: Any, method: str) -> None:
 
 
 def test_what_it_refuses(client: Any) -> None:
-    """Weights beside groups are refused here because XGBoost has none of them."""
+    """Weights with groups are refused because XGBoost does not take them."""
     X = data.features()
     y = data.labels(X)
     with pytest.raises(NotImplementedError, match="per-group weight"):

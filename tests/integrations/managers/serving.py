@@ -20,14 +20,14 @@ class Backend(LocalCluster):
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(
-            name=name,  # it is kept with the scheduler, whoever connects
+            name=name,  # the scheduler keeps it for all clients
             n_workers=0,
             threads_per_worker=1,
             memory_limit="1GiB",
             dashboard_address="127.0.0.1:0",
             **options,
         )
-        self.scale(1)  # the first ones of a LocalCluster have names of its own
+        self.scale(1)  # LocalCluster names its first workers itself
 
     def _new_worker_name(self, worker_number: int) -> str:
         return f"{self.name}-default-worker-{worker_number}"

@@ -152,7 +152,7 @@ def test_up_and_down(cloud: Cloud, cluster: coiled.Cluster, client: Client) -> N
     assert set(cloud.backend.worker_spec) == names(client)
     assert len(names(client)) == 2
     assert float(X.sum().compute()) == 6000.0
-    assert "and seen 2 workers" in client.sync(adapter.state, cluster)
+    assert "and 2 have started" in client.sync(adapter.state, cluster)
     assert not cloud.deleted
 
 
@@ -191,8 +191,8 @@ def test_attached_by_name(cloud: Cloud) -> None:
 
 
 def test_an_unknown_name(cloud: Cloud) -> None:
-    """None is made; which there are is said."""
+    """None is made; the error lists the running ones."""
     result = run("trim", "--cluster", "coiled:other")
     assert result.exit_code == 2
-    assert f"called 'other'; there are: {NAME}" in result.stderr
+    assert f"named 'other' runs; running are: {NAME}" in result.stderr
     assert not cloud.created

@@ -122,8 +122,8 @@ def test_up_and_down(cluster: GatewayCluster, client: Client) -> None:
     assert there(client) == 2
     state = client.sync(adapter.state, cluster)
     assert state == (
-        "the gateway says that the cluster is running, and 2 workers are there; it may "
-        "be at its limits"
+        "the gateway reports the cluster as running, with 2 workers; it may have "
+        "reached its limits"
     )
     # the server begins a worker for one that went unasked; it is asked not to
     assert client.run_on_scheduler(_count) == 2
@@ -161,7 +161,7 @@ def _bounds(dask_scheduler: Any) -> tuple[int | None, int | None] | None:
 
 
 def test_adaptive_scaling(cluster: GatewayCluster, client: Client) -> None:
-    """Its bounds can be set, and not be asked for: that is said."""
+    """Its bounds can be set but not read, and the message explains that."""
     assert isinstance(client.sync(managers.bounds, cluster), Unknown)
     (found,) = (
         f for f in clustertune.check(client).found if f.check == "adaptive_scaling"
@@ -198,10 +198,10 @@ def test_attached_by_name(cluster: GatewayCluster, client: Client) -> None:
 
 
 def test_an_unknown_name(cluster: GatewayCluster) -> None:
-    """Which there are is said."""
+    """The error lists the running ones."""
     result = run("trim", "--cluster", "gateway:other")
     assert result.exit_code == 2
-    assert f"called 'other'; there are: {cluster.name}" in result.stderr
+    assert f"named 'other' runs; running are: {cluster.name}" in result.stderr
 
 
 def test_a_gateway_that_does_not_answer() -> None:

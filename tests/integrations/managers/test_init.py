@@ -61,7 +61,7 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
 
 
 def test_a_cluster_object_that_is_not_known(local_cluster: Any) -> None:
-    """What to type is said."""
+    """The error has the call to run."""
     _, client = local_cluster(1)
     client.cluster = object()
     assert client.sync(managers.bounds, client.cluster) is None
@@ -96,11 +96,11 @@ def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_workers_with_an_address_only() -> None:
-    """What to type, and where, is said before anything is asked."""
+    """The error has the call to run before any question."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, threads_per_worker=1, **options) as local:
         for how in ("--yes", "--dry-run"):
             arguments = ["scale", "7", local.scheduler_address, how]
             result = CliRunner().invoke(main, arguments)
             assert result.exit_code == 4
-            assert "type cluster.scale(7)" in result.stderr
+            assert "run cluster.scale(7)" in result.stderr

@@ -120,7 +120,7 @@ def test_jobs_of_which_nobody_said_how_many_workers(jobs: Any) -> None:
 
 
 def test_jobs_that_do_not_begin(jobs: Any) -> None:
-    """What the cluster object knows of them is said when the time is over."""
+    """After the timeout, the error has the state of the jobs."""
     _, client = jobs(Queued, processes=1)
     expected = r"2 jobs of 1 worker: 0 running, 2 pending or ended"
     with pytest.raises(ScaleError, match=expected):

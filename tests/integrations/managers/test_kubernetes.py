@@ -22,6 +22,7 @@ from clustertune.core.model import Unknown
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import kubernetes
+from clustertune.integrations.managers.adapter import MAX_WORKERS
 from tests.integrations.managers.serving import Answer, Backend, serving
 from tests.processes import workers_of
 
@@ -273,7 +274,7 @@ def test_adaptive_scaling(
         client.sync(kubernetes.scale, cluster, 3, 2)
     client.sync(kubernetes.scale, cluster, 0, 2)  # the autoscaler sees to them
     client.sync(managers.adapt, cluster, 2, math.inf)
-    assert client.sync(managers.bounds, cluster) == (2, kubernetes.MOST)
+    assert client.sync(managers.bounds, cluster) == (2, MAX_WORKERS)
     operator.autoscaler = None
 
 
@@ -285,8 +286,8 @@ def test_a_server_that_fails(
     try:
         found = client.sync(managers.bounds, cluster)
         assert isinstance(found, Unknown)
-        assert "Kubernetes did not say" in found.reason
-        with pytest.raises(ScaleError, match="did not say"):
+        assert "Kubernetes did not answer" in found.reason
+        with pytest.raises(ScaleError, match="did not answer"):
             client.sync(kubernetes.scale, cluster, 3, 2)
     finally:
         operator.down = False
@@ -313,10 +314,10 @@ def test_attached_by_name(operator: Operator) -> None:
 
 
 def test_an_unknown_name(operator: Operator) -> None:
-    """Which there are is said."""
+    """The error lists the running ones."""
     result = run("trim", "--cluster", "kubernetes:other")
     assert result.exit_code == 2
-    assert f"called 'other'; there are: {NAME}" in result.stderr
+    assert f"named 'other' runs; running are: {NAME}" in result.stderr
 
 
 def test_a_server_that_does_not_answer(operator: Operator) -> None:

@@ -15,6 +15,7 @@ import clustertune
 from clustertune.core.model import Unknown
 from clustertune.integrations import managers
 from clustertune.integrations.managers import saturn
+from clustertune.integrations.managers.adapter import MAX_WORKERS
 from tests.integrations.managers.serving import Answer, Backend, serving
 from tests.processes import workers_of
 
@@ -95,15 +96,13 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
         assert {w["name"] for w in workers} == set(asked.backend.worker_spec)
         assert len(workers) == 2
         state = client.sync(saturn.state, cluster)
-        assert (
-            state == "Saturn says that the cluster is running, and 2 workers are there"
-        )
+        assert state == "Saturn reports the cluster as running, with 2 workers"
 
         assert isinstance(client.sync(managers.bounds, cluster), Unknown)
         client.sync(managers.adapt, cluster, 1, 4)
         assert asked.adaptive == (1, 4)
         client.sync(managers.adapt, cluster, 1, math.inf)
-        assert asked.adaptive == (1, saturn.MOST)
+        assert asked.adaptive == (1, MAX_WORKERS)
     assert managers.obstacle(cluster, 3) is None
     cluster.cluster_url = None
     assert managers.obstacle(cluster, 3) == "the cluster was closed; make a new one"

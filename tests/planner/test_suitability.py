@@ -1,4 +1,4 @@
-"""Which workers train where the data cannot be shared out to all."""
+"""Partitions that suit the workers, and workers that train."""
 
 from __future__ import annotations
 
@@ -9,9 +9,55 @@ import numpy as np
 import pytest
 
 from clustertune.core.model import Contents, View
-from clustertune.planner import trainers
+from clustertune.planner import suitability
+from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
+
+# --- evenness ------------------------------------------------------------------------
+
+
+def test_no_rows_or_no_workers_are_even():
+    """Where there is nothing to share out nothing is uneven."""
+    paused = [worker(0, status="paused")]
+    assert attainable(layout([0, 0], [0, 0]), view()) == 1.0
+    assert attainable(layout([5], [0]), view(workers=paused)) == 1.0
+
+
+def test_pieces_that_divide_evenly_reach_the_tolerance():
+    """Four equal pieces on two workers can lie evenly wherever they are now."""
+    assert attainable(layout([10] * 4, [0] * 4), view()) == pytest.approx(1.0)
+
+
+def test_many_small_pieces_are_known_to_reach_the_tolerance():
+    """A piece smaller than the tolerance can never make a worker too full."""
+    many = layout([1] * 1000, [0] * 1000)
+    assert attainable(many, view()) == pytest.approx(1.002)
+    workers = [worker(0, nthreads=3), worker(1)]
+    assert attainable(many, view(workers=workers)) == pytest.approx(1.004)
+
+
+def test_a_whole_piece_too_many_cannot_be_avoided():
+    """Three equal pieces on two workers leave one with two of them."""
+    lazy = layout([10] * 3, None)
+    assert attainable(lazy, view()) == pytest.approx(4 / 3)
+
+
+def test_the_larger_piece_decides():
+    """A piece of more than a share exceeds the tolerance if all else is small."""
+    data = layout([900] + [1] * 100, [0] * 101)
+    assert attainable(data, view()) == pytest.approx(1.8)
+
+
+def test_shares_are_by_threads():
+    """Three equal pieces are even on workers of two threads and one."""
+    workers = [worker(0, nthreads=2), worker(1, nthreads=1)]
+    assert attainable(layout([10] * 3, [0] * 3), view(workers=workers)) == (
+        pytest.approx(1.0)
+    )
+
+
+# --- trainers ------------------------------------------------------------------------
 
 
 def seen(data: Any, workers: int = 3, needs: Any = None, **goal: Any) -> View:
@@ -49,10 +95,10 @@ def test_fewer_parts_than_workers(
     data: Any, needs: Any, goal: Any, expected: set[int]
 ) -> None:
     """As many train as can have some; another look chooses the same ones."""
-    once = trainers.chosen(seen(data, needs=needs, **goal))
+    once = suitability.chosen(seen(data, needs=needs, **goal))
     assert once.trainers == expected
     assert {w.id for w in once.eligible_workers} == expected
-    assert trainers.chosen(once).trainers == expected
+    assert suitability.chosen(once).trainers == expected
 
 
 @pytest.mark.parametrize(
@@ -68,9 +114,9 @@ def test_fewer_parts_than_workers(
 )
 def test_all_train(data: Any, needs: Any) -> None:
     """Where all can have some, or it cannot be told, nothing is decided."""
-    assert trainers.chosen(seen(data, needs=needs)).trainers is None
+    assert suitability.chosen(seen(data, needs=needs)).trainers is None
 
 
 def test_no_data() -> None:
     """Without data all may train."""
-    assert trainers.chosen(view()).trainers is None
+    assert suitability.chosen(view()).trainers is None

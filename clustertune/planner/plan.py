@@ -1,8 +1,8 @@
-"""From findings to a plan: the first phase that has something to do.
+"""Turn findings into a plan for the first phase that has a step (pure).
 
-Pure. A plan covers one phase only, because what a phase does changes what the next one
-should: after each the cluster is looked at again. Actions propose, guards decide, and
-every refusal keeps its reason.
+A plan covers one phase only, because each phase changes what the next one should do.
+After each phase the cluster is inspected again. Actions propose steps, guards refuse
+some of them, and every refusal keeps its reason.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Iterable, Mapping
 
 from clustertune.core.model import Action, Finding, Plan, Refusal, Restart, Step, View
 from clustertune.core.wording import workers_text
-from clustertune.planner import guards, interruptions
+from clustertune.planner import guards
 
 PHASES: tuple[tuple[str, str], ...] = (
-    # whether a process has to be new is known when it has given back what it can
+    # only after a trim is it known which processes need a restart
     ("trim", "trim"),
-    # processes that have to be new are so before anything is given to them
+    # workers are restarted before they receive data
     ("restart", "restart"),
-    # a cluster that scales by itself would take workers away again
+    # adaptive scaling would remove new workers
     ("adapt", "adapt"),
-    # everything after depends on how many workers there are
+    # all later phases depend on the number of workers
     ("scale", "scale"),
-    # then the data must be there, for its rows to be counted and its pieces moved
+    # data must be in memory before rows are counted and partitions are moved
     ("persist", "persist"),
-    # whatever is cut and placed then is so in the order that rows are to have
+    # rows get their order before partitions are cut and placed
     ("reorder", "reorder"),
-    # pieces are cut and joined on the workers that will train on them
+    # partitions are cut and joined on the workers that will train on them
     ("cut", "rechunk"),
-    # nothing after it may disturb the place of a piece
+    # no later phase moves a partition of the training data
     ("place", "rebalance"),
-    # copies of eval sets lie beside the training data
+    # replicas of eval sets are placed with the training data
     ("replicate", "replicate"),
 )
 
@@ -45,14 +45,14 @@ def make_plan(
     Parameters
     ----------
     findings, view
-        What the checks have found in this view.
+        The findings of the checks in this view.
     actions
-        By name; the planner calls ``propose`` of the action of each phase.
+        Actions by name; the planner calls ``propose`` of the action of each phase.
 
     Raises
     ------
     CapacityError, NoWorkersError
-        What a phase needs does not fit the workers' memory, or no worker runs.
+        The data of a phase does not fit the workers' memory, or no worker runs.
     """
     refused: list[Refusal] = []
     last = ""
@@ -77,12 +77,12 @@ def make_plan(
         steps=tuple(steps),
         refused=tuple(refused),
         needs=needs,
-        notes=interruptions.notes(steps, view),
+        notes=guards.notes(steps, view),
     )
 
 
 def known_after_trim(restarts: Iterable[Step]) -> str:
-    """What a dry run says of the restarts by need that follow a trim."""
+    """Return the note of a dry run about restarts that follow a trim."""
     ids = [s.args.id for s in restarts if isinstance(s.args, Restart)]
     now = f"{workers_text(ids)} now" if ids else "none now"
     return (
@@ -91,8 +91,8 @@ def known_after_trim(restarts: Iterable[Step]) -> str:
 
 
 def _needs(view: View) -> tuple[str, ...]:
-    """What a dry run would have to learn to plan further."""
+    """Return what a dry run must know to plan further."""
     lazy = [m.label for x in view.layouts for m in x.members if not m.loaded]
     if not lazy:
         return ()
-    return (f"rows, bytes and places of {', '.join(lazy)}: known once loaded",)
+    return (f"rows, bytes and holders of {', '.join(lazy)}: known once loaded",)

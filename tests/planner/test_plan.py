@@ -24,7 +24,8 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.errors import CapacityError
-from clustertune.planner import goals, guards, planner
+from clustertune.planner import goals, guards
+from clustertune.planner import plan as planner
 from clustertune.testing import layout, view, worker
 
 ROWS = [10, 10, 10, 10]
@@ -57,7 +58,7 @@ def two(layouts: list[Layout], **overrides: Any) -> View:
 
 
 def test_where_nothing_is_wrong_nothing_is_planned() -> None:
-    """Data that lies well gives an empty plan of no phase, and no needs."""
+    """Well placed data gives an empty plan without a phase or needs."""
     assert plan(two([layout(ROWS, [0, 1, 0, 1])])) == Plan()
 
 
@@ -108,7 +109,7 @@ def test_a_dry_run_says_what_it_would_need() -> None:
     weight = layout(ROWS, {"X": [0, 0, 0, 0], "w": [0, 0, 0, 0]}, ["X", "w"])
     lazy = replace(weight.members[1], loaded=False)
     seen = two([replace(weight, members=(weight.members[0], lazy))])
-    assert plan(seen).needs == ("rows, bytes and places of w: known once loaded",)
+    assert plan(seen).needs == ("rows, bytes and holders of w: known once loaded",)
     assert plan(two([UNEVEN])).needs == ()
 
 
@@ -177,7 +178,7 @@ def test_a_piece_that_is_not_there() -> None:
     seen = two([torn])
     found = guards.refusal(move(seen, [1]), seen)
     assert found.guard == "pieces_are_in_memory"
-    assert found.reason == "2 pieces of y are not there"
+    assert found.reason == "2 partitions of y not in memory"
 
 
 @pytest.mark.parametrize("order", ["rows", "pieces"])
@@ -195,7 +196,7 @@ def test_another_order_of_what_has_changed(order: str) -> None:
     assert guards.refusal(step, seen(torn)).guard == "pieces_are_in_memory"
     other = layout(ROWS, [0, 1, 0, 1], keys=tuple(("new", i) for i in range(4)))
     assert guards.refusal(step, seen(other)).guard == "pieces_are_those_planned"
-    # whole pieces stay where they are, whoever holds them
+    # whole partitions stay on any worker
     found = guards.refusal(step, seen(fine, status="paused"))
     assert (found is None) is (order == "pieces")
 
@@ -210,7 +211,7 @@ def test_thresholds_that_are_not_known() -> None:
 
 
 def test_a_refused_step_is_in_the_plan() -> None:
-    """A plan keeps its refused steps apart from those that may be carried out."""
+    """A plan keeps refused steps apart from allowed ones."""
     lost = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, 0, 0, -1]})
     found = plan(two([lost]))
     assert found.phase == "place"
@@ -234,7 +235,7 @@ BURDEN = Burden(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
     ],
 )
 def test_a_worker_alone(room: Any, reason: str | None) -> None:
-    """Is parked in its nanny, where that has room; what to do instead is said."""
+    """Its data is parked in its nanny if there is room; else the refusal has a fix."""
     others = [worker(1, status="paused")]
     seen = view([worker(0, burden=BURDEN, room=room), *others])
     (step,) = restart.steps(seen, {0})

@@ -1,0 +1,178 @@
+"""dask-ml's estimators and wrappers, and searches for parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clustertune.core.estimators import is_fitted
+from clustertune.core.profiles import Profile
+from clustertune.core.sharing import share
+from clustertune.integrations.libraries.workload import Handed, Workload
+
+
+class GridSearch(Workload):
+    """Searches for parameters: scikit-learn's, and ``GridSearchCV`` of dask-ml.
+
+    A search fits many models, each on most of the data. Every worker needs all of it in
+    one object, so there are no partitions to place, and ``prepare`` refuses it.
+    """
+
+    kinds = (
+        ("sklearn.model_selection", "BaseSearchCV"),
+        ("dask_ml.model_selection", "DaskBaseSearchCV"),
+    )
+    profile = Profile(
+        name="gridsearch",
+        title="searches for parameters",
+        memory_multiple={4: 2.2, 8: 2.2},
+        base_bytes=260 * 2**20,
+        persist=False,
+        refused="a search needs its whole data in one object on each worker; fit it "
+        "with NumPy or pandas data in a block of "
+        "clustertune.training.joblib_backend(client, X, y)",
+        takes=(),
+        source="measured with joblib 1.6, cv=4, one thread a worker; of all data, not "
+        "of a share of it",
+    )
+
+
+class Incremental(Workload):
+    """dask-ml's ``Incremental``: ``partial_fit`` of one partition after another.
+
+    Only one core of the cluster works. The model moves to the worker of the next
+    partition, and other workers only hold data. So partitions are mini-batches in
+    random order, and more workers do not make the fit faster. Each partition is read
+    once.
+    """
+
+    kinds = (("dask_ml.wrappers", "Incremental"),)
+    profile = Profile(
+        name="incremental",
+        title="dask-ml Incremental",
+        memory_multiple={4: 1.3, 8: 1.3},
+        base_bytes=290 * 2**20,
+        persist=False,
+        keeps_pieces=True,  # each is a mini-batch
+        max_piece_bytes=100 * 2**20,
+        random_order=True,
+        packages=("dask-ml",),
+        takes=(),
+        source="the data and a copy of one piece of four; measured with dask-ml 2025.1",
+    )
+
+
+class IncrementalSearch(Workload):
+    """dask-ml's searches with ``partial_fit``, such as ``HyperbandSearchCV``.
+
+    They fail with every Dask release that clustertune supports (dask/dask-ml#1016): in
+    the cluster's event loop, they call a function that must be called outside of it.
+    """
+
+    kinds = (("dask_ml.model_selection", "BaseIncrementalSearchCV"),)
+    profile = Profile(
+        name="incremental_search",
+        title="dask-ml incremental searches",
+        memory_multiple={4: 2.0, 8: 2.0},
+        persist=False,
+        max_piece_bytes=50 * 2**20,
+        random_order=True,
+        packages=("dask-ml",),
+        refused="dask-ml's incremental searches fail with Dask 2025.3 and later "
+        "(dask/dask-ml#1016); search with scikit-learn under joblib's Dask backend, or "
+        "train one model with dask_ml.wrappers.Incremental",
+        takes=(),
+        source="read in dask-ml 2025.1, which runs with no Dask of today",
+    )
+
+
+class KMeans(Workload):
+    """dask-ml's ``KMeans``.
+
+    All data is read 10 to 300 times: to find NaN, to choose the first centers, and once
+    in every step. So it is loaded before. Centers are summed over one partition after
+    another, so there are few partitions.
+    """
+
+    kinds = (("dask_ml.cluster", "KMeans"),)
+    profile = Profile(
+        name="kmeans",
+        title="dask-ml KMeans",
+        memory_multiple={4: 2.1, 8: 1.1},
+        piece_multiple={4: 2.1, 8: 0.1},
+        base_bytes=382 * 2**20,
+        pieces_per_thread=2,
+        max_pieces_per_thread=16,
+        random_order=False,
+        packages=("dask-ml",),
+        takes=(),
+        source="measured with dask-ml 2025.1, 8 centres, 1, 2 and 8 pieces a thread",
+    )
+
+
+class Predict(Workload):
+    """dask-ml's ``ParallelPostFit``: a fitted model predicts or transforms partitions.
+
+    The wrapper puts the model into the task of every partition: 64 partitions and a
+    model of 20 MB caused 1.3 GB of traffic. ``estimator_params`` has the model in a
+    form that travels to each worker once:
+    ``model.set_params(**prepared.estimator_params)``.
+    """
+
+    kinds = (("dask_ml.wrappers", "ParallelPostFit"),)
+    profile = Profile(
+        name="predict",
+        title="dask-ml ParallelPostFit",
+        memory_multiple={4: 1.45, 8: 1.4},
+        piece_multiple={4: 1.7, 8: 1.6},
+        base_bytes=300 * 2**20,
+        persist=False,
+        max_pieces_per_thread=32,
+        max_piece_bytes=2**28,
+        random_order=False,
+        packages=("dask-ml",),
+        takes=(),
+        source="measured with dask-ml 2025.1 and a forest, 1, 4 and 16 pieces "
+        "a thread; the model is extra",
+    )
+
+    def matches(self, estimator: object) -> bool:
+        """Exclude the subclasses that have workloads of their own."""
+        others = (Incremental(), IncrementalSearch())
+        return super().matches(estimator) and not any(
+            other.matches(estimator) for other in others
+        )
+
+    def estimator_params(self, handed: Handed) -> dict[str, Any]:
+        """Return the shared model, if it is fitted."""
+        wrapper: Any = handed.estimator
+        model = getattr(wrapper, "estimator", None)
+        if isinstance(wrapper, type) or model is None or not is_fitted(model):
+            return {}
+        metas = _output_metas(wrapper, model, handed.training.X)
+        return {"estimator": share(model), **metas}
+
+
+def _output_metas(wrapper: Any, model: Any, X: Any) -> dict[str, Any]:
+    """Return the metadata of results for a frame; Dask infers it from plain models."""
+    import dask.dataframe as dd
+    from dask.dataframe.dispatch import meta_nonempty
+
+    from clustertune.collections import conversion
+
+    if not isinstance(X, dd.DataFrame):
+        return {}
+    some = meta_nonempty(conversion.meta(X, None))
+    return {
+        f"{method}_meta": getattr(model, method)(some)
+        for method in ("predict", "predict_proba", "transform")
+        if hasattr(model, method) and getattr(wrapper, f"{method}_meta", None) is None
+    }
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    GridSearch(),
+    Incremental(),
+    IncrementalSearch(),
+    KMeans(),
+    Predict(),
+)

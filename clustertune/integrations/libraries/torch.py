@@ -1,0 +1,38 @@
+"""PyTorch's distributed training, and skorch."""
+
+from __future__ import annotations
+
+from clustertune.core.profiles import Profile
+from clustertune.integrations.libraries.tensorflow import Mirrored
+from clustertune.integrations.libraries.workload import Workload
+
+
+class DistributedDataParallel(Workload):
+    """PyTorch's ``DistributedDataParallel`` and skorch, one process on each worker.
+
+    All workers take each step together. A worker with one batch less makes the others
+    wait until they time out, so every worker gets exactly as many rows. PyTorch uses
+    the threads of its pool, which has one thread below a nanny:
+    ``torch.set_num_threads(n)``.
+    """
+
+    kinds = (("torch.nn", "Module"), ("skorch", "NeuralNet"))
+    profile = Profile(
+        name="torch_ddp",
+        title="PyTorch DistributedDataParallel",
+        memory_multiple={4: 2.0, 8: 2.0},
+        base_bytes=450 * 2**20,
+        exact_rows=True,
+        random_order=True,
+        packages=("torch",),
+        threads="pools",
+        source="the data and one copy of it, in a tensor; weights, gradients and the "
+        "optimiser's state are extra, four times the model with Adam",
+    )
+
+    def matches(self, estimator: object) -> bool:
+        """Exclude models of Keras, which are modules of PyTorch with that backend."""
+        return super().matches(estimator) and not Mirrored().matches(estimator)
+
+
+WORKLOADS: tuple[Workload, ...] = (DistributedDataParallel(),)

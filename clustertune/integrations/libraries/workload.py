@@ -1,0 +1,66 @@
+"""Define workloads: the needs of a training library and the arguments of its fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clustertune.core.estimators import isa
+from clustertune.core.profiles import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Row-aligned collections that ``prepare`` returns; None means not given."""
+
+    X: Any
+    y: Any = None
+    sample_weight: Any = None
+    qid: Any = None
+    base_margin: Any = None
+    init_score: Any = None
+    #: sizes of the groups of qid, with the same partitions
+    group_sizes: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handed:
+    """The prepared data, as workloads see it."""
+
+    training: Rows
+    eval_sets: tuple[Rows, ...] = ()
+    estimator: object = None  # None: the workload was chosen by name
+
+    def of_eval_sets(self, name: str) -> list[Any] | None:
+        """Return this companion of every eval set; None if no eval set has it."""
+        every = [getattr(rows, name) for rows in self.eval_sets]
+        return None if all(x is None for x in every) else every
+
+
+class Workload:
+    """One way to train. The docstring of a subclass is its page in the docs."""
+
+    profile: Profile
+    #: classes of its estimators: the module, and names in it or none for any
+    kinds: tuple[tuple[str, ...], ...] = ()
+
+    def matches(self, estimator: object) -> bool:
+        """Return whether an estimator, an instance or a class, is of this workload."""
+        return any(isa(estimator, *kind) for kind in self.kinds)
+
+    def profile_for(self, estimator: object) -> Profile:
+        """Return the profile; parameters of the estimator may change it."""
+        return self.profile
+
+    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+        """Return arguments for the estimator's ``fit`` beyond X and y."""
+        return {}
+
+    def estimator_params(self, handed: Handed) -> dict[str, Any]:
+        """Return parameters that the estimator needs for this data."""
+        return {}
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}

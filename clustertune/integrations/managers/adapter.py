@@ -1,0 +1,115 @@
+"""Define what an adapter of a cluster manager has, and helpers for adapters.
+
+An adapter is a module with the functions of :class:`Adapter`. All are called in the
+client's event loop. ``matches`` and ``obstacle`` use only the state of the object. The
+others may ask the manager, and call methods that block through :func:`off_loop`.
+No adapter imports a manager's library before the user has imported it.
+
+An adapter may also have these functions:
+
+``resized(cluster, id, size)``
+    Start this worker with the size that its nanny has, if it starts again. Without the
+    function, new workers keep the size that the cluster was made with.
+``expecting(cluster, ids)``
+    A context in which the manager does not replace workers that restart.
+``restart_obstacle(cluster)``
+    Why nannies must not restart workers.
+``attach(name, stack)``
+    Return a client of the running cluster with this name. The stack closes the client
+    and the cluster object; the cluster keeps running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from clustertune.core.model import Unknown
+from clustertune.core.wording import printable
+from clustertune.errors import ScaleError
+
+Bounds = tuple[int, float]
+
+#: for servers that need a number as the upper bound of adaptive scaling
+MAX_WORKERS = 2**31 - 1
+
+
+class Adapter(Protocol):
+    """The functions of every adapter."""
+
+    def matches(self, cluster: Any) -> bool:
+        """Return whether the cluster object is of this manager."""
+
+    def obstacle(self, cluster: Any, n_workers: int) -> str | None:
+        """Return why the cluster cannot have so many workers."""
+
+    async def scale(self, cluster: Any, n_workers: int, there: int) -> None:
+        """Request workers without waiting; ``there`` is the scheduler's number."""
+
+    async def state(self, cluster: Any) -> str:
+        """Describe the workers as the manager reports them."""
+
+    async def bounds(self, cluster: Any) -> Bounds | Unknown | None:
+        """Return the bounds of adaptive scaling; None: it is off."""
+
+    async def adapt(self, cluster: Any, minimum: int, maximum: float) -> None:
+        """Set the bounds of adaptive scaling that is on."""
+
+    async def retired(self, cluster: Any, id: str | int) -> None:
+        """Do not start this worker again."""
+
+
+def is_instance(cluster: Any, module: str, name: str) -> bool:
+    """Return whether the object has this class, without importing its library.
+
+    The library of an object has been imported, so nothing is imported here.
+    """
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(cluster, kind)
+
+
+async def off_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a synchronous or asynchronous method without blocking the event loop.
+
+    A synchronous one waits for the object's event loop, which may be this one. So it is
+    called in a thread, or it would wait forever.
+    """
+    return await settled(await asyncio.to_thread(method, *args, **kwargs))
+
+
+async def settled(answer: Any) -> Any:
+    """Await the answer of a method if the cluster object is asynchronous."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def brought(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
+    """Return whether adaptive scaling starts this many workers by itself.
+
+    For managers whose ``scale`` ends adaptive scaling.
+
+    Raises
+    ------
+    ScaleError
+        Adaptive scaling is on, or may be on, and its minimum is smaller.
+    """
+    if bounds is None:
+        return False
+    if isinstance(bounds, Unknown):
+        raise ScaleError(f"n_workers={n_workers}: {bounds.reason}")
+    least, most = bounds
+    if least < n_workers:
+        raise ScaleError(
+            f"the cluster is adaptive ({least} to {most:g} workers), and scaling by "
+            f"hand would end that; run cluster.adapt(minimum={n_workers}, "
+            f"maximum={max(n_workers, most):g}) instead"
+        )
+    return True
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """Return an error that lists the known names."""
+    names = printable(", ".join(sorted(known)), longest=500) or "none"
+    return ValueError(f"no {kind} cluster named {name!r} runs; running are: {names}")
