@@ -18,7 +18,7 @@ from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
 from clustertune.collections.inputs import Given
 from clustertune.core.model import Contents, Goal
-from clustertune.integrations.libraries import GENERIC, generic
+from clustertune.integrations.libraries import GENERIC
 from clustertune.remote.worker import content
 from clustertune.testing import member
 
@@ -134,7 +134,7 @@ async def test_one_task_for_each_thread(c, s, a, b):
     await wait(y)
     s.add_plugin(begun := Begun(s))
     given = inputs.gather(y.reshape(-1, 1), y, (), {}, None)
-    wanted = Goal(workload=replace(generic.PROFILE, needs_all_classes=True))
+    wanted = Goal(workload=replace(GENERIC.profile, needs_all_classes=True))
     cluster = LiveCluster(
         c, given, wanted, lambda: 30.0, options=LookOptions(values=True)
     )
