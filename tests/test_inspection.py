@@ -40,7 +40,7 @@ async def test_a_healthy_cluster(c, s, *nannies):
     assert row["restarting workers"].works
     assert row["memory limits"].works is None
     assert not row["scaling (n_workers=)"].works
-    assert "type cluster.scale(3)" in row["scaling (n_workers=)"].detail
+    assert "run cluster.scale(3)" in row["scaling (n_workers=)"].detail
     # the tests install one of these two
     booster = next(x for x in ("xgboost", "xgboost-cpu") if x in row)
     for name in ("python", "dask", "distributed", "cloudpickle", booster):

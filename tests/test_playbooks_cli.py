@@ -159,7 +159,7 @@ def test_data_sets(
         client.publish_dataset(odd=[X])
         odd = run("run", rebalance, address, "--dataset", "odd", "--yes")
         assert odd.exit_code == 4
-        assert "the data set odd holds a list of 1" in odd.stderr
+        assert "the data set odd is a list of 1" in odd.stderr
 
         gone = run("run", "after-training", address, "--dataset", "X", "--yes")
         assert gone.exit_code == 0

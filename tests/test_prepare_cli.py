@@ -317,7 +317,11 @@ def test_nobody_can_be_asked(client: Client, unchanged: None) -> None:
         (("--dataset", "X", "--keep-old", "y"), 4, "as y, which is published already"),
         (("--dataset", "X", "--worker", "nobody"), 2, "there is no nobody in this"),
         (("--dataset", "X", "--n-workers", "3"), 4, "no cluster object"),
-        (("--dataset", "X", "--dataset", "y", "--no-rechunk"), 4, "cut at other"),
+        (
+            ("--dataset", "X", "--dataset", "y", "--no-rechunk"),
+            4,
+            "are cut at different rows",
+        ),
     ],
 )
 def test_refused(

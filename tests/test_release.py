@@ -61,7 +61,7 @@ def test_what_this_client_alone_wants() -> None:
     )
     b, a = release.steps(found, ())
     assert b.summary == "release 3 keys named b (3.0 MiB)"
-    assert "2 were scattered" in b.price.at_risk
+    assert "2 of them were scattered" in b.price.at_risk
     assert a.args.prefix == "a"
     assert refusals([a, b], found) == [None, None]
 

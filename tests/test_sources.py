@@ -36,8 +36,6 @@ JUSTIFIED = {
             for package in (
                 "",
                 "actions/",
-                "checks/",
-                "integrations/libraries/",
             )
         ),
         "modules of the package itself, as they lie in its folder",

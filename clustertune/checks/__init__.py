@@ -16,7 +16,6 @@ error with which a critical finding stops ``prepare``.
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -47,8 +46,6 @@ from clustertune.errors import (
     GroupSplitError,
 )
 from clustertune.planner import goals
-
-logger = logging.getLogger("clustertune")
 
 Function = Callable[..., Iterable[Finding]]
 Check = Function | ModuleType
@@ -152,13 +149,7 @@ _PARAMETERS = "Parameters\n----------\n"
 @cache
 def available() -> Mapping[str, Check]:
     """Every check by name, in alphabetical order."""
-    known: dict[str, Check] = {}
-    for name, check in plugins.of("checks").items():
-        if callable(getattr(check, "find", check)):
-            known[name] = check
-        else:
-            logger.warning("the check %s has no function find and is left out", name)
-    return dict(sorted({**known, **_OWN}.items()))
+    return dict(sorted({**plugins.of("checks", "find"), **_OWN}.items()))
 
 
 def explained() -> Mapping[str, Check]:

@@ -5,30 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
+from typing import Any
 
 from clustertune.core.wording import printable
 
 logger = logging.getLogger("clustertune")
 
 
-def of(group: str) -> Mapping[str, ModuleType]:
-    """Return the modules of an entry point group by the names of the entries.
+def of(group: str, function: str = "") -> Mapping[str, Any]:
+    """Return the objects of an entry point group by the names of the entries.
 
-    A module that cannot be loaded is omitted, and the reason is logged.
+    An object that cannot be loaded or used is omitted, and the reason is logged.
 
     Parameters
     ----------
     group
-        Kind of the modules, like ``"checks"``.
+        Kind of the objects, like ``"checks"``.
+    function
+        Name of a function that each object must have, unless it is a function itself.
     """
-    loaded = {e.name: _load(e) for e in entry_points(group=f"clustertune.{group}")}
-    return {name: module for name, module in loaded.items() if module is not None}
+    loaded = {
+        e.name: _load(e, function) for e in entry_points(group=f"clustertune.{group}")
+    }
+    return {name: found for name, found in loaded.items() if found is not None}
 
 
-def _load(entry: EntryPoint) -> ModuleType | None:
+def _load(entry: EntryPoint, function: str) -> Any:
     try:
-        module: ModuleType = entry.load()
+        found = entry.load()
     except Exception as error:  # noqa: BLE001 (code of other packages)
         logger.warning(
             "%s: %s = %s cannot be loaded and is left out: %s",
@@ -38,4 +42,13 @@ def _load(entry: EntryPoint) -> ModuleType | None:
             printable(repr(error), longest=200),
         )
         return None
-    return module
+    if function and not callable(getattr(found, function, found)):
+        logger.warning(
+            "%s: %s = %s has no function %s and is left out",
+            entry.group,
+            entry.name,
+            entry.value,
+            function,
+        )
+        return None
+    return found

@@ -170,8 +170,8 @@ def test_data_that_is_not_loaded_tells_its_size_or_is_unknown():
     )
     assert finding.severity is Severity.unknown
     assert finding.message == (
-        "whether the fit has enough memory is unknown: X is not loaded and does not "
-        "tell its size"
+        "whether the fit has enough memory is unknown: X is not loaded, so its "
+        "size is unknown"
     )
 
 

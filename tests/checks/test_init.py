@@ -2,7 +2,7 @@
 
 import ast
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -237,11 +237,17 @@ def test_a_check_may_be_a_module(monkeypatch):
 def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
     """It hides no other check, and the log names it."""
     found = {"bad": ModuleType("json"), "good": module(FOUND), "uneven_rows": check()}
-    monkeypatch.setattr(checks.plugins, "of", lambda group: found)
+    entries = [
+        SimpleNamespace(
+            name=name, group="clustertune.checks", value=name, load=lambda x=x: x
+        )
+        for name, x in found.items()
+    ]
+    monkeypatch.setattr(checks.plugins, "entry_points", lambda group: entries)
     known = checks.available.__wrapped__()
     assert set(known) == {"good", *NAMES}
     assert known["uneven_rows"] is checks.available()["uneven_rows"]
-    assert "bad has no function find" in caplog.text
+    assert "bad = bad has no function find" in caplog.text
 
 
 def test_errors_of_checks_of_another_package(monkeypatch):

@@ -476,7 +476,7 @@ def test_many_pieces_of_unknown_size_are_unknown():
     assert finding.severity is Severity.unknown
     assert finding.message == (
         "the training data has 21 partitions for 2 threads: their size is unknown: X "
-        "is not loaded and does not tell its size"
+        "is not loaded, so its size is unknown"
     )
 
 
@@ -549,8 +549,8 @@ def test_sizes_that_are_not_known_are_unknown():
     (finding,) = large_pieces(view(workers=WORKERS, layouts=[lazy]))
     assert finding.severity is Severity.unknown
     assert finding.message == (
-        "the size of the partitions of the training data is unknown: X is not loaded "
-        "and does not tell its size"
+        "the size of the partitions of the training data is unknown: X is not loaded, "
+        "so its size is unknown"
     )
 
 

@@ -614,7 +614,9 @@ async def test_pieces_that_dask_joins(c, s, a, parquet):
 async def test_joined_pieces_are_refused(c, s, a, parquet):
     """A frame that Dask has spoilt is refused before anything is done, by its name."""
     y = c.persist(parquet["f1"])
-    with pytest.raises(errors.AlignmentError, match=r"y says .* 8 pieces, but 3 were"):
+    with pytest.raises(
+        errors.AlignmentError, match=r"y has 8 partitions .* but only 3 were"
+    ):
         await clustertune.prepare(c, parquet[["f0"]], y)
 
 

@@ -395,7 +395,7 @@ async def test_verify_looks_again(c, s, a, b):
     key = next(f.key for f, h in zip(futures_of(y), where(s, y)) if h == {b.address})
     await c.replicate([f for f in futures_of(y) if f.key == key], workers=[a.address])
     s.request_remove_replicas(b.address, [key], stimulus_id="test")
-    with pytest.raises(errors.VerificationError, match="apart"):
+    with pytest.raises(errors.VerificationError, match="1 pairs are separated"):
         await p.verify()
 
 

@@ -496,7 +496,7 @@ async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: A
     s.add_plugin(Watch(), name="watch")
     await monitor.open_door(c, await monitor.identify(c))
     now, _ = await monitor.look(c, [])
-    await monitor.overhead(c, now)
+    await overhead.per_task(c, now)
     assert set(bound) == {frozenset([a.address]), frozenset([b.address])}
 
 
@@ -507,13 +507,13 @@ async def test_a_task_is_timed(c: Any, s: Any, a: Any, b: Any) -> None:
     await monitor.open_door(c, await monitor.identify(c))
     now, _ = await monitor.look(c, [])
     working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
-    assert await monitor.overhead(c, working) is None
-    first = await monitor.overhead(c, now)
+    assert await overhead.per_task(c, working) is None
+    first = await overhead.per_task(c, now)
     assert first is not None
     assert 0 < first < overhead.PATIENCE
-    assert await monitor.overhead(c, working) == first
-    await monitor.overhead(c, replace(now, workers=now.workers[:1]))
+    assert await overhead.per_task(c, working) == first
+    await overhead.per_task(c, replace(now, workers=now.workers[:1]))
     assert monitor.known(c).overhead[1] == {now.workers[0].address}
-    assert await monitor.overhead(c, replace(now, workers=())) is None
+    assert await overhead.per_task(c, replace(now, workers=())) is None
     await async_poll_for(lambda: not c.futures and not s.tasks, timeout=10)
     assert {len(a.data), len(b.data)} == {0}
