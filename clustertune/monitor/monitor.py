@@ -248,7 +248,7 @@ def _of_scheduler(client: Client, error: Exception) -> Exception:
     text = printable(repr(error), longest=300)
     return connection.lost(client, error) or VersionMismatchError(
         f"clustertune's code failed on the scheduler: {text}; see its log, and compare "
-        "versions with `clustertune doctor`"
+        "versions with `clustertune check`"
     )
 
 

@@ -324,7 +324,7 @@ def _bounds_text(least: int, most: float) -> str:
 
 
 def _resize_terms(restart: Restart) -> dict[str, Any] | None:
-    """The arguments of ``remote.restart.Resizing``; None: the size stays."""
+    """The arguments of ``remote.scheduler.nanny.Resizing``; None: the size stays."""
     size = restart.size
     if size is None:
         return None

@@ -39,7 +39,7 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
 
 async def bounds(cluster: Any) -> Unknown:
     """Return why they are unknown."""
-    return Unknown("only Saturn's server knows")
+    return Unknown("only Saturn's server knows the bounds")
 
 
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:

@@ -1,6 +1,6 @@
 """Scheduled restarts in the client: their state, listing, cancellation, progress.
 
-The scheduler carries them out (``remote/schedules.py``). Its answers are untrusted, so
+The scheduler carries them out (``remote/scheduler/schedule_runner.py``). Its answers are untrusted, so
 their text is escaped before it is shown.
 """
 

@@ -1,7 +1,7 @@
 """Schedule a rolling restart for the next gap between runs.
 
 The client checks the request: it computes cron times, reads the condition, and refuses
-restarts that can never happen. Then the scheduler waits (``remote/schedules.py``). All
+restarts that can never happen. Then the scheduler waits (``remote/scheduler/schedule_runner.py``). All
 times follow the scheduler's clock.
 """
 

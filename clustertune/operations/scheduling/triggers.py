@@ -120,7 +120,7 @@ def time_text(when: float, tz: tzinfo | None = None) -> str:
 class Condition:
     """A condition of a restart: ``kind`` is leak, memory or check.
 
-    The scheduler evaluates leak and memory (``remote/conditions.py``). For a check it
+    The scheduler evaluates leak and memory (``remote/scheduler/schedule.py``). For a check it
     uses the last findings.
     """
 

@@ -50,7 +50,7 @@ class Schedule:
     name
         A short name that a user types to cancel it.
     terms
-        As ``timetable.scheduling`` ships them: ``owner``, ``reason``, ``idle_for``
+        As ``operations.scheduling.scheduling`` ships them: ``owner``, ``reason``, ``idle_for``
         (seconds), ``instants`` (epoch seconds, in order; empty: as soon as possible),
         ``expires`` (epoch seconds), ``condition`` or None, ``workers`` (ids; None: all
         current workers), ``collections`` (packed keys of row-aligned ones),
@@ -181,7 +181,7 @@ def met(
     Parameters
     ----------
     condition
-        ``kind`` and its terms, as ``timetable.conditions`` ships them.
+        ``kind`` and its terms, as ``operations.scheduling.triggers`` ships them.
     scheduler
         The scheduler.
     runs
