@@ -1,8 +1,8 @@
 """Schedule a rolling restart for the next gap between runs.
 
 The client checks the request: it computes cron times, reads the condition, and refuses
-restarts that can never happen. Then the scheduler waits (``remote/scheduler/schedule_runner.py``). All
-times follow the scheduler's clock.
+restarts that can never happen. Then the scheduler waits
+(``remote/scheduler/schedule_runner.py``). All times follow the scheduler's clock.
 """
 
 from __future__ import annotations

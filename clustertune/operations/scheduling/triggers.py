@@ -120,8 +120,8 @@ def time_text(when: float, tz: tzinfo | None = None) -> str:
 class Condition:
     """A condition of a restart: ``kind`` is leak, memory or check.
 
-    The scheduler evaluates leak and memory (``remote/scheduler/schedule.py``). For a check it
-    uses the last findings.
+    The scheduler evaluates leak and memory (``remote/scheduler/schedule.py``). For a
+    check it uses the last findings.
     """
 
     kind: str
