@@ -1,7 +1,7 @@
 """Scheduled restarts in the client: their state, listing, cancellation, progress.
 
-The scheduler carries them out (``remote/scheduler/schedule_runner.py``). Its answers are
-untrusted, so their text is escaped before it is shown.
+The scheduler carries them out (``remote/scheduler/schedule_runner.py``). Its answers
+are untrusted, so their text is escaped before it is shown.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ class Schedule:
         A short name that a user types to cancel it.
     terms
         As ``operations.scheduling.scheduling`` ships them: ``owner``, ``reason``,
-        ``idle_for`` (seconds), ``instants`` (epoch seconds, in order; empty: as soon as possible),
+        ``idle_for`` (seconds), ``instants`` (epoch seconds, in order; empty: as soon as
+        possible),
         ``expires`` (epoch seconds), ``condition`` or None, ``workers`` (ids; None: all
         current workers), ``collections`` (packed keys of row-aligned ones),
         ``lines`` (thresholds by id), ``nannies`` (to which code may be sent),
