@@ -1,9 +1,8 @@
-"""What can go wrong that a user can mend.
+"""Errors about clusters and data.
 
-Misuse of an argument raises the builtin ``TypeError`` or ``ValueError``; what the
-cluster or the data make impossible raises one of these. Every text says what was
-found, what is allowed and what to do. An error raised by :func:`clustertune.prepare`
-carries the report of what was seen and done until then as ``report``.
+Wrong arguments raise the builtin ``TypeError`` or ``ValueError``. Clusters and data
+that make a request impossible raise one of these errors. Every text has the problem,
+the allowed values, and a fix. ``report`` is the report of the call until the error.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ class ConnectionLostError(ClustertuneError):
 
 
 class AlignmentError(ClustertuneError):
-    """The pieces of X, y and their companions do not fit together or the workers."""
+    """The partitions of X, y and companions do not match each other or the workers."""
 
 
 class GroupOrderError(ClustertuneError):
-    """Rows of a group (qid) are not neighbours, or groups are not in order."""
+    """Rows of a group (qid) are not consecutive, or groups are not in order."""
 
 
 class GroupSplitError(ClustertuneError):
-    """A group (qid) would have to be cut, or is larger than a worker has room for."""
+    """A group (qid) would be cut, or is larger than the free memory of a worker."""
 
 
 class ClassCoverageError(ClustertuneError):
@@ -45,31 +44,31 @@ class ClassCoverageError(ClustertuneError):
 
 
 class CapacityError(ClustertuneError):
-    """The data, or the fit, does not fit the memory that the workers have."""
+    """The data, or the fit, does not fit the memory of the workers."""
 
 
 class RefusedError(ClustertuneError):
-    """What was asked for would lose data, or cannot be; nothing was touched."""
+    """The request would lose data, or is impossible; nothing was changed."""
 
 
 class ChangedError(ClustertuneError):
-    """Things are not as the plan saw them; ``report`` says what was done until then."""
+    """The cluster differs from the plan; ``report`` has the completed steps."""
 
 
 class SharedDataError(ClustertuneError):
-    """Data that was to be freed is needed by somebody else."""
+    """Data that a call would release is needed by another client or collection."""
 
 
 class VersionMismatchError(ClustertuneError):
-    """Scheduler or workers run software to which code must not be sent."""
+    """Scheduler or workers have versions to which code must not be sent."""
 
 
 class LeaseHeldError(ClustertuneError):
-    """Another plan is being carried out on this cluster."""
+    """Another plan runs on this cluster."""
 
 
 class ScaleError(ClustertuneError):
-    """The cluster cannot be scaled, or the workers asked for did not come."""
+    """The cluster cannot scale, or requested workers did not start."""
 
 
 class IncompleteError(ClustertuneError):
@@ -77,15 +76,15 @@ class IncompleteError(ClustertuneError):
 
 
 class PlaybookError(ClustertuneError, ValueError):
-    """A playbook is not as it must be; nothing was done. A line for each mistake."""
+    """A playbook is invalid; nothing was done. The text has a line for each mistake."""
 
 
 class SaveError(ClustertuneError):
-    """Data could not be written, or what was saved is not as it was; none is lost."""
+    """Data could not be written, or a save is damaged; the cluster loses no data."""
 
 
 class RecreateError(ClustertuneError):
-    """A cluster was not made anew; the text says where saved data lies."""
+    """A cluster could not be recreated; the text has the path of the saved data."""
 
 
 class HistoryError(ClustertuneError):
@@ -93,32 +92,32 @@ class HistoryError(ClustertuneError):
 
 
 class VerificationError(ClustertuneError):
-    """Looking again showed a state that must not be: rows missing or mispaired."""
+    """The final look found missing or mispaired rows."""
 
 
 class LayoutChanged(VerificationError):  # noqa: N818 (it says what happened)
-    """Prepared data lies otherwise than it was handed over."""
+    """Prepared data has moved, or is lost."""
 
 
 class ItemError(ClustertuneError):
-    """A function failed at an item; where it raised an error, that is the cause.
+    """A function failed at an item; its error is the cause.
 
     Attributes
     ----------
     items
-        Numbers of the items: one, or those of a task whose worker did not survive it.
+        Numbers of the items: one, or all items of a task whose worker died.
     """
 
     items: tuple[int, ...] = ()
 
 
 class RoleError(ClustertuneError):
-    """A role failed, was lost, or did not begin or end; its own error is the cause.
+    """A role failed, was lost, or did not begin or end; its error is the cause.
 
     Attributes
     ----------
     role, rank
-        The one that was the first.
+        The first role that failed.
     worker
         The address of its worker.
     """
@@ -129,10 +128,10 @@ class RoleError(ClustertuneError):
 
 
 class TimedOutError(ClustertuneError, TimeoutError):
-    """The time that was given is over; the data is whole, where the report says."""
+    """The time limit was reached; data in memory is complete, see the report."""
 
 
-#: what was asked for was not begun: the cluster, or a rule, stands against it
+#: the request was refused before anything changed
 REFUSALS = (
     AlignmentError,
     CapacityError,

@@ -119,24 +119,22 @@ def run(
         Values that replace those of the file, by key: ``{"n_workers": 2}``. If several
         steps have the key, give its path: ``{"steps[2].with.timeout": "5m"}``.
     dry_run
-        Change nothing. Each condition is checked once, and each step plans for the
-        cluster in its present state.
+        Change nothing; check each condition once, and plan each step.
     progress
         As for :func:`clustertune.prepare`.
 
     Returns
     -------
     PlaybookResult
-        Printable. It has the findings and the report of each step, and the final
-        collections as ``.X``, ``.y`` and so on (None after ``release``). Failures of
-        steps are part of the result, and are not raised.
+        Findings and report of each step, also of failed ones, and the final collections
+        as ``.X``, ``.y`` and so on (None after ``release``).
 
     Raises
     ------
     PlaybookError
-        The file is not a valid playbook; the message has a line for each mistake.
+        The file is no valid playbook; the message has a line for each mistake.
     TypeError, ValueError
-        There is no such playbook, or it needs data and none is given.
+        There is no such playbook, or it needs data.
     ConnectionLostError
         The client is not connected; nothing was begun.
 
@@ -200,13 +198,7 @@ def run_on_datasets(
 
 
 def refuse_without_data(playbook: Playbook, data: object) -> None:
-    """Refuse a playbook that needs data if none is given.
-
-    Raises
-    ------
-    ValueError
-        No data is given.
-    """
+    """Raise a ValueError for a playbook that needs data if none is given."""
     needed = [s.do for s in playbook.steps if s.do in ON_DATA or s.options.get("keep")]
     if needed and data is None:
         raise ValueError(
