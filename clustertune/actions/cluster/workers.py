@@ -30,9 +30,7 @@ from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote import keys, ship
-from clustertune.remote.worker import park
-from clustertune.remote.worker import process as resizing
-from clustertune.remote.worker import process as trimming
+from clustertune.remote.worker import park, process
 
 logger = logging.getLogger("clustertune")
 
@@ -271,7 +269,7 @@ class WorkerActions:
         approved = monitor.known(self.client).addresses
         answers = await ship.on_workers(
             self.client,
-            trimming.trim,
+            process.trim,
             [a for a in trim.workers if a in approved],
             timeout=monitor.PATIENCE,
         )
@@ -335,8 +333,8 @@ def _resize_terms(restart: Restart) -> dict[str, Any] | None:
     }
     line, most = restart.lines
     return {
-        "change": ship.pickled(resizing.change),
-        "settle": ship.pickled(resizing.settle),
+        "change": ship.pickled(process.change),
+        "settle": ship.pickled(process.settle),
         "wanted": wanted,
         "line": line,
         "most": most,
@@ -347,7 +345,7 @@ async def _differences(client: Client, address: str, size: Size) -> str:
     """Differences between a restarted worker and its wanted size, as text."""
     answers = await ship.on_workers(
         client,
-        resizing.started_with,
+        process.started_with,
         [address],
         timeout=monitor.PATIENCE,
         names=list(size.env),
