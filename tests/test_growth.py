@@ -77,7 +77,19 @@ def kept_runs(dask_scheduler: Any) -> list[dict[str, Any]]:
     return list(dask_scheduler.plugins["clustertune"].runs.kept)
 
 
-def assert_leak(found: Finding | None, client: Any) -> None:
+def least_memory(client: Any) -> int:
+    """Bytes of the smallest process, by its last heartbeat."""
+    found: int = client.run_on_scheduler(
+        lambda dask_scheduler: min(
+            ws.memory.process for ws in dask_scheduler.workers.values()
+        )
+    )
+    return found
+
+
+def assert_leak(client: Any) -> None:
+    before = least_memory(client)
+    found = growth(client)
     assert found is not None
     assert found.severity is Severity.warning, found
     assert set(found.subject) <= {0, 1}
@@ -86,14 +98,11 @@ def assert_leak(found: Finding | None, client: Any) -> None:
     assert 0.75 * LEAKED <= step <= 1.5 * LEAKED
     left = [found.evidence[f"runs_until_{name}"] for name in THRESHOLDS]
     assert left == sorted(left)
-    # what a worker's process has now, and grows by, reaches the line in that run
-    processes = client.run_on_scheduler(
-        lambda dask_scheduler: [
-            ws.memory.process for ws in dask_scheduler.workers.values()
-        ]
-    )
+    # the process has reached the threshold after these runs of growth; the check read
+    # its memory between the two samples
+    process = min(before, least_memory(client))
     for runs, fraction in zip(left, THRESHOLDS.values(), strict=True):
-        assert runs * step <= fraction * LIMIT - min(processes) + step
+        assert runs * step <= fraction * LIMIT - process + step
     assert "clustertune.restart(client)" in found.remedy
 
 
@@ -105,7 +114,7 @@ def test_three_fits_in_a_row(local_cluster: Any) -> None:
     for _ in range(3):
         fit(client, X, y, Leaking())
         wait_for_heartbeats(client)
-    assert_leak(growth(client), client)
+    assert_leak(client)
 
 
 @pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
@@ -128,7 +137,7 @@ def test_three_holds_in_a_row(local_cluster: Any) -> None:
                 here = [worker.worker_address]
                 client.submit(leak, workers=here, pure=False).result()
             wait_for_heartbeats(client)
-    assert_leak(growth(client), client)
+    assert_leak(client)
 
 
 def test_three_short_gaps(local_cluster: Any) -> None:
@@ -140,7 +149,7 @@ def test_three_short_gaps(local_cluster: Any) -> None:
             here = [worker.worker_address]
             client.submit(leak, workers=here, pure=False).result()
         until(lambda n=number: len(client.run_on_scheduler(kept_runs)) == n)
-    assert_leak(growth(client), client)
+    assert_leak(client)
 
 
 def test_fits_without_a_leak(local_cluster: Any) -> None:
