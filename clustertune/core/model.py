@@ -470,6 +470,9 @@ class Cluster(Protocol):
     async def overhead(self, view: View) -> float | None:
         """Seconds of overhead of a task; None: it cannot be measured."""
 
+    async def with_bandwidths(self, view: View) -> View:
+        """Add the bandwidth of each worker, measured in its last transfers."""
+
     async def persist(self, load: Load, notify: Notify) -> Result:
         """Load all lazy collections in one computation."""
 

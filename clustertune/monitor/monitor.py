@@ -306,7 +306,7 @@ async def look(
     """Take a snapshot, and add holders, bytes and rows to the members.
 
     Members that are not loaded are returned unchanged. Without ``by_task`` the rows of
-    spilled partitions are unknown. Without loaded members bandwidths are unknown.
+    spilled partitions are unknown. :func:`with_bandwidths` reads bandwidths.
 
     Raises
     ------
@@ -329,10 +329,7 @@ async def look(
     ]
     addresses = [(w.address, w.address in there) for w in snapshot.workers]
     by_task = by_task and any(w.running for w in snapshot.workers)
-    counted, snapshot = await asyncio.gather(
-        counting.count_rows(client, placed, addresses, by_task=by_task),
-        with_bandwidths(client, snapshot),
-    )
+    counted = await counting.count_rows(client, placed, addresses, by_task=by_task)
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 

@@ -115,6 +115,10 @@ async def _plan(
         found = (*checks.run(view, settings), *goals.unmet(view))
         journal.views[-1], journal.findings[-1] = view, found
         plan = planner.make_plan(found, view, actions.available())
+    if any(step.price.nbytes for step in plan.steps):
+        # only transfers need bandwidths, which take a request to each worker
+        view = journal.views[-1] = await cluster.with_bandwidths(view)
+        plan = planner.make_plan(found, view, actions.available())
     journal.plans.append(plan)
     if not plan.steps:
         _refuse_unfixed(found, view)

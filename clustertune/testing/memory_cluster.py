@@ -175,6 +175,9 @@ class MemoryCluster:
     async def overhead(self, view: View) -> float | None:
         return self.task_overhead
 
+    async def with_bandwidths(self, view: View) -> View:
+        return view
+
     async def persist(self, load: Load, notify: Notify) -> Result:
         self.calls.append("persist")
         self._refuse_overfull(load)

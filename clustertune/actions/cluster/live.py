@@ -193,6 +193,11 @@ class LiveCluster(WorkerActions, DataActions):
         """Seconds of overhead of a task; measured once for all looks."""
         return await overhead.per_task(self.client, view.now)
 
+    async def with_bandwidths(self, view: View) -> View:
+        """Add the bandwidth of each worker, measured in its last transfers."""
+        now = await monitor.with_bandwidths(self.client, view.now)
+        return replace(view, snapshots=(*view.snapshots[:-1], now))
+
     # --- act --------------------------------------------------------------------------
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
