@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from socket import socket
 from time import monotonic, sleep
 from typing import Any
 
@@ -27,6 +29,27 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 """
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now, and that the system gives to no other process.
+
+    A port that was bound as port 0 may be given to another test before it is used.
+    """
+    # the system gives out ports from its range, which begins at 32768 by default
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(limits.read_text().split()[0]) if limits.exists() else 32768
+    found: list[int] = []
+    candidates = random.Random().sample(range(10_000, first), 1000)
+    while len(found) < count:
+        port = candidates.pop()
+        with socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+    return found
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:

@@ -15,21 +15,10 @@ import clustertune
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.release import ClusterRestart
 from clustertune.remote.scheduler.restart import WorkerRestart
-from tests.processes import soon
+from tests.processes import free_ports, soon
 
 NONE: dict[str, Any] = {"client": True, "nthreads": [], "timeout": 120}
 LIMIT = {"nthreads": 1, "memory_limit": "1 GiB"}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now; taken at the same time, so that they differ."""
-    taken = [socket() for _ in range(count)]
-    for one in taken:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
 
 
 def free_range(count: int) -> str:

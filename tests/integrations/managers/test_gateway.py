@@ -23,7 +23,7 @@ from clustertune.core.model import Severity, Unknown
 from clustertune.errors import RefusedError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import gateway as adapter
-from tests.processes import process, until, workers_of
+from tests.processes import free_ports, process, until, workers_of
 
 CONFIGURATION = """
 import sys
@@ -38,12 +38,6 @@ c.ClusterConfig.worker_memory = "1 G"
 
 # dask_gateway fails where what was closed is collected
 KEPT: list[Any] = []
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def answers(port: int) -> bool:
@@ -63,7 +57,7 @@ def _by_value() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder: Path = tmp_path_factory.mktemp("gateway")
-    web, tcp = free_port(), free_port()
+    web, tcp = free_ports(1)[0], free_ports(1)[0]
     text = CONFIGURATION.format(web=web, tcp=tcp, folder=folder / "clusters")
     (folder / "configuration.py").write_text(text)
     command = (sys.executable, "-m", "dask_gateway_server", "-f")
@@ -205,7 +199,7 @@ def test_an_unknown_name(cluster: GatewayCluster) -> None:
 
 
 def test_a_gateway_that_does_not_answer() -> None:
-    with dask.config.set({"gateway.address": f"http://127.0.0.1:{free_port()}"}):
+    with dask.config.set({"gateway.address": f"http://127.0.0.1:{free_ports(1)[0]}"}):
         result = run("trim", "--cluster", "gateway:other")
     assert result.exit_code == 3
     assert "Cannot connect to host 127.0.0.1" in result.stderr
