@@ -46,7 +46,7 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch):
 def test_a_path_that_does_not_exist_is_refused(tmp_path):
     """The text has the path."""
     path = str(tmp_path / "nothing.parquet")
-    assert f"{path!r} cannot be read as Parquet: " in refused(path, "y", 2)
+    assert f"{path!r}: there is no such file or folder" in refused(path, "y", 2)
 
 
 def test_a_label_that_is_no_column_is_refused_before_a_cluster_starts(tmp_path):

@@ -132,11 +132,12 @@ def run(
         folder = stack.enter_context(
             TemporaryDirectory(prefix="clustertune-demo-", ignore_cleanup_errors=True)
         )
-        if parquet is None or label is None:
+        if parquet is None:
             parquet, label = str(Path(folder, "digits")), LABEL
             text = f"writing {rows:,} rows of scikit-learn's handwritten digits"
             with Step(echo, f"{text}, with noise, as Parquet"):
                 write_digits(Path(parquet), rows=rows, partitions=PARTITIONS * workers)
+        assert label is not None  # given together with parquet
         frame = read(parquet, label)
         with Step(echo, "starting a local cluster with 1 worker of 1 thread"):
             cluster, client = stack.enter_context(_local_cluster(folder, workers))
@@ -223,6 +224,8 @@ def read(path: str, label: str) -> Any:
     """
     try:
         frame = dd.read_parquet(path, split_row_groups=True)
+    except FileNotFoundError as error:
+        raise DemoError(f"{path!r}: there is no such file or folder") from error
     except (OSError, ValueError, ImportError, NotImplementedError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[-1]
         raise DemoError(f"{path!r} cannot be read as Parquet: {reason}") from error
