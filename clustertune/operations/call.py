@@ -137,6 +137,8 @@ class Call:
         What each look at the cluster reads in addition.
     needs
         Some worker must have one of these statuses; empty: no worker is needed.
+    keeps_refused
+        Whether the scheduler stores the report of a refused call, too.
     """
 
     client: Client
@@ -149,6 +151,7 @@ class Call:
     workers: tuple[str | int, ...] | None = None
     look: LookOptions = field(default_factory=LookOptions)
     needs: tuple[str, ...] = ("running",)
+    keeps_refused: bool = False
 
 
 class Run:
@@ -229,8 +232,8 @@ class Run:
         report = journal.report(status, monotonic() - self._start, error)
         report = await noting.note_call(call.name, journal, report)
         self._progress.finish(headlines(report))
-        # a call that was refused has not changed what the page shows
-        if not call.dry_run and (journal.outcomes or not error):
+        stored = journal.outcomes or not error or call.keeps_refused
+        if stored and not call.dry_run:
             shown = [facts(view, report.left) for view in journal.views[-1:]]
             await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
         # even if this call is being cancelled: others must learn what was done

@@ -460,6 +460,8 @@ LeaseHeldError
             ),
             # a restart lets paused workers run again
             needs=RESTARTABLE if goal.restart else ("running",),
+            # the page shows the findings that stopped the call
+            keeps_refused=True,
         ),
         estimator,
     )

@@ -552,3 +552,15 @@ async def test_data_of_another_client(c, s, a, b):
         assert len(b.data) == 5
         assert float(await other.compute(X2.sum())) > 0
     assert float(await c.compute(X.sum())) > 0
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_refused_call_leaves_its_report(c, s, a, b):
+    """Other clients and the page see why nothing was prepared."""
+    X, y = c.persist([da.ones((40, 2), chunks=10), da.ones(30, chunks=10)])
+    with pytest.raises(errors.AlignmentError):
+        await clustertune.prepare(c, X, y)
+    report = await clustertune.last_report(c)
+    assert report is not None
+    assert report.status == "failed"
+    assert "rows" in report.error
