@@ -153,7 +153,7 @@ def in_turn(library: Library, layout: Layout, times: int) -> Figures:
             pair = {}
             for name in list(PREPARE)[:: 1 if i % 2 else -1]:
                 # what the other has freed and its processes keep is nobody's need
-                clustertune.trim(client, progress=False)
+                clustertune.trim_memory(client, progress=False)
                 figures = prepare_and_fit(name, client, library, list(data))
                 figures["first"] = first[name]
                 pair |= {f"{name}.{key}": value for key, value in figures.items()}

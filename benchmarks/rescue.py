@@ -8,7 +8,7 @@ computed again. A leak in each process then fills it:
 
 Each variant ends when all workers are new and run:
 
-- ours: `clustertune.restart(client)`
+- ours: `clustertune.restart_workers(client)`
 - restart: `client.restart()`, which drops all data
 - workers: `client.restart_workers` for all workers, one after the other
 
@@ -85,7 +85,7 @@ def variant(name, state):
         wait_for(client, state)
         since, start = time(), perf_counter()
         if name == "ours":
-            report = clustertune.restart(client, progress=False)
+            report = clustertune.restart_workers(client, progress=False)
             assert report.status == "done", str(report)
         elif name == "restart":
             client.restart()

@@ -3,7 +3,7 @@
 Four workers with persisted data that can be computed again and scattered values that
 cannot. Each variant ends with all workers new and all data there, as far as it can:
 
-- ours: `clustertune.restart(client, X)`
+- ours: `clustertune.restart_workers(client, X)`
 - pairs: the same, with two workers away at a time (`max_unavailable=2`)
 - reload: `client.restart()`, then the data is loaded again
 - workers: `client.restart_workers` of all, one after the other, then what was lost is
@@ -78,7 +78,7 @@ def variant(name, mb):
         since, start = time.time(), perf_counter()
         if name in ("ours", "pairs"):
             away = {"max_unavailable": 1 if name == "ours" else 2}
-            report = clustertune.restart(client, X, progress=False, **away)
+            report = clustertune.restart_workers(client, X, progress=False, **away)
             assert report.status == "done", str(report)
         elif name == "reload":
             client.restart()

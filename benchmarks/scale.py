@@ -470,7 +470,9 @@ def live(n_workers):
         again = partial(clustertune.prepare, client, X, y, rechunk=False, **quietly)
         assert timed("prepare again", again).report.status == "fine"
         # these have no nannies: all that comes before a restart, and the refusals
-        rest = partial(clustertune.restart, client, X, y, dry_run=True, progress=False)
+        rest = partial(
+            clustertune.restart_workers, client, X, y, dry_run=True, progress=False
+        )
         timed("restart, dry run", rest)
         for name, process in zip(("scheduler", "workers"), processes, strict=True):
             figures[f"memory: {name}"] = {"MiB": process.memory_info().rss / 2**20}
@@ -497,7 +499,7 @@ def restarts(n_workers):
         wait(X)
         clustertune.check(client)
         start = perf_counter()
-        report = clustertune.restart(client, X, progress=False)
+        report = clustertune.restart_workers(client, X, progress=False)
         seconds = perf_counter() - start
         assert report.status == "done", str(report)
     return {"restart of all": {"s": seconds, "s a worker": seconds / n_workers}}

@@ -11,76 +11,76 @@ if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune import training as training
     from clustertune.core.report import Report as Report
-    from clustertune.dashboard.panel import Panel as Panel
-    from clustertune.dashboard.panel import panel as panel
+    from clustertune.dashboard.panel import DashboardPage as DashboardPage
+    from clustertune.dashboard.panel import dashboard_page as dashboard_page
     from clustertune.operations.check import check as check
     from clustertune.operations.history.histories import History as History
     from clustertune.operations.history.histories import history as history
     from clustertune.operations.hold import hold as hold
     from clustertune.operations.planfile import StoredPlan as StoredPlan
-    from clustertune.operations.planning import apply as apply
-    from clustertune.operations.planning import plan as plan
+    from clustertune.operations.planning import apply_plan as apply_plan
+    from clustertune.operations.planning import make_plan as make_plan
     from clustertune.operations.playbooks.playbook import (
         PlaybookResult as PlaybookResult,
     )
-    from clustertune.operations.playbooks.running import run as run
+    from clustertune.operations.playbooks.running import run_playbook as run_playbook
     from clustertune.operations.prepare import last_report as last_report
     from clustertune.operations.prepare import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
-    from clustertune.operations.release import release as release
+    from clustertune.operations.release import release_data as release_data
     from clustertune.operations.resetting import Recreated as Recreated
-    from clustertune.operations.resetting import reset as reset
-    from clustertune.operations.saving import load as load
-    from clustertune.operations.saving import save as save
+    from clustertune.operations.resetting import recreate_cluster as recreate_cluster
+    from clustertune.operations.saving import load_data as load_data
+    from clustertune.operations.saving import save_data as save_data
     from clustertune.operations.scheduling.schedule import Schedule as Schedule
     from clustertune.operations.scheduling.scheduling import (
         schedule_restart as schedule_restart,
     )
     from clustertune.operations.scheduling.scheduling import schedules as schedules
     from clustertune.operations.sizing import Sizing as Sizing
-    from clustertune.operations.sizing import size as size
+    from clustertune.operations.sizing import recommend_size as recommend_size
     from clustertune.operations.watch import Monitor as Monitor
-    from clustertune.operations.workers import resize as resize
-    from clustertune.operations.workers import restart as restart
+    from clustertune.operations.workers import resize_workers as resize_workers
+    from clustertune.operations.workers import restart_workers as restart_workers
     from clustertune.operations.workers import scale as scale
-    from clustertune.operations.workers import trim as trim
+    from clustertune.operations.workers import trim_memory as trim_memory
 
 __version__ = "0.1.0"
 
 # By public name, the module that has it; a module that is public has its own name.
 _PUBLIC = {
-    "apply": "operations.planning",
+    "apply_plan": "operations.planning",
     "errors": "errors",
     "check": "operations.check",
     "history": "operations.history.histories",
     "History": "operations.history.histories",
     "hold": "operations.hold",
     "last_report": "operations.prepare",
-    "load": "operations.saving",
+    "load_data": "operations.saving",
     "Monitor": "operations.watch",
-    "panel": "dashboard.panel",
-    "Panel": "dashboard.panel",
-    "plan": "operations.planning",
+    "dashboard_page": "dashboard.panel",
+    "DashboardPage": "dashboard.panel",
+    "make_plan": "operations.planning",
     "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",
     "Recreated": "operations.resetting",
-    "release": "operations.release",
+    "release_data": "operations.release",
     "Report": "core.report",
-    "reset": "operations.resetting",
-    "resize": "operations.workers",
-    "restart": "operations.workers",
-    "run": "operations.playbooks.running",
-    "save": "operations.saving",
+    "recreate_cluster": "operations.resetting",
+    "resize_workers": "operations.workers",
+    "restart_workers": "operations.workers",
+    "run_playbook": "operations.playbooks.running",
+    "save_data": "operations.saving",
     "scale": "operations.workers",
     "Schedule": "operations.scheduling.schedule",
     "schedule_restart": "operations.scheduling.scheduling",
     "schedules": "operations.scheduling.scheduling",
-    "size": "operations.sizing",
+    "recommend_size": "operations.sizing",
     "StoredPlan": "operations.planfile",
     "Sizing": "operations.sizing",
     "training": "training",
-    "trim": "operations.workers",
+    "trim_memory": "operations.workers",
 }
 
 

@@ -31,7 +31,7 @@ their findings. It needs no Python:
 From Python, it takes your collections:
 
 ```python
-result = clustertune.run(client, "before-training", X, y)
+result = clustertune.run_playbook(client, "before-training", X, y)
 print(result)
 model.fit(result.X, result.y)
 ```

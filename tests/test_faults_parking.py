@@ -107,7 +107,7 @@ def test_a_worker_alone(tmp_path: Path) -> None:
     with workers(tmp_path, 1, **blocking(tmp_path)) as (client, _):
         X, kept = data(client)
         (pid,) = client.run(os.getpid).values()
-        report = clustertune.resize(client, X, nthreads=2)
+        report = clustertune.resize_workers(client, X, nthreads=2)
         assert report.status == "done", str(report)
         assert "are parked in its nanny" in report.steps[0].summary
         assert "101 keys moved away and back; lost 0" in report.steps[0].reason

@@ -58,7 +58,7 @@ class Restarting(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.result = clustertune.restart(self.client, **self.options)
+            self.result = clustertune.restart_workers(self.client, **self.options)
         except Exception as error:
             self.result = error
 
@@ -120,7 +120,7 @@ from distributed import Client
 import clustertune
 client = Client(sys.argv[1])
 print("ready", flush=True)
-clustertune.restart(client)
+clustertune.restart_workers(client)
 """
 
 
@@ -154,7 +154,7 @@ def test_interrupted(local_cluster: Any) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        clustertune.restart(client)
+        clustertune.restart_workers(client)
     thread.join()
     assert_whole(client, X, kept)
 

@@ -59,9 +59,9 @@ def test_all_are_paused(local_cluster: Any) -> None:
     kept = values(client, cluster, 2, 10 * MIB)
     client.run(leak, nbytes=880 * MIB)
     until(lambda: states(client) == ["paused"] * 3)
-    report = clustertune.trim(client)
+    report = clustertune.trim_memory(client)
     assert report.status == "done", str(report)
-    report = clustertune.restart(client, timeout="3 minutes")
+    report = clustertune.restart_workers(client, timeout="3 minutes")
     assert report.status == "done", str(report)
     assert [step.lost for step in report.steps] == [0] * 3
     assert states(client) == ["running"] * 3
@@ -78,7 +78,7 @@ def test_all_are_paused_and_have_spilled_a_collection(local_cluster: Any) -> Non
     until(lambda: all(client.run_on_scheduler(spilled)))
     found = clustertune.check(client, X, timeout="1 minute").found
     assert "paused_workers" in {f.check for f in found}
-    report = clustertune.restart(client, X, timeout="3 minutes")
+    report = clustertune.restart_workers(client, X, timeout="3 minutes")
     assert report.status == "done", str(report)
     assert [step.lost for step in report.steps] == [0] * 2
     np.testing.assert_array_equal(X.compute(), np.arange(40_000))
@@ -116,7 +116,7 @@ def test_all_are_above_their_spill_threshold(local_cluster: Any) -> None:
     kept = values(client, cluster, 2, 10 * MIB)
     client.run(leak, nbytes=750 * MIB)
     until(lambda: all(client.run_on_scheduler(spilled)))
-    report = clustertune.restart(client, timeout="3 minutes")
+    report = clustertune.restart_workers(client, timeout="3 minutes")
     assert report.status == "done", str(report)
     assert [step.lost for step in report.steps] == [0] * 3
     assert_there(client, kept, 2, 10 * MIB)
@@ -169,7 +169,7 @@ def test_spilled_data_larger_than_memory(local_cluster: Any) -> None:
     until(lambda: client.run_on_scheduler(spilled)[0] > limit)
     on_disk = client.run_on_scheduler(spilled)[0]
     (pid,) = client.run(os.getpid).values()
-    report = clustertune.restart(client, timeout="3 minutes")
+    report = clustertune.restart_workers(client, timeout="3 minutes")
     assert report.status == "done", str(report)
     (step,) = report.steps
     assert step.lost == 0
@@ -193,7 +193,7 @@ def test_the_only_worker_is_being_restarted(local_cluster: Any) -> None:
         Client(cluster.scheduler_address, set_as_default=False) as other,
         pytest.raises(LeaseHeldError, match="another plan runs on this cluster"),
     ):
-        clustertune.restart(other, timeout="1 s")
+        clustertune.restart_workers(other, timeout="1 s")
     Event("go on", client=client).set()
     restarting.join(170)
     assert restarting.result.status == "done", str(restarting.result)

@@ -54,7 +54,7 @@ def last(report: Report, begin: str) -> str:
 def test_a_worker_that_is_busy(local_cluster: Any) -> None:
     """It is not restarted, and the headline says so; so does JSON."""
     client, data, gate, tasks = start(local_cluster, busy=1)
-    report = clustertune.restart(client, wait="0.3s")
+    report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
     line = last(report, "did: ")
     _, second = names(report)
@@ -72,7 +72,7 @@ def test_a_worker_that_is_busy(local_cluster: Any) -> None:
 def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any) -> None:
     """A worker that is left as it was is skipped, and the next one is restarted."""
     client, data, gate, tasks = start(local_cluster, busy=0)
-    report = clustertune.restart(client, wait="0.3s")
+    report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
     line = last(report, "did: ")
     first, second = names(report)
@@ -150,7 +150,7 @@ def test_nothing_was_restarted(local_cluster: Any) -> None:
     other = list(workers_of(client))[1]
     tasks.append(client.submit(hold, "gate", workers=[other], pure=False))
     until(lambda: all(client.processing().values()))
-    report = clustertune.restart(client, wait="0.3s")
+    report = clustertune.restart_workers(client, wait="0.3s")
     line = last(report, "did: ")
     first, second = names(report)
     begin = f"did: restarted 0 of 2 workers; skipped {first}: 1 task still runs after"
@@ -165,7 +165,7 @@ def test_the_time_is_over(local_cluster: Any) -> None:
     """The error names what was finished, undone and not begun."""
     client, data, gate, tasks = start(local_cluster, busy=0)
     with pytest.raises(TimedOutError) as stop:
-        clustertune.restart(client, timeout="15s")
+        clustertune.restart_workers(client, timeout="15s")
     text, report = str(stop.value), stop.value.report
     assert report is not None
     first, second = names(report)
@@ -184,13 +184,13 @@ def test_every_operation_counts(local_cluster: Any) -> None:
     data = client.map(lambda i: bytes(10_000 + i), range(10))
     wait(data)
     done = {
-        "trimmed 2 of 2 workers": clustertune.trim(client),
-        "resized 1 of 1 worker; lost 0 keys": clustertune.resize(
+        "trimmed 2 of 2 workers": clustertune.trim_memory(client),
+        "resized 1 of 1 worker; lost 0 keys": clustertune.resize_workers(
             client, nthreads=2, workers=[0]
         ),
         "removed 1 of 1 worker; lost 0 keys": clustertune.scale(client, 1),
         "scaled to 2 of 2 workers": clustertune.scale(client, 2),
-        "restarted 2 of 2 workers; lost 10 keys": clustertune.restart(
+        "restarted 2 of 2 workers; lost 10 keys": clustertune.restart_workers(
             client, drop_data=True
         ),
     }
@@ -198,7 +198,7 @@ def test_every_operation_counts(local_cluster: Any) -> None:
         assert last(report, "did: ") == f"did: {text}"
     data = client.map(lambda i: bytes(20_000 + i), range(10), key="more")
     wait(data)
-    report = clustertune.release(client, "more")
+    report = clustertune.release_data(client, "more")
     assert last(report, "did: ") == "did: released 10 keys"
 
 

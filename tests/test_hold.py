@@ -190,7 +190,7 @@ async def test_a_broken_connection(c: Any, s: Any, a: Any, b: Any) -> None:
         assert name in holds.kept
         async with Client(s.address, asynchronous=True) as other:
             with pytest.raises(LeaseHeldError, match="mine"):
-                await clustertune.trim(other, timeout="1.5 s")
+                await clustertune.trim_memory(other, timeout="1.5 s")
         await soon(lambda: c.status == "running")
         assert name in holds.kept
     assert holds.kept == {}

@@ -125,10 +125,10 @@ def test_only_what_a_trim_does_not_cure_is_restarted(how: str) -> None:
             report = clustertune.prepare(client, X, restart="auto").report
             refuse_rows(report)
         elif how == "restart":
-            report = clustertune.restart(client, if_needed=True)
+            report = clustertune.restart_workers(client, if_needed=True)
             refuse_rows(report, 2)
         else:
-            played = clustertune.run(
+            played = clustertune.run_playbook(
                 client, how, settings={"holds": "1s", "settle": "1s"}
             )
             assert played.status == "done", str(played)
@@ -147,16 +147,16 @@ def test_only_what_a_trim_does_not_cure_is_restarted(how: str) -> None:
 def test_predicted_seconds_are_those_of_this_cluster() -> None:
     """Unknown before the first restart; then as long as this cluster takes."""
     with cluster(2) as client:
-        (step,) = clustertune.restart(client, workers=[0], dry_run=True).steps
+        (step,) = clustertune.restart_workers(client, workers=[0], dry_run=True).steps
         assert step.predicted_seconds is None
-        done = clustertune.restart(client, workers=[0])
+        done = clustertune.restart_workers(client, workers=[0])
         assert done.status == "done", str(done)
 
         def seen(dask_scheduler: Any) -> list[float]:
             return list(dask_scheduler.plugins["clustertune"].jobs.restarts)
 
         (seconds,) = client.run_on_scheduler(seen)
-        (step,) = clustertune.restart(client, workers=[1], dry_run=True).steps
+        (step,) = clustertune.restart_workers(client, workers=[1], dry_run=True).steps
         assert step.predicted_seconds == pytest.approx(seconds)
         (row,) = done.memory
         assert row == WorkerMemory(
@@ -186,7 +186,7 @@ def test_a_plan_states_what_it_interrupts() -> None:
             return bool(dask_scheduler.workers[address].executing)
 
         until(lambda: client.run_on_scheduler(runs))
-        plan = clustertune.restart(client, dry_run=True)
+        plan = clustertune.restart_workers(client, dry_run=True)
         (note,) = plan.notes
         assert note == (
             "worker 1 runs 1 task (dispatched_train), for which the plan waits up to "
@@ -194,8 +194,10 @@ def test_a_plan_states_what_it_interrupts() -> None:
             "next gap between runs instead"
         )
         assert note in str(plan)
-        assert clustertune.restart(client, workers=[0], dry_run=True).notes == ()
-        report = clustertune.restart(client, workers=[1], wait="0.5 s")
+        assert (
+            clustertune.restart_workers(client, workers=[0], dry_run=True).notes == ()
+        )
+        report = clustertune.restart_workers(client, workers=[1], wait="0.5 s")
         assert [s.status for s in report.steps] == ["skipped"]
         assert len(report.notes) == 1
         scaled = clustertune.scale(client, 1, dry_run=True)
@@ -206,10 +208,10 @@ def test_a_plan_states_what_it_interrupts() -> None:
             Client(client.cluster) as other,
             clustertune.hold(other, label="nightly fit"),
         ):
-            (note,) = clustertune.restart(client, dry_run=True).notes
+            (note,) = clustertune.restart_workers(client, dry_run=True).notes
             assert note.startswith("nightly fit (client ")
             assert note.endswith(
                 "`clustertune restart --between-runs` restarts in the next gap "
                 "between runs instead"
             )
-        assert clustertune.restart(client, dry_run=True).notes == ()
+        assert clustertune.restart_workers(client, dry_run=True).notes == ()

@@ -150,9 +150,13 @@ async def test_its_playbook(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
     """Does its action where its check has found something, and says so everywhere."""
     with dask.config.set({"clustertune.playbooks": str(ours)}):
         rest = {"settle": "0s"}
-        planned = await clustertune.run(c, "our-night", dry_run=True, progress=False)
+        planned = await clustertune.run_playbook(
+            c, "our-night", dry_run=True, progress=False
+        )
         assert planned.status == "planned"
-        done = await clustertune.run(c, "our-night", settings=rest, progress=False)
+        done = await clustertune.run_playbook(
+            c, "our-night", settings=rest, progress=False
+        )
     assert [step.status for step in done.steps] == ["done", "looked"]
     (step,) = done.steps[0].report.steps
     assert (step.action, step.status) == ("trim_small", "done")
@@ -168,7 +172,7 @@ async def test_an_action_that_fails(c: Any, s: Any, a: Any, b: Any, ours: Path) 
     module: Any = actions.others()["trim_small"]
     module.propose = lambda findings, view: [1 / 0]
     rest = {"settle": "0s"}
-    done = await clustertune.run(c, path, settings=rest, progress=False)
+    done = await clustertune.run_playbook(c, path, settings=rest, progress=False)
     assert [step.status for step in done.steps] == ["failed", "looked"]
     assert "the action trim_small failed: ZeroDivisionError" in done.steps[0].reason
 

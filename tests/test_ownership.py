@@ -315,7 +315,7 @@ def test_it_stays_after_a_worker_was_restarted(local_cluster: Any) -> None:
     _, client = local_cluster(2)
     X = client.persist(da.random.random((4000, 4), chunks=(200, 4)))
     (X,) = clustertune.prepare(client, X)
-    assert clustertune.restart(client, X, workers=[0]).status == "done"
+    assert clustertune.restart_workers(client, X, workers=[0]).status == "done"
     futures = futures_of(X)
     placed = client.who_has(futures)
     assert {len(workers) for workers in placed.values()} == {1}

@@ -171,6 +171,6 @@ def test_data_sets(
 def test_a_synchronous_client(cluster: LocalCluster) -> None:
     """In a script: the result is there when the call returns."""
     with Client(cluster) as client:
-        done = clustertune.run(client, "observe", progress=False)
+        done = clustertune.run_playbook(client, "observe", progress=False)
         assert done.status == "fine"
         assert "check all" in done._repr_html_()

@@ -228,13 +228,13 @@ BLAS = (Pool(api="blas", library="libopenblas", threads=64),)
 
 # (what, in which cluster, change, check, least severity, part of the remedy)
 FAULTS = [
-    ("at terminate", "stock", worker(process=0.96), "memory_pressure", 3, "clustertune.trim("),
+    ("at terminate", "stock", worker(process=0.96), "memory_pressure", 3, "clustertune.trim_memory("),
     ("at pause", "stock", worker(process=0.85), "memory_pressure", 3, "memory_limit="),
     ("at spill", "stock", worker(process=0.72), "memory_pressure", 2, "add workers"),
     ("at target", "tls", worker(counted=0.65, managed=0.65, process=0.66), "memory_pressure", 2, "del"),
     ("on disk", "stock", worker(spilled=GIB), "memory_pressure", 2, "del"),
-    ("close to pause", "tls", worker(process=0.65), "memory_pressure", 1, "clustertune.trim("),
-    ("leaves much", "stock", worker(process=0.6), "unmanaged_memory", 2, "clustertune.trim("),
+    ("close to pause", "tls", worker(process=0.65), "memory_pressure", 1, "clustertune.trim_memory("),
+    ("leaves much", "stock", worker(process=0.6), "unmanaged_memory", 2, "clustertune.trim_memory("),
     ("leaks", "stock", grown, "memory_growth", 2, "restart"),
     ("counted twice", "stock", worker(counted=0.62, process=0.1), "phantom_memory", 2, "copy"),
     ("children", "stock", details(child_count=4, child_memory=40 * GIB), "child_processes", 2, "n_jobs=1"),
@@ -250,7 +250,7 @@ FAULTS = [
     ("pools", "stock", details(pools=BLAS), "thread_pools", 2, "OMP_NUM_THREADS"),
     ("pools unseen", "stock", details(pools=None), "thread_pools", 0, "threadpool"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "--nthreads"),
-    ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim("),
+    ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim_memory("),
     ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "Start another"),
     ("silent", "stock", worker(silent=90.0), "silent_workers", 2, "worker-ttl"),
     ("nearly lost", "stock", worker(silent=290.0), "silent_workers", 3, "worker-ttl"),

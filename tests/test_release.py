@@ -167,10 +167,10 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     some = await c.scatter([1, 2])
     await wait([X, old, names])
     await c.publish_dataset(names, name="kept")
-    report = await clustertune.release(c, keep=[X, some], dry_run=True)
+    report = await clustertune.release_data(c, keep=[X, some], dry_run=True)
     assert [s.summary for s in report.steps] == ["release 10 keys named add (3.1 KiB)"]
     assert len(s.tasks) == 32
-    report = await clustertune.release(c, keep=[X, some])
+    report = await clustertune.release_data(c, keep=[X, some])
     assert report.steps[0].reason == "10 keys (3.1 KiB) released"
     assert len(s.tasks) == 22
     with pytest.raises(Exception, match="cancelled"):
@@ -178,11 +178,11 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     assert (await c.compute((X * 0).sum())) == 0
     assert await c.gather(some) == [1, 2]
     with pytest.raises(RefusedError, match="are published as kept"):
-        await clustertune.release(c, "ones_like")
+        await clustertune.release_data(c, "ones_like")
     with pytest.raises(ValueError, match=r"prefix nope, so nothing.* random_sample"):
-        await clustertune.release(c, "nope")
+        await clustertune.release_data(c, "nope")
     with pytest.raises(TypeError, match="keep="):
-        await clustertune.release(c)
+        await clustertune.release_data(c)
     assert len(s.tasks) == 22
 
 
@@ -192,9 +192,9 @@ async def test_what_others_hold(c: Any, s: Any, *workers: Any) -> None:
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         theirs = await other.scatter([1, 2, 3])
         with pytest.raises(RefusedError, match="other clients want"):
-            await clustertune.release(c, "int")
+            await clustertune.release_data(c, "int")
         assert await other.gather(theirs) == [1, 2, 3]
-        await clustertune.release(c, "int", include_other_clients=True)
+        await clustertune.release_data(c, "int", include_other_clients=True)
         assert not s.tasks
         await soon(lambda: {f.status for f in theirs} == {"cancelled"})
 
@@ -206,7 +206,7 @@ async def test_what_is_still_needed_stays(c: Any, s: Any, a: Any) -> None:
     X = c.submit(lambda: 7, key="x-1")
     await X
     y = c.submit(lambda x, gate: gate.wait() and x + 1, X, gate, key="y-1")
-    await clustertune.release(c, "x")
+    await clustertune.release_data(c, "x")
     assert X.status == "cancelled"
     await gate.set()
     assert await y == 8
@@ -218,9 +218,9 @@ async def test_drop(c: Any, s: Any, *nannies: Any) -> None:
     X = c.persist(da.random.random((100, 4), chunks=10))
     await wait(X)
     before = await c.run(os.getpid)
-    report = await clustertune.restart(c, drop_data=True, dry_run=True)
+    report = await clustertune.restart_workers(c, drop_data=True, dry_run=True)
     assert "would lose: 10 keys" in str(report)
-    report = await clustertune.restart(c, drop_data=True)
+    report = await clustertune.restart_workers(c, drop_data=True)
     assert report.status == "done", str(report)
     assert report.steps[0].reason == "10 keys (3.1 KiB) dropped"
     assert not s.tasks
@@ -238,11 +238,11 @@ async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
     await wait(X)
     await c.publish_dataset("a text", name="no keys")
     with pytest.raises(RefusedError, match="train will be unpublished"):
-        await clustertune.restart(c, drop_data=True)
+        await clustertune.restart_workers(c, drop_data=True)
     assert float(await c.compute(X.sum())) == 400
     with pytest.raises(TypeError, match="does not combine with collections"):
-        await clustertune.restart(c, X, drop_data=True)
-    await clustertune.restart(c, drop_data=True, include_other_clients=True)
+        await clustertune.restart_workers(c, X, drop_data=True)
+    await clustertune.restart_workers(c, drop_data=True, include_other_clients=True)
     assert not s.tasks
     assert await c.list_datasets() == ("no keys",)
 
@@ -253,11 +253,11 @@ async def test_a_prefix_that_is_not_there(c: Any, s: Any, a: Any) -> None:
     await c.publish_dataset("a text", name="no keys")
     text = r"^prefixes: no data in memory has the prefix nosuch, since no data is in me"
     with pytest.raises(ValueError, match=text):
-        await clustertune.release(c, "nosuch", include_other_clients=True)
+        await clustertune.release_data(c, "nosuch", include_other_clients=True)
     y, x = await c.scatter([1]), c.submit(float, 1)
     await wait(x)
     with pytest.raises(ValueError, match=r"Prefixes in memory: float and int$"):
-        await clustertune.release(c, "nosuch")
+        await clustertune.release_data(c, "nosuch")
     del x, y
 
 
@@ -275,11 +275,13 @@ async def test_published_data_that_is_released(c: Any, s: Any, *workers: Any) ->
     with pytest.raises(
         RefusedError, match=r"both also holds zeros, which would .* lost"
     ):
-        await clustertune.release(c, "ones", **everything)
+        await clustertune.release_data(c, "ones", **everything)
     assert len(await c.list_datasets()) == 4
-    plan = await clustertune.release(c, "ones", "zeros", dry_run=True, **everything)
+    plan = await clustertune.release_data(
+        c, "ones", "zeros", dry_run=True, **everything
+    )
     assert "unpublish X and both" in str(plan)
-    report = await clustertune.release(c, "ones", "zeros", **everything)
+    report = await clustertune.release_data(c, "ones", "zeros", **everything)
     assert report.status == "done"
     assert [step.reason.partition(" (")[0] for step in report.steps] == ["4 keys"] * 2
     unpublished = [s.reason.partition("unpublished ")[2] for s in report.steps]
@@ -311,7 +313,7 @@ async def test_drop_waits_for_tasks(c: Any, s: Any, *nannies: Any) -> None:
     gate = Event("gate")
     future = c.submit(lambda gate: gate.wait(), gate)
     await soon(lambda: any(ws.processing for ws in s.workers.values()))
-    report = await clustertune.restart(c, drop_data=True, wait="0.2s")
+    report = await clustertune.restart_workers(c, drop_data=True, wait="0.2s")
     assert report.status == "left"
     assert report.steps[0].reason == "1 task still runs after 0.2 s"
     await gate.set()
@@ -337,7 +339,7 @@ async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
             await asyncio.sleep(0.005)
 
     watching = asyncio.ensure_future(watch())
-    report = await clustertune.restart(c, X, max_unavailable="50%")
+    report = await clustertune.restart_workers(c, X, max_unavailable="50%")
     watching.cancel()
     assert report.status == "done"
     assert all(step.reason.endswith("lost 0") for step in report.steps)

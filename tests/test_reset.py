@@ -67,7 +67,7 @@ def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
     X, frame = loaded(client)
     client.publish_dataset(train=frame["a"].persist())
     old = set(workers_of(client))
-    found = clustertune.reset(
+    found = clustertune.recreate_cluster(
         client, X, frame, worker_size="large", save_to=tmp_path / "save",
         datasets=["train"],
     )  # fmt: skip
@@ -104,7 +104,7 @@ def test_awaited(server: Saturn, tmp_path: Path) -> None:
         client = await Client(cluster, asynchronous=True)
         X = client.persist(RANDOM)
         await wait(X)
-        found: Any = await clustertune.reset(  # type: ignore[misc]
+        found: Any = await clustertune.recreate_cluster(  # type: ignore[misc]
             client, X, scheduler_size="large", n_workers=2, nthreads=1,
             save_to=str(tmp_path),
         )  # fmt: skip
@@ -121,7 +121,7 @@ def test_awaited(server: Saturn, tmp_path: Path) -> None:
 
 def test_nothing_in_memory(client: Client, server: Saturn) -> None:
     """No permission is needed, and nothing is saved."""
-    new, *rest = clustertune.reset(client, worker_size="large")
+    new, *rest = clustertune.recreate_cluster(client, worker_size="large")
     with new:
         assert rest == []
         assert server.config["worker_size"] == "large"
@@ -137,7 +137,7 @@ def test_what_would_be_lost_is_asked_for(
     X, frame = loaded(client)
     size = {"worker_size": "large", "save_to": tmp_path / "save"}
     with pytest.raises(RefusedError, match=r"this client: frompandas \(3 keys.*drop_d"):
-        clustertune.reset(client, X, **size)
+        clustertune.recreate_cluster(client, X, **size)
     del frame
     other = Client(server.cluster.scheduler_address, set_as_default=False)
     with other:
@@ -146,13 +146,13 @@ def test_what_would_be_lost_is_asked_for(
         other.publish_dataset(mine=5)
         match = r"others would lose .* of client Client-.*: int \(5 keys"
         with pytest.raises(RefusedError, match=match) as caught:
-            clustertune.reset(client, X, **size, drop_data=True)
+            clustertune.recreate_cluster(client, X, **size, drop_data=True)
         for text in ("variable 'best'", "data set 'mine'", "include_other_clients"):
             assert text in str(caught.value)
-        plan = clustertune.reset(client, X, **size, dry_run=True)
+        plan = clustertune.recreate_cluster(client, X, **size, dry_run=True)
         assert [s.status for s in plan.report.steps] == ["refused"]
         agreed = {"drop_data": True, "include_other_clients": True}
-        plan = clustertune.reset(client, X, **size, **agreed, dry_run=True)
+        plan = clustertune.recreate_cluster(client, X, **size, **agreed, dry_run=True)
         save, reset, load = plan.report.steps
         assert "variable 'best'" in reset.at_risk
         assert save.predicted_bytes == load.predicted_bytes == VALUES.nbytes
@@ -168,20 +168,22 @@ def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
     X, frame = loaded(client)
     both = {"drop_data": True, "save_to": tmp_path}
     with pytest.raises(ValueError, match=r"medium \(1 core, 1.0 GiB\), large \(2 c"):
-        clustertune.reset(client, X, worker_size="huge", **both)
+        clustertune.recreate_cluster(client, X, worker_size="huge", **both)
     with pytest.raises(ValueError, match="scheduler_size='huge' is not offered"):
-        clustertune.reset(client, X, scheduler_size="huge", **both)
+        clustertune.recreate_cluster(client, X, scheduler_size="huge", **both)
     with pytest.raises(ValueError, match="no data set train"):
-        clustertune.reset(client, X, worker_size="large", datasets=["train"], **both)
+        clustertune.recreate_cluster(
+            client, X, worker_size="large", datasets=["train"], **both
+        )
     with pytest.raises(RefusedError, match="not in memory"):
-        clustertune.reset(client, X + 1, worker_size="large", **both)
+        clustertune.recreate_cluster(client, X + 1, worker_size="large", **both)
     with pytest.raises(RefusedError, match="not confirmed"):
-        clustertune.reset(
+        clustertune.recreate_cluster(
             client, X, worker_size="large", confirm=lambda report: False, **both
         )
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(RefusedError, match="holds other files"):
-        clustertune.reset(client, X, worker_size="large", **both)
+        clustertune.recreate_cluster(client, X, worker_size="large", **both)
     assert not resets(server)
     np.testing.assert_array_equal(X.compute(), VALUES)
 
@@ -202,7 +204,7 @@ def test_data_that_comes_meanwhile(
         with pytest.raises(
             RefusedError, match=r"while this call saved.*others would lose"
         ):
-            clustertune.reset(
+            clustertune.recreate_cluster(
                 client, X, worker_size="large", drop_data=True, save_to=tmp_path,
                 confirm=confirm,
             )  # fmt: skip
@@ -214,12 +216,12 @@ def test_managers_that_cannot(local_cluster: Any) -> None:
     """The error names the class and an alternative."""
     cluster, client = local_cluster(1)
     with pytest.raises(RefusedError, match=r"LocalCluster .*clustertune\.resize"):
-        clustertune.reset(client, worker_size="large")
+        clustertune.recreate_cluster(client, worker_size="large")
     with (
         Client(cluster.scheduler_address, set_as_default=False) as bare,
         pytest.raises(RefusedError, match="only the scheduler's address"),
     ):
-        clustertune.reset(bare, worker_size="large")
+        clustertune.recreate_cluster(bare, worker_size="large")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def test_managers_that_cannot(local_cluster: Any) -> None:
 def test_wrong_arguments(options: Any, error: type[Exception], match: str) -> None:
     """Errors are raised before Saturn is asked."""
     with pytest.raises(error, match=match):
-        clustertune.reset(Client.__new__(Client), **options)
+        clustertune.recreate_cluster(Client.__new__(Client), **options)
 
 
 # --- what goes wrong ------------------------------------------------------------------
@@ -249,12 +251,12 @@ def test_the_manager_refuses(client: Client, server: Saturn, tmp_path: Path) -> 
     X, _ = loaded(client)
     server.refusing = "no \x1b[31mquota"
     with pytest.raises(RecreateError, match=r"no \\x1b\[31mquota; the data") as caught:
-        clustertune.reset(
+        clustertune.recreate_cluster(
             client, X, worker_size="large", drop_data=True, save_to=tmp_path
         )
-    assert f"clustertune.load(client, {str(tmp_path)!r})" in str(caught.value)
+    assert f"clustertune.load_data(client, {str(tmp_path)!r})" in str(caught.value)
     assert [s.status for s in caught.value.report.steps] == ["done", "failed"]
-    (X2,) = clustertune.load(client, tmp_path)
+    (X2,) = clustertune.load_data(client, tmp_path)
     np.testing.assert_array_equal(X2.compute(), VALUES)
     np.testing.assert_array_equal(X.compute(), VALUES)
 
@@ -266,13 +268,13 @@ def test_destroyed_and_not_started(
     X, _ = loaded(client)
     server.breaking = True
     with pytest.raises(RecreateError, match=r"not recreated: .*no machines.*\.load\("):
-        clustertune.reset(
+        clustertune.recreate_cluster(
             client, X, worker_size="large", drop_data=True, save_to=tmp_path
         )
     assert server.cluster is None
     server.breaking = False
     with Client(SaturnCluster()) as new:
-        (X2,) = clustertune.load(new, tmp_path)
+        (X2,) = clustertune.load_data(new, tmp_path)
         np.testing.assert_array_equal(X2.compute(), VALUES)
 
 
@@ -284,7 +286,7 @@ def test_workers_that_do_not_come(
     X, _ = loaded(client)
     server.lacking = 1
     with pytest.raises(RecreateError, match=r"clustertune\.load"):
-        clustertune.reset(
+        clustertune.recreate_cluster(
             client, X, worker_size="large", drop_data=True, save_to=tmp_path,
             n_workers=2, timeout="2 minutes",
         )  # fmt: skip

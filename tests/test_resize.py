@@ -49,7 +49,7 @@ def test_threads_and_memory(two: Any) -> None:
     wait(X)
     threads = {w["nthreads"] for w in workers_of(client).values()}
     assert threads == {1}
-    report = clustertune.resize(client, X, nthreads=2, memory_limit="1.5 GiB")
+    report = clustertune.resize_workers(client, X, nthreads=2, memory_limit="1.5 GiB")
     assert report.status == "done", str(report)
     assert all("lost 0" in step.reason for step in report.steps)
     assert {f[:2] for f in client.run(facts).values()} == {(2, int(1.5 * GIB))}
@@ -61,7 +61,7 @@ def test_threads_and_memory(two: Any) -> None:
     until(lambda: address not in workers_of(client))
     client.wait_for_workers(2)
     assert {f[:2] for f in client.run(facts).values()} == {(2, int(1.5 * GIB))}
-    assert clustertune.resize(client, nthreads=2).status == "fine"
+    assert clustertune.resize_workers(client, nthreads=2).status == "fine"
     local.scale(3)  # a later worker is like them
     client.wait_for_workers(3)
     assert {f[:2] for f in client.run(facts).values()} == {(2, int(1.5 * GIB))}
@@ -73,7 +73,7 @@ def test_variables(spawned: None, two: Any) -> None:
     _, client = two
     before = dict(os.environ)
     env = {"OPENBLAS_NUM_THREADS": "2"}
-    report = clustertune.resize(client, env=env, workers=[1])
+    report = clustertune.resize_workers(client, env=env, workers=[1])
     assert report.status == "done", str(report)
     found = client.run(facts)
     assert sorted(str(f[2]) for f in found.values()) == ["1", "2"]
@@ -86,7 +86,9 @@ def test_any_variable(two: Any) -> None:
     """A caller in Python may set it; reports and the event log hide its value."""
     _, client = two
     env = {"CLUSTERTUNE_TEST_TOKEN": "hunter2"}
-    report = clustertune.resize(client, env=env, workers=[1], allow_any_env=True)
+    report = clustertune.resize_workers(
+        client, env=env, workers=[1], allow_any_env=True
+    )
     assert report.status == "done", str(report)
     found = client.run(os.getenv, "CLUSTERTUNE_TEST_TOKEN")
     assert sorted(map(str, found.values())) == ["None", "hunter2"]
@@ -105,7 +107,7 @@ def test_a_limit_that_is_too_low(two: Any) -> None:
     wait(big)
     pids = client.run(os.getpid)
     with pytest.raises(RefusedError, match="would write some of it to disk"):
-        clustertune.resize(client, memory_limit="250 MiB")
+        clustertune.resize_workers(client, memory_limit="250 MiB")
     assert client.run(os.getpid) == pids
 
 
@@ -117,7 +119,7 @@ def test_a_restart_that_does_not_come_about(two: Any) -> None:
     gate = Event("gate", client=client)
     busy = client.submit(at_gate, gate.name, workers=[first], pure=False)
     until(lambda: any(client.processing().values()))
-    report = clustertune.resize(client, nthreads=3, wait="200 ms")
+    report = clustertune.resize_workers(client, nthreads=3, wait="200 ms")
     assert report.status == "left"
     gate.set()
     wait(busy)
@@ -140,7 +142,7 @@ def test_started_by_hand(tmp_path: Any) -> None:
     """With an address only, and nannies in other processes."""
     with cluster(tmp_path, 2) as file, Client(scheduler_file=file) as client:
         client.wait_for_workers(2)
-        report = clustertune.resize(client, nthreads=2)
+        report = clustertune.resize_workers(client, nthreads=2)
         assert report.status == "done", str(report)
         assert {f[0] for f in client.run(facts).values()} == {2}
 
@@ -183,7 +185,7 @@ def test_a_lower_limit(local_cluster: Any, alone: bool) -> None:
     name = workers_of(client)[first]["name"]
     until(lambda: workers_of(client)[first]["metrics"]["memory"] > 500 * 2**20)
     before = client.run_on_scheduler(held)
-    report = clustertune.resize(client, workers=[name], memory_limit="480 MiB")
+    report = clustertune.resize_workers(client, workers=[name], memory_limit="480 MiB")
     assert report.status == "done", str(report)
     assert "lost 0" in report.steps[0].reason
     assert client.run_on_scheduler(held) == before
@@ -207,11 +209,13 @@ def test_a_limit_below_a_new_process(two: Any, wanted: str) -> None:
     futures = scattered(client)
     pids = client.run(os.getpid)
     with pytest.raises(RefusedError, match=r"set at least \d+ MiB") as caught:
-        clustertune.resize(client, workers=[0], memory_limit=wanted)
+        clustertune.resize_workers(client, workers=[0], memory_limit=wanted)
     assert client.run(os.getpid) == pids
     enough = re.search(r"set at least (\d+ MiB)", str(caught.value))
     assert enough is not None
-    plan = clustertune.resize(client, workers=[0], memory_limit=enough[1], dry_run=True)
+    plan = clustertune.resize_workers(
+        client, workers=[0], memory_limit=enough[1], dry_run=True
+    )
     assert plan.status == "planned"
     assert len(plan.steps) == 1
     assert_equal(client, futures)
@@ -221,7 +225,7 @@ def test_later_workers_are_emptied_below_the_new_limit(two: Any) -> None:
     """Workers that have the lower limit by then are not filled up to the old one."""
     _, client = two
     futures = scattered(client, 240)
-    report = clustertune.resize(client, memory_limit="620 MiB")
+    report = clustertune.resize_workers(client, memory_limit="620 MiB")
     assert report.status == "done", str(report)
     assert "are parked in its nanny" in report.steps[1].summary
     assert not any(client.run_on_scheduler(spilled))
@@ -277,7 +281,7 @@ async def test_a_new_process_that_is_too_large(c: Any, s: Any, a: Any, b: Any) -
 def test_wrong_arguments(options: dict[str, Any], error: type[Exception]) -> None:
     """Before anything is asked."""
     with pytest.raises(error):
-        clustertune.resize(Client.__new__(Client), **options)
+        clustertune.resize_workers(Client.__new__(Client), **options)
 
 
 def test_what_later_workers_are_like() -> None:

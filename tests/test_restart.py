@@ -73,7 +73,7 @@ def test_another_worker_ends_with_what_was_moved(data: str) -> None:
             await c.replicate(values, workers=[name, other])
         await wait(values)
         restarting = asyncio.ensure_future(
-            clustertune.restart(c, workers=[s.workers[name].name])
+            clustertune.restart_workers(c, workers=[s.workers[name].name])
         )
         # all of it is elsewhere, and the worker is not back
         await soon(lambda: name not in s.workers)
@@ -106,7 +106,7 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
     X, y, scattered = await data(c)
     before = layout(s)
     pids = set((await c.run(os.getpid)).values())
-    report = await clustertune.restart(c, X, y)
+    report = await clustertune.restart_workers(c, X, y)
     assert report.status == "done", str(report)
     assert [step.status for step in report.steps] == ["done"] * 3
     assert all("lost 0" in step.reason for step in report.steps)
@@ -134,7 +134,7 @@ async def test_copies_stay(c: Any, s: Any, *nannies: Any) -> None:
     await c.amm.stop()
     everywhere = await c.scatter(np.arange(10), broadcast=True)
     assert len(s.tasks[everywhere.key].who_has) == 3
-    report = await clustertune.restart(c)
+    report = await clustertune.restart_workers(c)
     assert report.status == "done", str(report)
     assert len(s.tasks[everywhere.key].who_has) == 3
     assert not s.extensions["amm"].running
@@ -145,16 +145,16 @@ async def test_named_workers(c: Any, s: Any, *nannies: Any) -> None:
     """By name, as a number or as a shell gives it; a dry run changes nothing."""
     X, y, _ = await data(c)
     pids = await c.run(os.getpid)
-    plan = await clustertune.restart(c, workers=[1], dry_run=True)
+    plan = await clustertune.restart_workers(c, workers=[1], dry_run=True)
     assert plan.status == "planned"
     assert (plan.steps[0].predicted_bytes or 0) > X.nbytes / 3
     assert await c.run(os.getpid) == pids
-    report = await clustertune.restart(c, workers=["1"])
+    report = await clustertune.restart_workers(c, workers=["1"])
     assert len(report.steps) == 1
     now = set((await c.run(os.getpid)).values())
     assert len(now & set(pids.values())) == 2
     with pytest.raises(ValueError, match="there is no nobody in this cluster"):
-        await clustertune.restart(c, workers=["nobody"])
+        await clustertune.restart_workers(c, workers=["nobody"])
 
 
 def train(seconds: float) -> str:
@@ -173,12 +173,12 @@ async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> No
     name = s.workers[address].name
     busy = c.submit(train, 2, workers=[address])
     await soon(lambda: s.workers[address].processing)
-    report = await clustertune.restart(c, workers=[name], wait="200 ms")
+    report = await clustertune.restart_workers(c, workers=[name], wait="200 ms")
     assert report.status == "left"
     assert "1 task still runs after 0.2 s" in report.steps[0].reason
     assert statuses(s) == {"running"}
     assert layout(s) == before
-    report = await clustertune.restart(c, workers=[name])
+    report = await clustertune.restart_workers(c, workers=[name])
     assert report.status == "done", str(report)
     assert await busy == "trained"
 
@@ -192,7 +192,7 @@ async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
     await wait(piece)
     bound = c.submit(abs, c.submit(at_gate, "gate", workers=[b]), workers=[a])
     await soon(lambda: s.workers[b].processing)
-    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[name]))
+    restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[name]))
     await soon(lambda: a not in s.workers, 60)
     await Event("gate").set()
     report = await restarting
@@ -209,7 +209,7 @@ async def test_another_worker_leaves_meanwhile(c: Any, s: Any, *nannies: Any) ->
     X, y, _ = await data(c)
     a, b = list(s.workers)[:2]
     name = s.workers[a].name
-    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[name]))
+    restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[name]))
     await soon(lambda: a not in s.workers, 60)
     assert await s.retire_workers([b], stimulus_id="somebody")
     report = await asyncio.wait_for(restarting, 60)  # of the minutes that it may take
@@ -231,7 +231,7 @@ async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
     actor = await c.submit(Counter, actor=True)
     before = layout(s)
     with pytest.raises(RefusedError, match="1 actor, which cannot be moved") as caught:
-        await clustertune.restart(c)
+        await clustertune.restart_workers(c)
     assert caught.value.report is not None
     assert layout(s) == before
     del actor
@@ -241,7 +241,7 @@ async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
 async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
     """Nobody would start them again."""
     with pytest.raises(RefusedError, match="it has no nanny"):
-        await clustertune.restart(c)
+        await clustertune.restart_workers(c)
     assert len(s.workers) == 3
 
 
@@ -256,12 +256,12 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
         with pytest.raises(
             RefusedError, match="may fill 0 B of memory and 0 B of disk"
         ):
-            await clustertune.restart(c)
+            await clustertune.restart_workers(c)
     assert len(s.workers) == 1
-    plan = await clustertune.restart(c, dry_run=True)
+    plan = await clustertune.restart_workers(c, dry_run=True)
     assert "are parked in its nanny and return" in plan.steps[0].summary
     (before,) = s.workers
-    assert (await clustertune.restart(c)).status == "done"
+    assert (await clustertune.restart_workers(c)).status == "done"
     assert before not in s.workers
     assert len(s.workers) == 1
     assert s.extensions["amm"].running
@@ -270,7 +270,7 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     assert (await c.compute(X.sum())) == 1000
     del X
     await soon(lambda: not s.tasks)
-    assert (await clustertune.restart(c)).status == "done"
+    assert (await clustertune.restart_workers(c)).status == "done"
 
 
 @gen_cluster(nthreads=THREE[:2], worker_kwargs={"memory_limit": "500 MiB"}, **NANNIES)
@@ -293,9 +293,9 @@ async def test_no_room_on_the_others(
             match=r"have room for .* below their thresholds, 209.8 MiB of keys need a "
             r"place, and its nanny may fill 0 B of memory and 0 B of disk only",
         ):
-            await clustertune.restart(c, workers=[0])
+            await clustertune.restart_workers(c, workers=[0])
     assert layout(s) == before
-    report = await clustertune.restart(c, workers=[0])
+    report = await clustertune.restart_workers(c, workers=[0])
     assert report.status == "done", str(report)
     assert "are parked in its nanny and return" in report.steps[0].summary
     assert layout(s) == before
@@ -318,7 +318,7 @@ async def test_keys_that_come_and_go_meanwhile(c: Any, s: Any, *nannies: Any) ->
             await asyncio.sleep(0.01)
 
     task = asyncio.ensure_future(work())
-    report = await clustertune.restart(c, X, y)
+    report = await clustertune.restart_workers(c, X, y)
     working = False
     await task
     assert report.status == "done", str(report)
@@ -340,7 +340,9 @@ async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
 
     first = next(iter(s.workers))
     (busy,) = c.map(_until_told, [0], workers=[first])
-    work = asyncio.ensure_future(clustertune.restart(c, workers=[first], progress=stop))
+    work = asyncio.ensure_future(
+        clustertune.restart_workers(c, workers=[first], progress=stop)
+    )
     with pytest.raises(asyncio.CancelledError):
         await work
     await Event("go on").set()
@@ -349,7 +351,7 @@ async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
     assert (report.status, "interrupted" in report.error) == ("failed", True)
     assert report.steps[0].action == "restart"
     with pytest.raises(ValueError, match="there is no nobody"):
-        await clustertune.restart(c, workers=["nobody"])
+        await clustertune.restart_workers(c, workers=["nobody"])
     assert await clustertune.last_report(c) == report
 
 
@@ -364,7 +366,9 @@ async def test_one_that_is_undone_after_the_call(
     undo, worker = asyncio.Event(), s.workers[a.worker_address]
     task = c.submit(at_gate, "gate", workers=[worker.address])
     await soon(lambda: worker.processing)
-    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[worker.name]))
+    restarting = asyncio.ensure_future(
+        clustertune.restart_workers(c, workers=[worker.name])
+    )
     await soon(lambda: "closing_gracefully" in statuses(s))
     (job,) = resident.jobs.kept.values()
     begun = job.work._undo
@@ -391,11 +395,11 @@ async def test_one_that_is_undone_after_the_call(
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
     """Before and after, for each worker."""
-    report = await clustertune.trim(c)
+    report = await clustertune.trim_memory(c)
     assert report.status == "done", str(report)
     (step,) = report.steps
     assert step.reason.count(" MiB to ") == 3
-    report = await clustertune.trim(c, workers=[0], dry_run=True)
+    report = await clustertune.trim_memory(c, workers=[0], dry_run=True)
     assert report.status == "planned"
 
 
@@ -405,7 +409,7 @@ async def test_the_scheduler_hears_of_a_trim_at_once(c: Any, s: Any, *two: Any) 
     for worker in two:
         worker.periodic_callbacks["heartbeat"].stop()
     before = {a: ws.metrics["time"] for a, ws in s.workers.items()}
-    report = await clustertune.trim(c)
+    report = await clustertune.trim_memory(c)
     assert report.status == "done", str(report)
     assert all(ws.metrics["time"] > before[a] for a, ws in s.workers.items())
 
@@ -455,7 +459,7 @@ async def test_after_a_restart_no_old_trend_is_found(c: Any, s: Any, a: Any) -> 
         return [str(f.severity) for f in found if f.check == "memory_growth"]
 
     assert await grows() in (["info"], ["warning"])
-    await clustertune.restart(c)
+    await clustertune.restart_workers(c)
     assert await grows() == []
 
 
@@ -480,10 +484,10 @@ def test_a_restart_that_takes_longer_than_its_manager_waits(local_cluster: Any) 
         cluster, client = local_cluster(2)
         names = set(cluster.workers)
         for _ in range(2):
-            report = clustertune.restart(client, workers=[0])
+            report = clustertune.restart_workers(client, workers=[0])
             assert report.status == "done", str(report)
         assert set(cluster.workers) == names == cluster.observed
-        assert clustertune.restart(client, drop_data=True).status == "done"
+        assert clustertune.restart_workers(client, drop_data=True).status == "done"
         assert set(cluster.workers) == names == cluster.observed
     assert all(a.startswith("tcp") for a in cluster.scheduler_info["workers"])
 
@@ -513,7 +517,7 @@ async def test_the_time_of_the_caller_ends(
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_the_time_of_the_caller_is_the_limit(c: Any, s: Any, *_: Any) -> None:
     """Not a constant: a job may take as long as the call."""
-    await clustertune.restart(c, workers=[0], timeout="20 minutes")
+    await clustertune.restart_workers(c, workers=[0], timeout="20 minutes")
     (job,) = s.plugins["clustertune"].jobs.kept.values()
     assert 900 < job.work.timeout < 1200
 
@@ -533,7 +537,7 @@ def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
         some = [np.full(100, i) for i in range(40)]
         values = await c.scatter(some, hash=False, workers=[name])
         restarting = asyncio.ensure_future(
-            clustertune.restart(c, workers=[s.workers[name].name])
+            clustertune.restart_workers(c, workers=[s.workers[name].name])
         )
         if other:  # it has taken some of them
             await soon(lambda: name not in s.workers)
@@ -568,7 +572,7 @@ def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
         await wait(computed)
         names = [s.workers[n.worker_address].name for n in nannies[:at_once]]
         restarting = asyncio.ensure_future(
-            clustertune.restart(c, workers=names, max_unavailable=at_once)
+            clustertune.restart_workers(c, workers=names, max_unavailable=at_once)
         )
         await soon(lambda: first not in s.workers)
         assert not any(s.workers[gone].processing)
@@ -604,11 +608,11 @@ async def test_a_shuffle_that_runs(c: Any, s: Any, *nannies: Any) -> None:
     taking_part = [s.workers[a] for a in state.participating_workers]
     await soon(lambda: not all(w.processing for w in taking_part))
     name = next(w.name for w in taking_part if not w.processing)
-    report = await clustertune.restart(c, workers=[name], wait="300 ms")
+    report = await clustertune.restart_workers(c, workers=[name], wait="300 ms")
     assert report.status == "left"
     assert "1 P2P shuffles still keep rows in its process" in report.steps[0].reason
     assert statuses(s) == {"running"}
-    restarting = asyncio.ensure_future(clustertune.restart(c, workers=[name]))
+    restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[name]))
     jobs = s.plugins["clustertune"].jobs.kept
     await soon(lambda: any(not job.task.done() for job in jobs.values()))
     await Event("gate").set()

@@ -59,13 +59,13 @@ async def test_fixed_ports(c: Any, s: Any) -> None:
             await stack.enter_async_context(nanny)
         futures, pids = await values(c), await c.run(os.getpid)
         before = held(s)
-        report = await clustertune.restart(c, timeout="60 s")
+        report = await clustertune.restart_workers(c, timeout="60 s")
         assert report.status == "done", str(report)
         assert held(s) == before
         new = await c.run(os.getpid)
         assert new.keys() == pids.keys()
         assert set(new.values()).isdisjoint(pids.values())
-        report = await clustertune.resize(c, nthreads=2, timeout="60 s")
+        report = await clustertune.resize_workers(c, nthreads=2, timeout="60 s")
         assert report.status == "done", str(report)
         assert held(s) == before
         assert {ws.nthreads for ws in s.workers.values()} == {2}
@@ -79,7 +79,7 @@ async def test_a_fixed_port_alone(c: Any, s: Any) -> None:
     async with Nanny(s.address, worker_port=port, **LIMIT):
         futures = await values(c)
         before = held(s)
-        report = await clustertune.restart(c, timeout="60 s")
+        report = await clustertune.restart_workers(c, timeout="60 s")
         assert report.status == "done", str(report)
         assert held(s) == before
         await assert_equal(c, futures)
@@ -100,7 +100,9 @@ async def test_a_port_range(c: Any, s: Any) -> None:
         ]
         await wait(bound)
         before = {name: keys for name, (_, keys) in held(s).items()}
-        report = await clustertune.restart(c, max_unavailable=2, timeout="100 s")
+        report = await clustertune.restart_workers(
+            c, max_unavailable=2, timeout="100 s"
+        )
         assert report.status == "done", str(report)
         assert {name: keys for name, (_, keys) in held(s).items()} == before
         for name, (address, _) in held(s).items():

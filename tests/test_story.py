@@ -102,7 +102,7 @@ def test_from_the_first_fit_to_the_rescue(local_cluster: Any) -> None:
 
     # a rolling restart between two fits keeps all data
     before = client.run(os.getpid)
-    assert_restarted(client, clustertune.restart(client, X, y), before)
+    assert_restarted(client, clustertune.restart_workers(client, X, y), before)
     until(lambda: max(processes(client)) < 0.5 * LIMIT)
     assert not findings(client, "unmanaged_memory", X, y)
     assert_there(X, y)
@@ -125,7 +125,7 @@ def test_from_the_first_fit_to_the_rescue(local_cluster: Any) -> None:
     client.run(leak, nbytes=int(0.86 * LIMIT))
     until(lambda: states(client) == ["paused"] * 6)
     before = client.run(os.getpid)
-    assert_restarted(client, clustertune.restart(client, X, y), before)
+    assert_restarted(client, clustertune.restart_workers(client, X, y), before)
     (after,) = p.verify().after
     assert by_worker(after) == by_worker(layout)
     assert after.separated == 0
@@ -144,7 +144,7 @@ def test_threads_below_cpus(local_cluster: Any) -> None:
     assert "fewer threads than usable CPUs" in finding.message
     assert "resize" in finding.remedy
     before = client.run(os.getpid)
-    report = clustertune.resize(client, X, y, nthreads=CPU_COUNT)
+    report = clustertune.resize_workers(client, X, y, nthreads=CPU_COUNT)
     assert_restarted(client, report, before)
     assert list(client.nthreads().values()) == [CPU_COUNT]
     assert not findings(client, "thread_count", X, y)

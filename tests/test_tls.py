@@ -173,7 +173,7 @@ def test_a_worker_that_is_alone(authority: Authority) -> None:
     ):
         kept = client.scatter([np.arange(9) + i for i in range(4)], hash=False)
         before = client.run(os.getpid)
-        report = clustertune.restart(client, progress=False)
+        report = clustertune.restart_workers(client, progress=False)
         assert report.status == "done", str(report)
         assert "lost 0" in report.steps[0].reason
         after = client.run(os.getpid)

@@ -41,8 +41,8 @@ def fit_memory(view: View) -> Iterator[Finding]:
 
     Remedy: Do one of the things that the finding names, the cheapest first:
     ``clustertune.prepare(client, X, y, dtype="float32")``, a workload that copies less,
-    ``clustertune.release`` for other keys, more workers (``n_workers=8``), or a higher
-    ``--memory-limit``.
+    ``clustertune.release_data`` for other keys, more workers (``n_workers=8``), or a
+    higher ``--memory-limit``.
     """
     workers = view.eligible_workers
     if not view.layouts or not workers:
@@ -53,8 +53,8 @@ def fit_memory(view: View) -> Iterator[Finding]:
             severity=Severity.unknown,
             message=f"whether the fit has enough memory is {needs}",
             remedy="Run ``clustertune.prepare(client, X, y)``, which loads the data "
-            "and checks again. For Parquet files ``clustertune.size`` tells it before "
-            "loading.",
+            "and checks again. For Parquet files ``clustertune.recommend_size`` tells "
+            "it before loading.",
         )
         return
     if short := forecast.short(needs):

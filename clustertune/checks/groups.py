@@ -177,7 +177,7 @@ def large_groups(view: View) -> Iterator[Finding]:
     All rows of a group must be on one worker. So the largest group decides how much
     memory a worker needs, however many workers there are.
 
-    Remedy: Use workers with more memory, ``clustertune.resize(client,
+    Remedy: Use workers with more memory, ``clustertune.resize_workers(client,
     memory_limit="16 GiB")``. Or make the data smaller, for example with
     ``dtype="float32"``. Or leave out rows of that group.
     """

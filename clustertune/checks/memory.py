@@ -65,9 +65,10 @@ def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
     worker pauses after XGBoost has built its matrix, the fit hangs.
 
     Remedy: Delete collections that you do not need (``del``), or run
-    ``clustertune.release(client, keep=[X, y])``. If process memory stays far above
-    managed memory, run ``clustertune.trim(client)``. If that is not enough, add
-    workers, or raise their limit with ``clustertune.resize(client, memory_limit=...)``.
+    ``clustertune.release_data(client, keep=[X, y])``. If process memory stays far above
+    managed memory, run ``clustertune.trim_memory(client)``. If that is not enough, add
+    workers, or raise their limit with ``clustertune.resize_workers(client,
+    memory_limit=...)``.
 
     Parameters
     ----------
@@ -169,8 +170,8 @@ def memory_settings(view: View) -> Iterator[Finding]:
             message=f"{plural(len(free), 'worker has', 'workers have')} no memory "
             "limit: they neither spill nor pause before the host runs out of memory",
             subject=free,
-            remedy="Set a limit with ``clustertune.resize(client, memory_limit=...)``, "
-            "or start the workers with ``--memory-limit auto``.",
+            remedy="Run ``clustertune.resize_workers(client, memory_limit=...)``, or "
+            "start the workers with ``--memory-limit auto``.",
         )
 
 
@@ -197,9 +198,9 @@ def memory_limits(view: View, *, slack: float = 0.02) -> Iterator[Finding]:
     process before any worker has reached a threshold. It may not be the process that
     grew. Dask reads the limit of the innermost cgroup only.
 
-    Remedy: Run ``clustertune.resize(client, memory_limit=...)`` with at most the host's
-    memory divided by its number of workers. Or start the workers with ``--memory-limit
-    auto``, which does so for the workers of one command.
+    Remedy: Run ``clustertune.resize_workers(client, memory_limit=...)`` with at most
+    the host's memory divided by its number of workers. Or start the workers with
+    ``--memory-limit auto``, which does so for the workers of one command.
 
     Parameters
     ----------
@@ -232,8 +233,8 @@ def unmanaged_memory(view: View, *, share: float = 0.3) -> Iterator[Finding]:
     normal for Python and the usual libraries. The check skips workers with tasks, which
     may need their memory. ``memory_growth`` compares runs and finds leaks.
 
-    Remedy: Run ``clustertune.trim(client)``. If the memory stays, run
-    ``clustertune.restart(client)``, which loses no data.
+    Remedy: Run ``clustertune.trim_memory(client)``. If the memory stays, run
+    ``clustertune.restart_workers(client)``, which loses no data.
 
     Parameters
     ----------
@@ -328,7 +329,7 @@ def child_processes(view: View, *, share: float = 0.05) -> Iterator[Finding]:
 
     Remedy: Start fewer processes (``n_jobs=1``, ``DataLoader(num_workers=0)``), or
     lower ``--memory-limit`` to leave memory for them. If a failed call left them, run
-    ``clustertune.restart(client, workers=[...])``.
+    ``clustertune.restart_workers(client, workers=[...])``.
 
     Parameters
     ----------
@@ -386,8 +387,8 @@ def memory_growth(
     reaches each of its thresholds. For this it adds the growth to the worker's memory
     and to the extra memory of a run.
 
-    Remedy: Run ``clustertune.restart(client)`` between two runs, before a worker
-    reaches its first threshold. The data on the workers is kept.
+    Remedy: Run ``clustertune.restart_workers(client)`` between two runs, before a
+    worker reaches its first threshold. The data on the workers is kept.
 
     Parameters
     ----------
@@ -415,8 +416,8 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=f"Run ``clustertune.restart(client)`` {_when(worst.first)}. The data on "
-        "the workers is kept.",
+        remedy=f"Run ``clustertune.restart_workers(client)`` {_when(worst.first)}. "
+        "The data on the workers is kept.",
     )
 
 

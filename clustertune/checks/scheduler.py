@@ -34,8 +34,8 @@ def abandoned_tasks(view: View, *, after: float = 10.0) -> Iterator[Finding]:
     that never connect, and keep data and CPUs. Short tasks end by themselves, so the
     check needs several readings.
 
-    Remedy: Run ``clustertune.restart(client, workers=[...])`` for these workers, if
-    their tasks may be interrupted. The workers lose no data.
+    Remedy: Run ``clustertune.restart_workers(client, workers=[...])`` for these
+    workers, if their tasks may be interrupted. The workers lose no data.
 
     Parameters
     ----------
@@ -321,9 +321,9 @@ def dangling_names(view: View) -> Iterator[Finding]:
 def other_clients(view: View) -> Iterator[Finding]:
     """Find other clients that work on this cluster.
 
-    Their data uses memory and their tasks use threads. ``clustertune.restart`` keeps
-    their data and waits for their tasks. Dask's ``client.restart()`` drops both. The
-    check does not count published data sets, which belong to no client.
+    Their data uses memory and their tasks use threads. ``clustertune.restart_workers``
+    keeps their data and waits for their tasks. Dask's ``client.restart()`` drops both.
+    The check does not count published data sets, which belong to no client.
 
     Remedy: Ask their owners before you drop data or remove workers. A client that has
     been silent for long may be a notebook that was left open.

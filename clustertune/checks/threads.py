@@ -46,9 +46,9 @@ def thread_count(
     hosts, as with Kubernetes pods that have CPU requests but no limits.
 
     Remedy: Give a host's workers as many threads as it has CPUs. Run
-    ``clustertune.resize(client, nthreads=...)``, or ``clustertune.scale(client, n)``
-    for another number of workers. Or start the workers so, as with ``dask worker
-    --nworkers 1 --nthreads 4`` for 4 CPUs.
+    ``clustertune.resize_workers(client, nthreads=...)``, or
+    ``clustertune.scale(client, n)`` for another number of workers. Or start the
+    workers so, as with ``dask worker --nworkers 1 --nthreads 4`` for 4 CPUs.
 
     Parameters
     ----------
@@ -125,8 +125,8 @@ def thread_pools(view: View, *, most: float = 2.0) -> Iterator[Finding]:
 
     Remedy: Start workers by a nanny and leave ``distributed.nanny.pre-spawn-environ``
     as it is. Or choose a pool size, so that threads times pool size is the number of
-    CPUs: ``clustertune.resize(client, env={"OMP_NUM_THREADS": "2"})``. In code use
-    ``with threadpoolctl.threadpool_limits(1)``.
+    CPUs: ``clustertune.resize_workers(client, env={"OMP_NUM_THREADS": "2"})``. In code
+    use ``with threadpoolctl.threadpool_limits(1)``.
 
     Parameters
     ----------

@@ -79,8 +79,8 @@ def paused_workers(view: View) -> Iterator[Finding]:
     information only.
 
     Remedy: Free memory there: delete collections that you do not need (``del``), then
-    run ``clustertune.trim(client)``. If the memory stays, run
-    ``clustertune.restart(client, workers=[...])``, which loses no data.
+    run ``clustertune.trim_memory(client)``. If the memory stays, run
+    ``clustertune.restart_workers(client, workers=[...])``, which loses no data.
     """
     wanted = view.goal.workers
     paused = _with_status(view.now, "paused")
@@ -197,7 +197,7 @@ def parked_keys(view: View) -> Iterator[Finding]:
     the process of a nanny and ends with it.
 
     Remedy: If no restart is in progress, make sure that a worker runs and call
-    ``clustertune.restart(client)``, which first moves the keys back.
+    ``clustertune.restart_workers(client)``, which first moves the keys back.
     """
     for worker in view.now.workers:
         if worker.parking:
@@ -334,8 +334,8 @@ def unlike_workers(view: View, *, slack: float = 0.05) -> Iterator[Finding]:
     gets twice the rows and needs twice the memory for them. Every round of a fit ends
     when the slowest worker is done.
 
-    Remedy: Make all workers alike with ``clustertune.resize(client, nthreads=...,
-    memory_limit=...)``, or train only on workers that are alike:
+    Remedy: Make all workers alike with ``clustertune.resize_workers(client,
+    nthreads=..., memory_limit=...)``, or train only on workers that are alike:
     ``clustertune.prepare(client, X, y, workers=[...])``.
 
     Parameters

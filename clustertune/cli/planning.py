@@ -127,7 +127,7 @@ def _store(
     """Plan a call, show the plan and write its file."""
 
     def work(client: Client) -> Awaitable[StoredPlan]:
-        made: Any = planning.plan(
+        made: Any = planning.make_plan(
             client,
             call.verb,
             *call.names,
@@ -177,7 +177,7 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
 
     async def make(client: Client, **how: Any) -> Report:
         try:
-            work: Any = planning.apply(client, stored, **how)
+            work: Any = planning.apply_plan(client, stored, **how)
             report: Report = await work
         except ChangedError as error:
             if error.report is not None and acted(error.report):

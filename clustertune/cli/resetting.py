@@ -75,7 +75,7 @@ def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
         return consent.yes or click.confirm("Go on?", err=True)
 
     with _client() as client, typed(ValueError, TypeError):
-        found = resetting.reset(
+        found = resetting.recreate_cluster(
             client,
             confirm=confirm,
             dry_run=consent.dry_run,

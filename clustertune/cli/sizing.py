@@ -65,7 +65,7 @@ def size(
 ) -> None:
     """Recommend a cluster for a fit, and print the line that starts it."""
     with told(), typed(ValueError):
-        found = sizing.size(
+        found = sizing.recommend_size(
             rows=rows,
             columns=columns,
             dtype=dtype,

@@ -77,8 +77,8 @@ def objection(variables: Mapping[str, str]) -> str:
                 f"{shown} is not a variable of thread pools or allocators; others can "
                 "make a worker run commands, load code or write files"
                 f"{f' (did you mean {near[0]}?)' if near else ''}. Remove it, or call "
-                "clustertune.resize(client, env=..., allow_any_env=True) in Python. "
-                f"Allowed: *_NUM_THREADS, {', '.join(TUNING)}"
+                "clustertune.resize_workers(client, env=..., allow_any_env=True) in "
+                f"Python. Allowed: *_NUM_THREADS, {', '.join(TUNING)}"
             )
         if not _VALUE.fullmatch(value):
             return (

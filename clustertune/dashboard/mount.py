@@ -19,7 +19,10 @@ from clustertune.remote.scheduler.plugin import NAME
 PATH = "/clustertune"
 #: parts with a page for each
 INDIVIDUAL = ("memory", "rows", "findings", "timeline")
-GONE = "the scheduler plugin of clustertune is gone; run clustertune.panel(client)"
+GONE = (
+    "the scheduler plugin of clustertune is gone; "
+    "run clustertune.dashboard_page(client)"
+)
 
 
 def mount(dask_scheduler: Any) -> dict[str, Any]:

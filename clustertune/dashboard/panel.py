@@ -23,7 +23,7 @@ TIMEOUT = 60.0  # seconds for the checks
 
 
 @dataclass(frozen=True)
-class Panel:
+class DashboardPage:
     """The page of a cluster.
 
     Attributes
@@ -63,7 +63,7 @@ class Frame:
         )
 
 
-def panel(client: Client) -> Any:
+def dashboard_page(client: Client) -> Any:
     """Add the page ``/clustertune`` to the dashboard of a cluster.
 
     The call runs all checks once, as :func:`clustertune.check` does, to learn the
@@ -79,7 +79,7 @@ def panel(client: Client) -> Any:
 
     Returns
     -------
-    Panel
+    DashboardPage
         Its ``url``, and ``show()`` for a notebook.
 
     Raises
@@ -93,7 +93,7 @@ def panel(client: Client) -> Any:
 
     Examples
     --------
-    >>> clustertune.panel(client).show()                        # doctest: +SKIP
+    >>> clustertune.dashboard_page(client).show()  # doctest: +SKIP
     """
     check_client(client)
     return client.sync(add_panel, client)
@@ -111,7 +111,7 @@ async def tell(client: Client) -> None:
     await diagnose(question)
 
 
-async def add_panel(client: Client) -> Panel:
+async def add_panel(client: Client) -> DashboardPage:
     """Run :func:`panel` in an event loop."""
     try:
         await tell(client)
@@ -122,7 +122,7 @@ async def add_panel(client: Client) -> Panel:
         raise RefusedError(
             f"The scheduler {answer['error']}, so it cannot show the page. {SERVE}"
         )
-    return Panel(page_url(client.dashboard_link, answer["path"]))
+    return DashboardPage(page_url(client.dashboard_link, answer["path"]))
 
 
 def page_url(link: str, path: str) -> str:

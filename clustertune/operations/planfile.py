@@ -34,11 +34,11 @@ _AROUND = ("schema_version", "digest")  # fields that the digest does not cover
 
 VERBS: Mapping[str, Any] = {
     "prepare": publishing.prepare_datasets,
-    "release": release.release,
-    "resize": workers.resize,
-    "restart": workers.restart,
+    "release": release.release_data,
+    "resize": workers.resize_workers,
+    "restart": workers.restart_workers,
     "scale": workers.scale,
-    "trim": workers.trim,
+    "trim": workers.trim_memory,
 }
 #: verbs that take names, and the kind of these names
 NAMED = {"prepare": "published data sets", "release": "prefixes of keys"}

@@ -33,7 +33,7 @@ PUBLISH = "publish"  # a step that follows from the others
 # --- the public calls -----------------------------------------------------------------
 
 
-def plan(
+def make_plan(
     client: Client,
     verb: str,
     *names: str,
@@ -45,7 +45,7 @@ def plan(
 
     Nothing is changed. The plan contains the report of the call's ``dry_run`` and a
     fingerprint of the scheduler, its workers, and the keys, sizes and holders of the
-    data. :func:`clustertune.apply` carries it out.
+    data. :func:`clustertune.apply_plan` carries it out.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def plan(
 
     Examples
     --------
-    >>> p = clustertune.plan(client, "restart", workers=[3])     # doctest: +SKIP
+    >>> p = clustertune.make_plan(client, "restart", workers=[3])     # doctest: +SKIP
     >>> p.save("plan.json")                                      # doctest: +SKIP
     """
     call = planfile.checked(verb, names, options)
@@ -92,7 +92,7 @@ def plan(
     return made
 
 
-def apply(
+def apply_plan(
     client: Client,
     plan: StoredPlan | str | Path,
     *,
@@ -111,7 +111,7 @@ def apply(
     client
         A connected client, synchronous or asynchronous (then the call is awaited).
     plan
-        The plan that :func:`clustertune.plan` returned, or the path of its file.
+        The plan that :func:`clustertune.make_plan` returned, or the path of its file.
     dry_run
         Only check whether the plan can be carried out.
     progress
@@ -136,7 +136,7 @@ def apply(
 
     Examples
     --------
-    >>> clustertune.apply(client, "plan.json")                   # doctest: +SKIP
+    >>> clustertune.apply_plan(client, "plan.json")                   # doctest: +SKIP
     """
     stored = plan if isinstance(plan, StoredPlan) else StoredPlan.load(plan)
     dry = arguments.flag("dry_run", dry_run)

@@ -305,7 +305,7 @@ def prepare(
         False: only advise. ``"auto"``: only if nothing runs, trim the workers that
         findings about memory name, then restart those that are still above a threshold,
         or will be after the next run, one at a time and keeping their data. True: all.
-        See :func:`clustertune.restart`.
+        See :func:`clustertune.restart_workers`.
     rechunk
         True: cut and join partitions where their rows do not match each other or the
         workers; y and companions are cut where X is. False: never, which is an error

@@ -17,7 +17,7 @@ from clustertune.core.wording import names_text
 from clustertune.operations.procedure import Procedure, Steps, carry_out
 
 
-def release(
+def release_data(
     client: Client,
     *prefixes: str,
     keep: Any = (),
@@ -62,12 +62,12 @@ def release(
     RefusedError
         Only other clients hold keys with the prefix; nothing was changed.
     ConnectionLostError, LeaseHeldError, VersionMismatchError, TimedOutError
-        As for :func:`clustertune.restart`.
+        As for :func:`clustertune.restart_workers`.
 
     Examples
     --------
-    >>> print(clustertune.release(client, dry_run=True))        # doctest: +SKIP
-    >>> clustertune.release(client, keep=[X, y])                # doctest: +SKIP
+    >>> print(clustertune.release_data(client, dry_run=True))        # doctest: +SKIP
+    >>> clustertune.release_data(client, keep=[X, y])                # doctest: +SKIP
     """
     wanted = arguments.texts("prefixes", prefixes)
     kept = tuple(f.key for f in futures_of(keep))

@@ -95,7 +95,7 @@ class Recreated:
         yield from self.collections
 
 
-def reset(
+def recreate_cluster(
     client: Client,
     *collections: Any,
     worker_size: str | None = None,
@@ -117,7 +117,7 @@ def reset(
 
     **All data in memory is lost** unless it is saved: the report lists the data and its
     owners. To change threads or memory of running workers without losing data, use
-    :func:`clustertune.resize`.
+    :func:`clustertune.resize_workers`.
 
     Parameters
     ----------
@@ -133,9 +133,9 @@ def reset(
     nthreads
         Threads of each worker; by default Saturn's number for that size.
     save_to
-        Folder for the saved data, as for :func:`clustertune.save`. It is kept.
+        Folder for the saved data, as for :func:`clustertune.save_data`. It is kept.
     storage_options, overwrite
-        As for :func:`clustertune.save`.
+        As for :func:`clustertune.save_data`.
     datasets
         Names of published data sets that are also saved, and published again.
     drop_data
@@ -169,7 +169,7 @@ def reset(
 
     Examples
     --------
-    >>> client, X, y = clustertune.reset(                       # doctest: +SKIP
+    >>> client, X, y = clustertune.recreate_cluster(  # doctest: +SKIP
     ...     client, X, y, worker_size="2xlarge", save_to="/shared/save")
     """
     names = _names(datasets)
@@ -312,7 +312,7 @@ def _explained(
         path = operation.target.path
         where = (
             f"the data is saved in {path}: connect a client to a cluster, then load it "
-            f"with clustertune.load(client, {path!r})"
+            f"with clustertune.load_data(client, {path!r})"
         )
     return RecreateError(f"the cluster {what}: {printable(why, longest=800)}; {where}")
 
@@ -365,8 +365,9 @@ def _refuse_other_manager(cluster: Any) -> None:
     if not saturn.matches(cluster):
         raise RefusedError(
             f"{type(cluster).__name__} cannot be recreated by clustertune, which does "
-            "this for Saturn Cloud only; clustertune.resize changes threads and memory "
-            "of running workers, or use clustertune.save and clustertune.load"
+            "this for Saturn Cloud only; clustertune.resize_workers changes threads "
+            "and memory of running workers; clustertune.save_data and "
+            "clustertune.load_data keep data for another cluster"
         )
 
 

@@ -68,7 +68,7 @@ logger = logging.getLogger("clustertune")
 # --- the public calls -----------------------------------------------------------------
 
 
-def save(
+def save_data(
     client: Client,
     path: Any,
     *collections: Any,
@@ -108,7 +108,7 @@ def save(
 
     Examples
     --------
-    >>> clustertune.save(client, "/shared/save", X, y)          # doctest: +SKIP
+    >>> clustertune.save_data(client, "/shared/save", X, y)          # doctest: +SKIP
     """
     target = manifests.target("path", path, storage_options)
     again = arguments.flag("overwrite", overwrite)
@@ -131,7 +131,7 @@ def save(
     return done
 
 
-def load(
+def load_data(
     client: Client,
     path: Any,
     *,
@@ -148,9 +148,9 @@ def load(
     Parameters
     ----------
     client, storage_options, progress, timeout
-        As for :func:`clustertune.save`.
+        As for :func:`clustertune.save_data`.
     path
-        The path that was given to :func:`clustertune.save`.
+        The path that was given to :func:`clustertune.save_data`.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def load(
 
     Examples
     --------
-    >>> X, y = clustertune.load(client, "/shared/save")         # doctest: +SKIP
+    >>> X, y = clustertune.load_data(client, "/shared/save")         # doctest: +SKIP
     """
     target = manifests.target("path", path, storage_options)
     seconds = arguments.duration("timeout", timeout)

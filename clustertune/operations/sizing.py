@@ -161,7 +161,7 @@ class Sizing:
         return f" (the last line on each of {self.hosts:,} hosts)" if several else ""
 
 
-def size(
+def recommend_size(
     *,
     rows: int | None = None,
     columns: int | None = None,
@@ -218,7 +218,8 @@ def size(
 
     Examples
     --------
-    >>> print(clustertune.size(parquet="data/", workload="xgboost"))  # doctest: +SKIP
+    >>> clustertune.recommend_size(                                # doctest: +SKIP
+    ...     parquet="data/", workload="xgboost")
     """
     if (parquet is None) == (rows is None and columns is None):
         given = "both were" if parquet is not None else "neither was"

@@ -24,7 +24,7 @@ from clustertune.integrations import managers
 from clustertune.operations.procedure import Procedure, carry_out
 
 
-def restart(
+def restart_workers(
     client: Client,
     *collections: Any,
     workers: Sequence[str | int] | None = None,
@@ -100,7 +100,7 @@ def restart(
 
     Examples
     --------
-    >>> print(clustertune.restart(client, workers=[3]))         # doctest: +SKIP
+    >>> print(clustertune.restart_workers(client, workers=[3]))         # doctest: +SKIP
     """
     seconds = arguments.duration("wait", wait)
     most = arguments.part("max_unavailable", max_unavailable)
@@ -146,7 +146,7 @@ def restart(
     return report
 
 
-def resize(
+def resize_workers(
     client: Client,
     *collections: Any,
     nthreads: int | None = None,
@@ -162,16 +162,16 @@ def resize(
 ) -> Report:
     """Change threads, memory limit or variables of workers without losing data.
 
-    Workers restart one at a time, as with :func:`clustertune.restart`. Each nanny gets
-    the new size when its worker is empty, and keeps it for later starts. A worker that
-    does not start with the new size gets its old size again. Workers that already have
-    the size do not restart.
+    Workers restart one at a time, as with :func:`clustertune.restart_workers`. Each
+    nanny gets the new size when its worker is empty, and keeps it for later starts. A
+    worker that does not start with the new size gets its old size again. Workers that
+    already have the size do not restart.
 
     Parameters
     ----------
     client, *collections, workers, max_unavailable, wait, dry_run, progress, timeout
-        As for :func:`clustertune.restart`. With ``env`` workers restart one at a time,
-        because nannies in the same process share their variables.
+        As for :func:`clustertune.restart_workers`. With ``env`` workers restart one at
+        a time, because nannies in the same process share their variables.
     nthreads
         Threads of each worker.
     memory_limit
@@ -188,22 +188,22 @@ def resize(
     Returns
     -------
     Report
-        As of :func:`clustertune.restart`.
+        As of :func:`clustertune.restart_workers`.
 
     Raises
     ------
     TypeError
         No change is given.
     RefusedError
-        As for :func:`clustertune.restart`; or a worker's process and data do not fit
-        a lower limit. Nothing was changed.
+        As for :func:`clustertune.restart_workers`; or a worker's process and data do
+        not fit a lower limit. Nothing was changed.
     ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
 TimedOutError
-        As for :func:`clustertune.restart`.
+        As for :func:`clustertune.restart_workers`.
 
     Examples
     --------
-    >>> clustertune.resize(client, X, y, nthreads=4)            # doctest: +SKIP
+    >>> clustertune.resize_workers(client, X, y, nthreads=4)            # doctest: +SKIP
     """
     size = Size(
         nthreads=arguments.count("nthreads", nthreads),
@@ -260,15 +260,16 @@ def scale(
     Parameters
     ----------
     client, *collections, wait, dry_run, progress, timeout
-        As for :func:`clustertune.restart`.
+        As for :func:`clustertune.restart_workers`.
     n_workers
         The number of workers, at least one.
 
     Returns
     -------
     Report
-        As of :func:`clustertune.restart`. New workers hold no data, and moved keys are
-        where memory was free. :func:`clustertune.prepare` distributes them evenly.
+        As of :func:`clustertune.restart_workers`. New workers hold no data, and moved
+        keys are where memory was free. :func:`clustertune.prepare` distributes them
+        evenly.
 
     Raises
     ------
@@ -278,7 +279,7 @@ def scale(
         A worker holds actors, or its keys do not fit the remaining workers; nothing was
         changed.
     ConnectionLostError, LeaseHeldError, VersionMismatchError, TimedOutError
-        As for :func:`clustertune.restart`.
+        As for :func:`clustertune.restart_workers`.
 
     Examples
     --------
@@ -314,7 +315,7 @@ def scale(
     return report
 
 
-def trim(
+def trim_memory(
     client: Client,
     *,
     workers: Sequence[str | int] | None = None,
@@ -349,11 +350,11 @@ def trim(
     ------
     ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
 TimedOutError
-        As for :func:`clustertune.restart`.
+        As for :func:`clustertune.restart_workers`.
 
     Examples
     --------
-    >>> print(clustertune.trim(client))                         # doctest: +SKIP
+    >>> print(clustertune.trim_memory(client))                         # doctest: +SKIP
     """
     procedure = Procedure(
         client=client,

@@ -347,14 +347,14 @@ def _text(change: Change, view: View) -> str:
         parts.append(f"{_profile(view, change).title} ({profile.frugal_parameters})")
     if change.release:
         what = f"{bytes_text(_other(view))} of other keys released"
-        parts.append(f"{what} (clustertune.release(client, keep=[X, y]))")
+        parts.append(f"{what} (clustertune.release_data(client, keep=[X, y]))")
     if change.n_workers is not None:
         count = plural(change.n_workers, "worker")
         how = "" if view.goal.workers else f" (n_workers={change.n_workers})"
         parts.append(f"{count} of this size{how}")
     if change.memory_limit:
         size = bytes_text(change.memory_limit)
-        how = f'clustertune.resize(client, memory_limit="{size}")'
+        how = f'clustertune.resize_workers(client, memory_limit="{size}")'
         parts.append(f"a memory limit of {size} for each that lacks memory")
         parts[-1] += f" ({how})" if _hosts_have(change.memory_limit, view) else ""
     together = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

@@ -234,7 +234,7 @@ def mirrored_worker(context: Any) -> Iterator[None]:
         raise RuntimeError(
             f"this process has been a mirrored worker ({before}), and TensorFlow sets "
             "that up only once in a process. Restart the worker: "
-            "clustertune.restart(client, workers=...)"
+            "clustertune.restart_workers(client, workers=...)"
         )
     if context.size > 1:
         context.agree = _any_worker_stops

@@ -470,5 +470,5 @@ def memory_problem(
         f"{bytes_text(needed_memory(nbytes, worst.threads))}; it uses "
         f"{bytes_text(worst.used)} and may fill {fraction:.0%} of its limit of "
         f"{bytes_text(worst.limit)}. Give workers more memory or fewer threads "
-        "(clustertune.resize), convert the data to float32, or fit a sample"
+        "(clustertune.resize_workers), convert the data to float32, or fit a sample"
     )

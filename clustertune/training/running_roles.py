@@ -153,7 +153,8 @@ def _stuck_text(stuck: Sequence[RoleState], grace: float) -> str:
         f"{', '.join(map(str, stuck))} did not stop within {seconds_text(grace)}, "
         "because the function did not call ctx.should_stop(). It runs until it returns "
         "and takes a thread of its worker; "
-        f"clustertune.restart(client, workers={[s.id for s in stuck]!r}) ends it"
+        "clustertune.restart_workers(client, "
+        f"workers={[s.id for s in stuck]!r}) ends it"
     )
 
 

@@ -146,7 +146,7 @@ def _of_total(total: int, data: Data) -> tuple[str, ...]:
 
 
 def _restart(client: Client, data: Data, options: Any, notify: Notify) -> Done:
-    report = clustertune.restart(
+    report = clustertune.restart_workers(
         client, *_loaded(data), progress=notify, timeout=TIMEOUT, **options
     )
     return Done(status=report.status)
@@ -158,7 +158,7 @@ def _loaded(data: Data) -> tuple[Any, ...]:
 
 
 def _resize(client: Client, data: Data, options: Any, notify: Notify) -> Done:
-    report = clustertune.resize(
+    report = clustertune.resize_workers(
         client, *_loaded(data), progress=notify, timeout=TIMEOUT, **options
     )
     return Done(status=report.status)
@@ -173,7 +173,7 @@ def _scale(client: Client, data: Data, options: Any, notify: Notify) -> Done:
 
 
 def _trim(client: Client, data: Data, options: Any, notify: Notify) -> Done:
-    return Done(status=clustertune.trim(client, progress=notify).status)
+    return Done(status=clustertune.trim_memory(client, progress=notify).status)
 
 
 def _release(client: Client, data: Data, options: Any, notify: Notify) -> Done:
@@ -182,7 +182,7 @@ def _release(client: Client, data: Data, options: Any, notify: Notify) -> Done:
     if data.spec.place == "lazy":
         kept = client.persist(kept)
     more = client.persist(da.ones(1000, chunks=100))
-    report = clustertune.release(client, keep=kept, progress=notify)
+    report = clustertune.release_data(client, keep=kept, progress=notify)
     del more
     return Done(status=report.status)
 

@@ -273,7 +273,7 @@ def _rival(striker: Striker, blow: Blow) -> bool:
     """Another client wants the cluster at the same time."""
     address = striker.house.watch.scheduler.address
     with Client(address, set_as_default=False) as other, suppress(ClustertuneError):
-        clustertune.trim(other, progress=False, timeout="20s")
+        clustertune.trim_memory(other, progress=False, timeout="20s")
     return True
 
 

@@ -102,7 +102,9 @@ class Rescue:
         # a worker that ends as a restart begins is refused, or left
         for _ in range(3 if fatal else 1):
             try:
-                report = clustertune.restart(self.house.client, timeout="3 minutes")
+                report = clustertune.restart_workers(
+                    self.house.client, timeout="3 minutes"
+                )
             except ClustertuneError as error:
                 problem = str(error)
                 continue

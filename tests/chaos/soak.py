@@ -75,7 +75,7 @@ def _lap(number: int, client: Client, spec: Spec, collections: Any) -> Lap:
     wait(leaking, timeout=60)
     del leaking
     leaked = _workers(client)
-    report = clustertune.restart(client, X, y, rows, progress=False)
+    report = clustertune.restart_workers(client, X, y, rows, progress=False)
     values = client.gather(client.compute([X, y, rows]))
     found = wrong(spec, tuple(values), ordered=True)
     del values

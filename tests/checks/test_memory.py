@@ -388,7 +388,10 @@ def test_growth_is_found_with_the_runs_that_are_left():
     )
     assert "between two runs, after at most 2 more runs" in finding.remedy
     (finding,) = find_memory_growth(1200, 2000, 2800)
-    assert "Run ``clustertune.restart(client)`` before the next run" in finding.remedy
+    assert (
+        "Run ``clustertune.restart_workers(client)`` before the next run"
+        in finding.remedy
+    )
     (finding,) = find_memory_growth(200, 250, 300, 350)
     assert finding.severity is Severity.info
 

@@ -70,7 +70,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
     evil = await Worker(s.address, name=EVIL, nthreads=1)
     evil.memory_manager.memory_pause_fraction = 1e-6  # lower than its memory
     await soon(lambda: s.workers[evil.address].status == Status.paused)
-    panel = await clustertune.panel(c)
+    panel = await clustertune.dashboard_page(c)
     await clustertune.check(c, X, y)
     async with chromium() as tab:
         await tab.look_at(panel.url)

@@ -26,8 +26,8 @@ async def get(url: str) -> str:
 @gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
 async def test_it_is_part_of_the_dashboard_once(c, s, a):
     """Check the pages, the list for JupyterLab, and the link in the navigation."""
-    panel = await clustertune.panel(c)
-    again = await clustertune.panel(c)
+    panel = await clustertune.dashboard_page(c)
+    again = await clustertune.dashboard_page(c)
     base = f"http://127.0.0.1:{s.http_server.port}"
     assert panel == again
     assert panel.url == f"{base}/clustertune"
@@ -46,7 +46,7 @@ async def test_it_is_part_of_the_dashboard_once(c, s, a):
     client=True, nthreads=ONE, scheduler_kwargs=BOARD | {"http_prefix": "my/proxy"}
 )
 async def test_a_prefix_is_kept_to(c, s, a):
-    panel = await clustertune.panel(c)
+    panel = await clustertune.dashboard_page(c)
     assert panel.url.endswith("/my/proxy/clustertune")
     assert "clustertune" in await get(panel.url)
 
@@ -54,14 +54,14 @@ async def test_a_prefix_is_kept_to(c, s, a):
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_scheduler_without_a_dashboard(c, s, a):
     with pytest.raises(RefusedError, match=r"serves no dashboard.*panel --serve"):
-        await clustertune.panel(c)
+        await clustertune.dashboard_page(c)
 
 
 @gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
 async def test_a_scheduler_without_bokeh(c, s, a, monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh.server.tornado", None)
     with pytest.raises(RefusedError, match="has no Bokeh"):
-        await clustertune.panel(c)
+        await clustertune.dashboard_page(c)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_where_it_is(link: str, path: str, url: str) -> None:
 
 
 def test_in_a_notebook_it_is_a_frame() -> None:
-    panel = panels.Panel('http://h/"><script>')
+    panel = panels.DashboardPage('http://h/"><script>')
     assert "<script" not in panel.show()._repr_html_() + panel._repr_html_()
     assert 'height="500"' in panel.show(height=500)._repr_html_()
 
 
 def test_it_takes_a_client_and_no_address() -> None:
     with pytest.raises(TypeError, match="client"):
-        clustertune.panel("tcp://127.0.0.1:8786")
+        clustertune.dashboard_page("tcp://127.0.0.1:8786")

@@ -268,7 +268,7 @@ async def test_on_the_dashboard_its_origins_are_those_of_dask(
     c: Any, s: Any, a: Any
 ) -> None:
     """The page and Dask's pages refuse the same origins."""
-    page = (await clustertune.panel(c)).url
+    page = (await clustertune.dashboard_page(c)).url
     for url in (page, page.replace("/clustertune", "/status")):
         with pytest.raises(HTTPClientError, match="403"):
             await websocket(url, "http://evil.example")

@@ -45,7 +45,7 @@ async def test_what_calls_do(c: Any, s: Any, a: Any, b: Any) -> None:
     assert [d["label"] for d in event["after"]["data"]] == ["X"]
     (step,) = event["steps"]
     assert (step["action"], step["status"]) == ("rebalance", "done")
-    await clustertune.trim(c)
+    await clustertune.trim_memory(c)
     last = (await noted(c))[-1]
     assert (last["action"], last["reason"]) == ("trim", None)
 
@@ -60,7 +60,7 @@ async def test_a_scheduler_that_does_not_answer(
         raise RuntimeError("no log today")
 
     monkeypatch.setitem(s.handlers, "log_event", broken)
-    assert (await clustertune.trim(c)).status == "done"
+    assert (await clustertune.trim_memory(c)).status == "done"
     assert "could not write to Dask's event log: RuntimeError('no log today')" in (
         caplog.text
     )

@@ -224,21 +224,21 @@ async def published(client: Any, worker: Any) -> np.ndarray[Any, Any]:
 async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
     """A plan is saved and carried out; the second time the data has changed."""
     expected = await published(c, a)
-    plan = await clustertune.plan(c, "prepare", "X", "y", workload="xgboost")
+    plan = await clustertune.make_plan(c, "prepare", "X", "y", workload="xgboost")
     assert plan.report.status == "planned"
     assert [step.action for step in plan.steps] == ["rebalance", "publish"]
     assert {d.label for d in plan.seen.data} == {"X", "y"}
     assert not any(ts.who_has for ts in s.tasks.values() if b.state in ts.who_has)
     plan.save(tmp_path / "plan.json")
-    dry = await clustertune.apply(c, tmp_path / "plan.json", dry_run=True)
+    dry = await clustertune.apply_plan(c, tmp_path / "plan.json", dry_run=True)
     assert dry.status == "planned"
     with dask.config.set({"clustertune.reason": None}):
-        done = await clustertune.apply(c, str(tmp_path / "plan.json"))
+        done = await clustertune.apply_plan(c, str(tmp_path / "plan.json"))
     assert done.status == "done", str(done)
     X = await c.get_dataset("X")
     np.testing.assert_array_equal(await c.compute(X), expected)
     with pytest.raises(ChangedError, match="nothing was done: X is on other work"):
-        await clustertune.apply(c, plan)
+        await clustertune.apply_plan(c, plan)
     events = [e for _, e in await c.get_events("clustertune")]
     (event,) = [e for e in events if e["action"] == "prepare"]
     assert event["reason"] == "more workers"  # the reason of the plan
@@ -249,7 +249,7 @@ async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) ->
 async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) -> None:
     """A concurrent call has its own reason, or none."""
     with dask.config.set({"clustertune.reason": "planned"}):
-        plan = await clustertune.plan(c, "trim")
+        plan = await clustertune.make_plan(c, "trim")
     reasons: dict[str, Any] = {}
     inside, over = asyncio.Event(), asyncio.Event()
 
@@ -261,7 +261,7 @@ async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) ->
             reasons["still"] = await asyncio.to_thread(events.why)
 
     slow = replace(plan, call=Slow())
-    applied = asyncio.ensure_future(clustertune.apply(c, slow))
+    applied = asyncio.ensure_future(clustertune.apply_plan(c, slow))
     await inside.wait()
     reasons["another call"] = events.why()
     reasons["setting"] = dask.config.get("clustertune.reason", None)
@@ -282,21 +282,21 @@ async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) ->
 async def test_other_data_under_the_name(c: Any, s: Any, a: Any, b: Any) -> None:
     """Another data set was published, or none is left."""
     await published(c, a)
-    plan = await clustertune.plan(c, "prepare", "X", "y")
+    plan = await clustertune.make_plan(c, "prepare", "X", "y")
     await c.unpublish_dataset("X")
     with pytest.raises(ChangedError, match=r"there is no data set X; .*; plan again"):
-        await clustertune.apply(c, plan)
+        await clustertune.apply_plan(c, plan)
     other = c.persist(da.ones((100, 2), chunks=(20, 2)))
     await wait(other)
     await c.publish_dataset(X=other)
     with pytest.raises(ChangedError, match="X has other partitions: 5, and it had 10"):
-        await clustertune.apply(c, plan)
+        await clustertune.apply_plan(c, plan)
 
 
 @gen_cluster(client=True)
 async def test_too_late_and_elsewhere(c: Any, s: Any, a: Any, b: Any) -> None:
     """Refused before the cluster is read."""
-    plan = await clustertune.plan(c, "trim", expires="2 minutes")
+    plan = await clustertune.make_plan(c, "trim", expires="2 minutes")
     assert plan.expires - plan.made == 120
     for changes, text in (
         ({"expires": plan.made}, "if necessary with a longer"),
@@ -306,11 +306,11 @@ async def test_too_late_and_elsewhere(c: Any, s: Any, a: Any, b: Any) -> None:
         ),
     ):
         with pytest.raises(RefusedError, match=text):
-            await clustertune.apply(c, replace(plan, **changes))
-    assert (await clustertune.apply(c, plan, progress=False)).status == "done"
+            await clustertune.apply_plan(c, replace(plan, **changes))
+    assert (await clustertune.apply_plan(c, plan, progress=False)).status == "done"
     for wrong in ("2 years", "soon", -1):
         with pytest.raises(ValueError, match="expires"):
-            clustertune.plan(c, "trim", expires=wrong)
+            clustertune.make_plan(c, "trim", expires=wrong)
     await c.close()
     with pytest.raises(ConnectionLostError):
-        await clustertune.apply(c, plan)
+        await clustertune.apply_plan(c, plan)

@@ -180,9 +180,11 @@ async def test_collections(c: Any, s: Any, a: Any, b: Any) -> None:
     """Partitions, types, names, divisions and order stay the same."""
     path = "memory://saved/here"
     x, odd, frame, series, unknown = given = _loaded(c)
-    await clustertune.save(c, path, *given, x, storage_options={"token": "hunter2"})
+    await clustertune.save_data(
+        c, path, *given, x, storage_options={"token": "hunter2"}
+    )
     options = {"token": "hunter2"}
-    x2, odd2, frame2, series2, unknown2, again = await clustertune.load(
+    x2, odd2, frame2, series2, unknown2, again = await clustertune.load_data(
         c, path, storage_options=options
     )
     assert x2.chunks == x.chunks
@@ -211,8 +213,8 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
     """Only tasks on the scheduler contain them; logs, events and errors do not."""
     path, options = "memory://secrets", {"token": "hunter2"}
     x = c.persist(X)
-    await clustertune.save(c, path, x, storage_options=options)
-    (loaded,) = await clustertune.load(c, path, storage_options=options)
+    await clustertune.save_data(c, path, x, storage_options=options)
+    (loaded,) = await clustertune.load_data(c, path, storage_options=options)
     await c.compute(loaded)
     shown = {
         "tasks": [(k, repr(t), repr(t.run_spec)) for k, t in s.tasks.items()],
@@ -227,13 +229,13 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
     (piece, *_) = [name for name in files.find(root) if name.endswith("0.0/0.0")]
     files.pipe_file(piece, b"x")
     with pytest.raises(SaveError) as caught:
-        await clustertune.load(c, path, storage_options=options)
+        await clustertune.load_data(c, path, storage_options=options)
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
     assert "hunter2" not in repr([s.get_logs(), a.get_logs(), b.get_logs()])
     # docs/security.md says so
     assert any("hunter2" in str(pickle.dumps(t.run_spec)) for t in s.tasks.values())
     with pytest.raises(ValueError, match="path contains a password") as refused:
-        clustertune.save(c, "ftp://me:hunter2@127.0.0.1:1/x", x)
+        clustertune.save_data(c, "ftp://me:hunter2@127.0.0.1:1/x", x)
     assert "hunter2" not in str(refused.value)
 
 
@@ -245,15 +247,15 @@ async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
     files.pipe_file(f"{root}/mine.txt", b"precious")
     for overwrite in (False, True):
         with pytest.raises(RefusedError, match=r"holds other files \(mine.txt\)"):
-            await clustertune.save(c, "memory://taken", x, overwrite=overwrite)
+            await clustertune.save_data(c, "memory://taken", x, overwrite=overwrite)
     assert files.cat_file(f"{root}/mine.txt") == b"precious"
     files.rm_file(f"{root}/mine.txt")
-    await clustertune.save(c, "memory://taken", x)
+    await clustertune.save_data(c, "memory://taken", x)
     with pytest.raises(RefusedError, match="holds a complete save; give overwrite"):
-        await clustertune.save(c, "memory://taken", x)
+        await clustertune.save_data(c, "memory://taken", x)
     y = c.persist(X + 1)
-    await clustertune.save(c, "memory://taken", y, overwrite=True)
-    (y2,) = await clustertune.load(c, "memory://taken")
+    await clustertune.save_data(c, "memory://taken", y, overwrite=True)
+    (y2,) = await clustertune.load_data(c, "memory://taken")
     np.testing.assert_array_equal(await c.compute(y2), await c.compute(y))
     assert len(files.ls(root)) == 2  # the old save is gone
 
@@ -265,22 +267,22 @@ async def test_a_save_that_fails(c: Any, s: Any, a: Any, b: Any) -> None:
     x = c.persist(X)
     bad = c.persist(dd.from_pandas(PANDAS[["s"]], npartitions=2))
     bad = c.persist(bad.assign(s=bad["s"].map(_list, meta=("s", object))))
-    await clustertune.save(c, path, x)
+    await clustertune.save_data(c, path, x)
     with pytest.raises(SaveError, match="saving y failed"):
-        await clustertune.save(c, path, x, bad, overwrite=True)
-    (x2,) = await clustertune.load(c, path)
+        await clustertune.save_data(c, path, x, bad, overwrite=True)
+    (x2,) = await clustertune.load_data(c, path)
     np.testing.assert_array_equal(await c.compute(x2), await c.compute(x))
     with pytest.raises(SaveError, match="saving X failed"):
-        await clustertune.save(c, "memory://failed", bad)
+        await clustertune.save_data(c, "memory://failed", bad)
     with pytest.raises(SaveError, match="so it holds no complete save"):
-        await clustertune.load(c, "memory://failed")
+        await clustertune.load_data(c, "memory://failed")
     files, root = manifests.target("path", "memory://failed", None).files()
     assert files.find(root) == []  # a save that fails removes its files
     files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
     with pytest.raises(RefusedError, match="holds an unfinished save"):
-        await clustertune.save(c, "memory://failed", x)
-    await clustertune.save(c, "memory://failed", x, overwrite=True)
-    assert len(await clustertune.load(c, "memory://failed")) == 1
+        await clustertune.save_data(c, "memory://failed", x)
+    await clustertune.save_data(c, "memory://failed", x, overwrite=True)
+    assert len(await clustertune.load_data(c, "memory://failed")) == 1
     # another process may be writing it
     assert files.exists(f"{root}/clustertune-0123abcd/0/0.0/0.0")
 
@@ -294,7 +296,7 @@ async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
     """Changed or missing files are an error."""
     path = "memory://changed"
     x, _, frame, *_ = _loaded(c)
-    await clustertune.save(c, path, x, frame)
+    await clustertune.save_data(c, path, x, frame)
     files, root = manifests.target("path", path, None).files()
     names = files.find(root)
     for end in ("1.parquet", "0.1/0.0", "0.1/.zarray", "meta.parquet"):
@@ -303,12 +305,12 @@ async def test_files_that_were_changed(c: Any, s: Any, a: Any, b: Any) -> None:
         # a changed bit in compressed data does not always change the values
         files.pipe_file(name, data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(SaveError, match=r"loading|not as it was saved"):
-            await clustertune.load(c, path)
+            await clustertune.load_data(c, path)
         files.rm_file(name)
         with pytest.raises(SaveError):
-            await clustertune.load(c, path)
+            await clustertune.load_data(c, path)
         files.pipe_file(name, data)
-    assert len(await clustertune.load(c, path)) == 2
+    assert len(await clustertune.load_data(c, path)) == 2
 
 
 @gen_cluster(**TWO)
@@ -322,9 +324,9 @@ async def test_refused(c: Any, s: Any, a: Any, b: Any) -> None:
         (mixed, "X cannot be saved: .*complex128"),
     ):
         with pytest.raises(RefusedError, match=match):
-            await clustertune.save(c, "memory://refused", data)
+            await clustertune.save_data(c, "memory://refused", data)
     with pytest.raises(TypeError, match="give at least one collection"):
-        clustertune.save(c, "memory://refused")
+        clustertune.save_data(c, "memory://refused")
     files, root = manifests.target("path", "memory://refused", None).files()
     assert not files.exists(root)
 
@@ -338,13 +340,13 @@ def test_storage_that_is_not_shared(
     x = client.persist(X)
     wait(x)
     with pytest.raises(RefusedError, match="does not see the files that 2 workers"):
-        clustertune.save(client, "memory://mine", x)
+        clustertune.save_data(client, "memory://mine", x)
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(RefusedError, match="is a file"):
-        clustertune.save(client, file, x)
+        clustertune.save_data(client, file, x)
     with pytest.raises(RefusedError, match=r"cannot write to .*file/below"):
-        clustertune.save(client, file / "below", x)
+        clustertune.save_data(client, file / "below", x)
 
 
 def test_workers_without_clustertune(tmp_path: Path) -> None:
@@ -356,8 +358,8 @@ def test_workers_without_clustertune(tmp_path: Path) -> None:
     ):
         client.wait_for_workers(2)
         x, _, frame, *_ = _loaded(client)
-        clustertune.save(client, folder, x, frame)
-        x2, frame2 = clustertune.load(client, folder)
+        clustertune.save_data(client, folder, x, frame)
+        x2, frame2 = clustertune.load_data(client, folder)
         np.testing.assert_array_equal(x2.compute(), x.compute())
         pd.testing.assert_frame_equal(frame2.compute(), frame.compute())
     manifest = json.loads((folder / manifests.MANIFEST).read_text())
@@ -399,7 +401,7 @@ def test_a_save_that_is_to_run_code(
         {"compressor": None, "dtype": "|O", "filters": [{"id": "pickle"}]},
     ):
         for honest in (False, True):  # whether the manifest has the new checksum
-            clustertune.save(client, path, x, frame, overwrite=True)
+            clustertune.save_data(client, path, x, frame, overwrite=True)
             manifest = json.loads((path / manifests.MANIFEST).read_text())
             folder = path / manifest["folder"] / "0" / "0.0"
             described = json.loads((folder / ".zarray").read_text())
@@ -410,11 +412,11 @@ def test_a_save_that_is_to_run_code(
                 saved["crc32"] = [crc32(payload)]
                 (path / manifests.MANIFEST).write_text(json.dumps(manifest))
             with pytest.raises(SaveError, match="does not match the manifest"):
-                clustertune.load(client, path)
+                clustertune.load_data(client, path)
             # with the original metadata the chunk itself is wrong
             (folder / ".zarray").write_text(json.dumps(described))
             with pytest.raises(SaveError, match=r"checksum|Zstd"):
-                clustertune.load(client, path)
+                clustertune.load_data(client, path)
     assert not marker.exists()
 
 
@@ -440,18 +442,18 @@ def test_frames_that_are_to_run_code(local_cluster: Any, tmp_path: Path) -> None
     wait(frame)
     payload = pickle.dumps(_Evil(marker))
     for name in ("0.parquet", "meta.parquet"):
-        clustertune.save(client, path, frame, overwrite=True)
+        clustertune.save_data(client, path, frame, overwrite=True)
         manifest = json.loads((path / manifests.MANIFEST).read_text())
         (entry,) = manifest["collections"]
         file = path / entry["folder"] / name
         changed = _with_pickled_type(file.read_bytes(), payload)
         file.write_bytes(changed)
         with pytest.raises(SaveError, match="its checksum is another"):
-            clustertune.load(client, path)
+            clustertune.load_data(client, path)
         where = entry["pieces"][0] if name == "0.parquet" else entry["crc32"]
         where["crc32" if name == "0.parquet" else "meta"] = crc32(changed)
         (path / manifests.MANIFEST).write_text(json.dumps(manifest))
-        (loaded,) = clustertune.load(client, path)
+        (loaded,) = clustertune.load_data(client, path)
         pd.testing.assert_frame_equal(loaded.compute(), PANDAS[["a"]])
     assert not marker.exists()
 
@@ -472,15 +474,15 @@ async def test_a_link_to_another_folder(c: Any, s: Any, a: Any, b: Any) -> None:
         precious.mkdir()
         (precious / "file").write_text("x")
         x = c.persist(X)
-        await clustertune.save(c, path, x)
+        await clustertune.save_data(c, path, x)
         manifest = json.loads((path / manifests.MANIFEST).read_text())
         old = path / manifest["folder"]
         old.rename(path / "clustertune-ffffffff")
         old.symlink_to(precious, target_is_directory=True)
         with suppress(SaveError):  # older releases of fsspec cannot remove a link
-            await clustertune.save(c, path, x, overwrite=True)
+            await clustertune.save_data(c, path, x, overwrite=True)
         assert (precious / "file").read_text() == "x"
-        (x2,) = await clustertune.load(c, path)
+        (x2,) = await clustertune.load_data(c, path)
         np.testing.assert_array_equal(await c.compute(x2), await c.compute(x))
 
 
@@ -504,7 +506,7 @@ if __name__ == "__main__":
         done = 0
         for _ in range(6):
             try:
-                clustertune.save(client, path, X, y, overwrite=True)
+                clustertune.save_data(client, path, X, y, overwrite=True)
                 done += 1
             except SaveError as error:
                 assert "names another save" in str(error), error
@@ -539,7 +541,7 @@ def test_two_saves_at_the_same_time(local_cluster: Any, tmp_path: Path) -> None:
             saver.communicate()
     assert all(done), done
     _, client = local_cluster(1)
-    X2, y2 = clustertune.load(client, path)
+    X2, y2 = clustertune.load_data(client, path)
     values = np.unique(np.concatenate([X2.compute().ravel(), y2.compute()]))
     assert X2.shape == (400, 4)
     assert y2.shape == (400,)
@@ -552,13 +554,13 @@ async def test_a_save_that_came_first(c: Any, s: Any, a: Any, b: Any) -> None:
     path = "memory://came-first"
     place = manifests.target("path", path, None)
     files, root = place.files()
-    await clustertune.save(c, path, c.persist(X))
+    await clustertune.save_data(c, path, c.persist(X))
     other = decoding.convert(GOOD, manifests.Manifest)
     files.pipe_file(f"{root}/clustertune-0123abcd/0/0.0/0.0", b"x")
     with pytest.raises(RefusedError, match="holds a complete save"):
         manifests.publish(place, other, overwrite=False)
     assert not files.exists(f"{root}/clustertune-0123abcd")
-    assert len(await clustertune.load(c, path)) == 1
+    assert len(await clustertune.load_data(c, path)) == 1
 
 
 # --- manifests ------------------------------------------------------------------------

@@ -201,8 +201,9 @@ def test_the_cheapest_come_first() -> None:
     assert frugal.text == "XGBoost (hist) (DaskQuantileDMatrix): 1.5 GiB on the fullest"
     assert more.text == "4 workers of this size (n_workers=4): 1.3 GiB on the fullest"
     assert larger.text == (
-        "a memory limit of 3.0 GiB for each that lacks memory (clustertune.resize("
-        'client, memory_limit="3.0 GiB")): 2.1 GiB on the fullest'
+        "a memory limit of 3.0 GiB for each that lacks memory "
+        '(clustertune.resize_workers(client, memory_limit="3.0 GiB")): '
+        "2.1 GiB on the fullest"
     )
 
 
@@ -214,8 +215,8 @@ def test_a_combination_is_the_least() -> None:
     assert more.change == Change(release=True, n_workers=2)
     assert first.change == Change(float32=True, release=True)
     assert first.text == (
-        'dtype="float32" and 700 B of other keys released (clustertune.release(client, '
-        "keep=[X, y])): 550 B on the fullest"
+        'dtype="float32" and 700 B of other keys released '
+        "(clustertune.release_data(client, keep=[X, y])): 550 B on the fullest"
     )
     seen = view([small(0, managed=700, process=800)], [lazy(600)], workload=profile)
     more, _ = forecast.ways(seen)

@@ -50,7 +50,7 @@ def test_a_role_that_does_not_stop_is_named() -> None:
     found = failure_cause([state(0), stuck], 0.5)
     assert isinstance(found, RoleError)
     assert str(found).startswith("w 1 on worker 1 did not stop within 0.5 s, because")
-    assert "clustertune.restart(client, workers=[1]) ends it" in str(found)
+    assert "clustertune.restart_workers(client, workers=[1]) ends it" in str(found)
     assert found.rank == 1
     after = failure_cause([state(0, Failure(1, "a")), stuck], 0.5)
     assert str(after).startswith("a; w 1 on worker 1 did not stop")

@@ -341,7 +341,7 @@ def _no_worker(identity: Mapping[str, Any], statuses: Collection[str]) -> str:
     if "paused" in statuses:
         fix = (
             "their memory is full. Restart them, which keeps their data: "
-            "clustertune.restart(client), or `clustertune restart`"
+            "clustertune.restart_workers(client), or `clustertune restart`"
         )
     return (
         f"the cluster {printable(identity['address'])} has no running worker "

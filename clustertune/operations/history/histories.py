@@ -69,7 +69,7 @@ class Leak:
             text += (
                 f"; its limit is full after about {plural(round(self.left), 'more')}"
             )
-        return f"{text}. Remedy: clustertune.restart(client) between two runs"
+        return f"{text}. Remedy: clustertune.restart_workers(client) between two runs"
 
 
 def leaks(records: Records) -> tuple[Leak, ...] | Unknown:

@@ -85,7 +85,7 @@ _ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part
 # --- public calls ---------------------------------------------------------------------
 
 
-def run(
+def run_playbook(
     client: Client,
     playbook: str | Path,
     X: Any = None,
@@ -140,7 +140,8 @@ def run(
 
     Examples
     --------
-    >>> result = clustertune.run(client, "before-training", X, y)  # doctest: +SKIP
+    >>> result = clustertune.run_playbook(                         # doctest: +SKIP
+    ...     client, "before-training", X, y)
     >>> model.fit(result.X, result.y)                              # doctest: +SKIP
     """
     given = {
@@ -539,7 +540,7 @@ class PlaybookRun:
             assert self.data is not None
             given = await self.data.inputs()
             options["keep"] = [x.collection for x in given]
-        releasing: Any = release.release
+        releasing: Any = release.release_data
         done: Report = await releasing(self.client, *prefixes, **options)
         return done
 

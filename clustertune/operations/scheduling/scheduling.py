@@ -61,9 +61,9 @@ def schedule_restart(
     """Restart workers in the next gap between runs, without losing data.
 
     The scheduler waits until no task has run or been queued for a while and no client
-    holds the cluster. Then it does what :func:`clustertune.restart` does. This process
-    may end meanwhile. If a fit begins while a worker is away, the fit waits for this
-    worker, and the other workers wait for the next gap.
+    holds the cluster. Then it does what :func:`clustertune.restart_workers` does. This
+    process may end meanwhile. If a fit begins while a worker is away, the fit waits
+    for this worker, and the other workers wait for the next gap.
 
     Parameters
     ----------

@@ -136,7 +136,10 @@ def _count(dask_scheduler: Any) -> int:
 def test_a_restart_is_refused(cluster: GatewayCluster, client: Client) -> None:
     """The server would end a worker that is away, and start another."""
     workers = set(workers_of(client))
-    for call in (clustertune.restart, partial(clustertune.resize, nthreads=2)):
+    for call in (
+        clustertune.restart_workers,
+        partial(clustertune.resize_workers, nthreads=2),
+    ):
         with pytest.raises(
             RefusedError, match="a gateway ends a worker that its nanny"
         ):

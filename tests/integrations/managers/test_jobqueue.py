@@ -78,7 +78,7 @@ def test_jobs_of_two_workers(jobs: Any) -> None:
     assert len(cluster.worker_spec) == 2  # the first was on its way, not missing
     X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
     wait(X)
-    report = clustertune.restart(client, X, workers=[min(sizes(client))])
+    report = clustertune.restart_workers(client, X, workers=[min(sizes(client))])
     assert report.status == "done", str(report)
     first, second = sorted(cluster.worker_spec)
     goes = [f"{first}-0", f"{first}-1"]
@@ -91,7 +91,7 @@ def test_jobs_of_two_workers(jobs: Any) -> None:
         assert worker not in stays
     assert stays.keys() == {f"{second}-0", f"{second}-1"}
 
-    resized = clustertune.resize(client, X, nthreads=2, memory_limit="1.5 GiB")
+    resized = clustertune.resize_workers(client, X, nthreads=2, memory_limit="1.5 GiB")
     assert resized.status == "done", str(resized)
     assert clustertune.scale(client, 3).status == "done"
     until(lambda: len(sizes(client)) == 4)  # whole jobs come

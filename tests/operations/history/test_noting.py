@@ -64,7 +64,7 @@ async def test_calls_and_runs_are_noted(
                 raise ZeroDivisionError("no")
         async with clustertune.hold(c, label="mine"):
             pass
-        await clustertune.trim(c)
+        await clustertune.trim_memory(c)
         found = clustertune.history()
     assert found.path == tmp_path / "history.sqlite"
     plan, prepare, fit, failed, mine, trim = found.records
@@ -116,7 +116,7 @@ async def test_a_call_that_fails_is_noted(
     """The record has the reason."""
     with noted_in(tmp_path, job="nightly"):
         with pytest.raises(RefusedError):
-            await clustertune.restart(c)  # there are no nannies
+            await clustertune.restart_workers(c)  # there are no nannies
         (record,) = clustertune.history("nightly").records
     assert (record.kind, record.status) == ("restart", "failed")
     assert "nanny" in record.error
@@ -146,14 +146,14 @@ async def test_a_history_that_cannot_be_written(
         noted_in(tmp_path, keep="many"),
         pytest.raises(ValueError, match="keep='many' must be a whole number"),
     ):
-        await clustertune.trim(c)
+        await clustertune.trim_memory(c)
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_switched_off(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
     """No record is written."""
     with noted_in(tmp_path, enabled=False):
-        await clustertune.trim(c)
+        await clustertune.trim_memory(c)
         assert clustertune.history().records == ()
 
 

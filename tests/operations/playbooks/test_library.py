@@ -135,7 +135,7 @@ def test_variables_that_run_code() -> None:
     assert load(text, "p.yaml").steps[0].options["env"] == {"OMP_NUM_THREADS": "2"}
     (line,) = wrong(text, env="{PYTHONSTARTUP: /tmp/x.py}")
     assert "PYTHONSTARTUP is not a variable of thread pools" in line
-    assert "clustertune.resize(client, env=..., allow_any_env=True)" in line
+    assert "clustertune.resize_workers(client, env=..., allow_any_env=True)" in line
     assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
 
 

@@ -31,7 +31,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
     X = da.random.default_rng(0).random((1200, 4), chunks=(400, 4))
     y = da.random.default_rng(1).random(1200, chunks=500)
     expected = X.compute(scheduler="sync")
-    plan = await clustertune.run(c, "before-training", X, y, dry_run=True)
+    plan = await clustertune.run_playbook(c, "before-training", X, y, dry_run=True)
     assert [step.status for step in plan.steps] == [
         "skipped",
         "planned",
@@ -41,7 +41,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
     ]
     assert plan.exit_status() == 0
     assert not s.tasks
-    done = await clustertune.run(
+    done = await clustertune.run_playbook(
         c, "before-training", X, y, settings={"settle": 0}, workload="xgboost"
     )
     assert done.status == "done", str(done)
@@ -53,7 +53,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
     np.testing.assert_array_equal(await c.compute(done.X), expected)
     held = {f.key for f in futures_of([done.X, done.y])}
     kept = await c.scatter(np.arange(9))
-    gone = await clustertune.run(
+    gone = await clustertune.run_playbook(
         c, "after-training", done.X, done.y, settings={"settle": 0}
     )
     assert gone.status == "done", str(gone)
@@ -67,7 +67,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
 async def test_observe(c: Any, s: Any, a: Any, b: Any) -> None:
     """It changes nothing, and checks the given data."""
     X = da.ones((80, 2), chunks=(10, 2))
-    seen = await clustertune.run(c, "observe", X)
+    seen = await clustertune.run_playbook(c, "observe", X)
     assert seen.status == "fine"
     assert "one_machine" in {f.check for f in seen.found}  # of the data
     assert seen.X is X
@@ -108,7 +108,7 @@ async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> 
 
     await soon(lambda: is_seen(one.worker_address))
     values = {"steps[1].holds": "1s", "steps[2].holds": "1s", "settle": "1s"}
-    done = await clustertune.run(c, "between-runs", settings=values)
+    done = await clustertune.run_playbook(c, "between-runs", settings=values)
     assert [step.status for step in done.steps] == [
         "looked",
         "done",
@@ -127,7 +127,7 @@ async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> 
     await c.run(pause_early, workers=[address])
     await soon(lambda: s.workers[address].status == Status.paused)
     values = {"holds": "1s", "settle": "1s"}
-    done = await clustertune.run(c, "memory-rescue", settings=values)
+    done = await clustertune.run_playbook(c, "memory-rescue", settings=values)
     assert done.status == "done", str(done)
     assert [step.status for step in done.steps[1:4]] == ["done", "skipped", "skipped"]
     assert other.pid != pids[1]
@@ -157,11 +157,11 @@ async def test_a_condition_that_ends(
             a.status = Status.running
 
     await soon(lambda: s.workers[a.address].status == Status.paused)
-    done = await clustertune.run(c, file, progress=resume)
+    done = await clustertune.run_playbook(c, file, progress=resume)
     assert shown
     assert done.steps[0].status == "skipped"
     assert done.steps[0].reason == ("paused_workers was critical, but not for 2 s")
-    plan = await clustertune.run(c, file, dry_run=True)
+    plan = await clustertune.run_playbook(c, file, dry_run=True)
     assert plan.steps[0].reason == "paused_workers is below critical"
 
 
@@ -177,9 +177,9 @@ async def test_a_condition_of_data(
     )
     X = c.persist(da.ones((80, 2), chunks=(10, 2)), workers=[a.address])
     await wait(X)
-    plan = await clustertune.run(c, file, X, dry_run=True)
+    plan = await clustertune.run_playbook(c, file, X, dry_run=True)
     assert plan.steps[0].reason.startswith("if it holds for 0.5 s: move ")
-    done = await clustertune.run(c, file, X)
+    done = await clustertune.run_playbook(c, file, X)
     assert done.steps[0].status == "done", str(done)
     assert {len(a.data), len(b.data)} == {4}
 
@@ -206,13 +206,13 @@ async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     file.write_text(HEAD + FAILING)
     X = c.persist(da.ones((80, 2), chunks=(10, 2)))
     await wait(X)
-    done = await clustertune.run(c, file, X)
+    done = await clustertune.run_playbook(c, file, X)
     assert [step.status for step in done.steps] == ["refused", *["not begun"] * 6]
     assert "no nanny" in done.steps[0].reason
     assert done.steps[1].reason == "steps[0] was refused"
     assert done.exit_status() == 4
     values = {"on_failure": "continue", "settle": 0}
-    done = await clustertune.run(c, file, X, settings=values)
+    done = await clustertune.run_playbook(c, file, X, settings=values)
     found = [(step.status, step.reason) for step in done.steps]
     statuses = ["refused", "failed", "refused", "failed", "done", "refused", "looked"]
     assert [status for status, _ in found] == statuses, str(done)
@@ -221,7 +221,7 @@ async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     assert "there is no divine in this cluster" in found[3][1]
     assert found[5][1] == "an earlier step released the data"
     assert done.exit_status() == 5
-    plan = await clustertune.run(c, file, X, dry_run=True)
+    plan = await clustertune.run_playbook(c, file, X, dry_run=True)
     assert "not begun" not in {step.status for step in plan.steps}
 
 
@@ -241,16 +241,16 @@ async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     """Wrong arguments raise errors before any step."""
     with pytest.raises(ValueError, match="is to persist, rechunk, rebalance, and no"):
-        await clustertune.run(c, "before-training")
+        await clustertune.run_playbook(c, "before-training")
     with pytest.raises(TypeError, match="X is None but other data is given"):
-        await clustertune.run(c, "observe", y=da.ones(3))
+        await clustertune.run_playbook(c, "observe", y=da.ones(3))
     with pytest.raises(TypeError, match="X"):
-        await clustertune.run(c, "before-training", np.ones(3))
+        await clustertune.run_playbook(c, "before-training", np.ones(3))
     with pytest.raises(ValueError, match="unknown playbook 'no-such'"):
-        await clustertune.run(c, "no-such")
+        await clustertune.run_playbook(c, "no-such")
     with pytest.raises(PlaybookError, match="'x' is not in this playbook"):
-        await clustertune.run(c, "observe", settings={"x": 1})
+        await clustertune.run_playbook(c, "observe", settings={"x": 1})
     with pytest.raises(ValueError, match="known are"):
-        await clustertune.run(c, "observe", workload="divine")
+        await clustertune.run_playbook(c, "observe", workload="divine")
     with pytest.raises(ValueError, match="dry_run=1 must be True or False"):
-        await clustertune.run(c, "observe", dry_run=1)
+        await clustertune.run_playbook(c, "observe", dry_run=1)

@@ -143,9 +143,9 @@ async def test_a_client_with_another_clock(
     assert abs(resident.findings["time"] - time()) < 60
     state = resident.page()
     assert abs(state["time"] - state["findings"]["time"]) < 60
-    plan = await clustertune.plan(c, "trim", expires="10 minutes")
+    plan = await clustertune.make_plan(c, "trim", expires="10 minutes")
     assert abs(plan.made - time()) < 60
-    assert (await clustertune.apply(c, plan, progress=False)).status == "done"
+    assert (await clustertune.apply_plan(c, plan, progress=False)).status == "done"
     for one in (made, checked):
         await one.cancel()
 

@@ -180,7 +180,7 @@ async def test_left_and_brought_back(c: Any, s: Any, nanny: Any) -> None:
         found = await clustertune.check(c)
         (finding,) = [f for f in found.found if f.check == "parked_keys"]
         assert "keeps " in finding.message
-        report = await clustertune.restart(c)
+        report = await clustertune.restart_workers(c)
         assert report.status == "done", str(report)
         assert "bring back 5 keys" in report.steps[0].summary
         assert [ws.name for ws in s.workers.values()] == ["new"]
