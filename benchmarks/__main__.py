@@ -111,14 +111,14 @@ BENCHMARKS = (
     _fit("ddp", "PyTorch DistributedDataParallel", "--rounds=3", "--pairs=20"),
     Benchmark(
         "fit-layouts",
-        "Other layouts: skewed, tiny and huge pieces, misaligned",
+        "Other layouts: skewed, tiny and huge partitions, misaligned",
         "the same recipe",
         full=("--layout=skewed,tiny,huge,misaligned", "--rounds=1", "--scale=0.3"),
         quick=("--library=xgboost", "--layout=tiny", "--rounds=1", "--scale=0.05"),
     ),
     Benchmark(
         "rechunk",
-        "Other pieces after 2 → 4 workers",
+        "Other partitions after 2 → 4 workers",
         "Dask's `rechunk` (tasks and P2P) and `repartition`",
         full=("--rounds=4",),
         quick=("--rounds=1", "--scale=50"),
@@ -177,7 +177,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "scale",
-        "Growth with workers and pieces",
+        "Growth with workers and partitions",
         "itself with a tenth of the workers",
         quick=("records", "turns", "--sizes", "30", "100"),
     ),

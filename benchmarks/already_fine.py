@@ -1,7 +1,7 @@
 """``prepare`` on data that lies well already: nothing may move, and it must be quick.
 
 Run: ``python benchmarks/already_fine.py``. Four worker processes, X and y in 100
-pieces. Aim: median below 150 ms. Where the time goes is printed as well.
+partitions. Aim: median below 150 ms. Where the time goes is printed as well.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import clustertune
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=50)
-    parser.add_argument("--pieces", type=int, default=100)
+    parser.add_argument("--partitions", type=int, default=100)
     chosen = parser.parse_args()
     with cluster(4, memory_limit="auto") as client:
-        n = 1000 * chosen.pieces
+        n = 1000 * chosen.partitions
         X = da.random.random((n, 20), chunks=(1000, 20))
         X, y = client.persist([X, X[:, 0] > 0.5])
         wait([X, y])
@@ -38,7 +38,7 @@ def main() -> None:
             assert prepared.report.status == "fine"
         moved = incoming(client) - moved_before
     found = interval([s * 1000 for s in seconds])
-    print(f"4 workers, {chosen.pieces} pieces; {machine()}")
+    print(f"4 workers, {chosen.partitions} partitions; {machine()}")
     print(f"first call, which placed the data: {first * 1000:.0f} ms")
     print(f"{chosen.calls} calls after it: {found} ms, {moved} transfers")
     print(f"aim < 150 ms: {'met' if found.high < 150 and not moved else 'NOT met'}")

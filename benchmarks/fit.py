@@ -5,30 +5,30 @@ Run: ``python benchmarks/fit.py [--library xgboost,admm] [--layout even,half]
 a try. ``ddp`` needs PyTorch, which no extra of ours installs.
 
 ``naive`` is the recipe that users have: wait for the workers, cut X and y into as many
-even pieces as the library's users advise, persist, ``client.rebalance``, fit. It aligns
-X and y too, as both are cut at the same rows. ``ours`` is ``prepare(estimator=)`` and
-the fit with what it hands over. Both start from the same rows, which lie as the layout
-says (``layouts.py``), on two workers of one thread. Each variant has a cluster of its
-own, so that its memory is its own; workers have trained on a few rows before, and ours
-has prepared them, so that neither pays for imports. What the first ``prepare`` on a
-cluster takes, of few rows, is told beside it.
+even partitions as the library's users advise, persist, ``client.rebalance``, fit. It
+aligns X and y too, as both are cut at the same rows. ``ours`` is
+``prepare(estimator=)`` and the fit with what it hands over. Both start from the same
+rows, which lie as the layout says (``layouts.py``), on two workers of one thread. Each
+variant has a cluster of its own, so that its memory is its own; workers have trained
+on a few rows before, and ours has prepared them, so that neither pays for imports.
+What the first ``prepare`` on a cluster takes, of few rows, is told beside it.
 
 On even data there is little to do, so both take turns on one cluster, as often as
 ``--pairs`` says, and on another one if there are more rounds than that: fits of two
 clusters differ more by chance than the 2 % that are at stake, and short fits on one
-cluster do too, unless there are many. The pieces are the same keys, so what the
+cluster do too, unless there are many. The partitions are the same keys, so what the
 recipe's ``client.rebalance`` moves by chance ours finds uneven, and moves back.
 
 What the recipe takes on even data, over what it takes where half of the workers have
 all, is about what placing alone can gain: medians of different clusters. Ours may gain
-more, by other pieces.
+more, by other partitions.
 
 With ``admm`` and ``proximal`` that is little. Where all lies on one of two workers,
-Dask's scheduler runs some of their tasks on the other one and carries pieces there, 96
-to 202 MB and 13 to 104 MB in a fit on 102 MB, whether or not work stealing is on. So
-these fits take 1.06 to 1.20 times as long as where the rows lie evenly; those of
-``kmeans``, for which it carries none, 1.29 times (medians of four or five fits, in
-turns on one cluster).
+Dask's scheduler runs some of their tasks on the other one and carries partitions
+there, 96 to 202 MB and 13 to 104 MB in a fit on 102 MB, whether or not work stealing
+is on. So these fits take 1.06 to 1.20 times as long as where the rows lie evenly;
+those of ``kmeans``, for which it carries none, 1.29 times (medians of four or five
+fits, in turns on one cluster).
 
 Peak memory is of each worker's process: VmHWM, which the kernel keeps and the worker
 resets (5 in ``/proc/self/clear_refs``) when the preparation and the fit begin.
@@ -94,9 +94,9 @@ Figures = dict[str, Any]
 
 
 def naive(client: Client, library: Library, data: list[Any]) -> Any:
-    """As many even pieces as advised, persisted and rebalanced."""
+    """As many even partitions as advised, persisted and rebalanced."""
     client.wait_for_workers(WORKERS)
-    rows = -(-data[0].shape[0] // library.pieces)
+    rows = -(-data[0].shape[0] // library.partitions)
     cut = [c.rechunk({0: rows}) for c in data]
     data[:] = client.persist(cut)
     del cut
@@ -190,11 +190,11 @@ def prepare_and_fit(
 
 def warm_up(name: str, client: Client, library: Library) -> float:
     """Imports, connections, a fit of few rows; seconds of their preparation."""
-    table, advised = library.table, library.pieces
+    table, advised = library.table, library.partitions
     library.table = Table(FEW, table.columns, table.dtype)
-    library.pieces = 2 * WORKERS
+    library.partitions = 2 * WORKERS
     try:
-        layout = even(library.pieces, WORKERS)
+        layout = even(library.partitions, WORKERS)
         data = load(client, library.table, layout, labels=library.labels)
         start = perf_counter()
         handed = PREPARE[name](client, library, data)
@@ -203,7 +203,7 @@ def warm_up(name: str, client: Client, library: Library) -> float:
         library.fit(client, X, y, handed)
         return seconds
     finally:
-        library.table, library.pieces = table, advised
+        library.table, library.partitions = table, advised
 
 
 @contextmanager
@@ -500,7 +500,7 @@ def main() -> None:
         if given.variant == "alone":
             figures = alone(library)
         else:
-            layout = LAYOUTS[given.layout[0]](library.pieces, WORKERS)
+            layout = LAYOUTS[given.layout[0]](library.partitions, WORKERS)
             if given.variant == TURNS:
                 figures = in_turn(library, layout, given.pairs)
             else:

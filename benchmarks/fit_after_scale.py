@@ -31,10 +31,10 @@ PARAMETERS = {"tree_method": "hist", "objective": "binary:logistic", "max_depth"
 TREES = 100
 
 
-def blocks(n_rows: int, n_columns: int, n_pieces: int) -> tuple[da.Array, da.Array]:
+def blocks(n_rows: int, n_columns: int, n_partitions: int) -> tuple[da.Array, da.Array]:
     """Numbers with a signal in them, made on the workers, the same in every variant."""
     rng = da.random.default_rng(7)
-    rows = n_rows // n_pieces
+    rows = n_rows // n_partitions
     X = rng.standard_normal(
         (n_rows, n_columns), chunks=(rows, n_columns), dtype=np.float32
     )
@@ -44,7 +44,7 @@ def blocks(n_rows: int, n_columns: int, n_pieces: int) -> tuple[da.Array, da.Arr
 
 
 def warm_up(client: Client) -> None:
-    """Import XGBoost on all workers; train on a piece of noise on each."""
+    """Import XGBoost on all workers; train on a partition of noise on each."""
     addresses = list(workers_of(client))
     X = da.random.random((200 * len(addresses), 4), chunks=(200, 4))
     y = (X[:, 0] > 0.5).astype("f4")
@@ -56,7 +56,7 @@ def warm_up(client: Client) -> None:
 def _pin(
     client: Client, X: da.Array, y: da.Array, where: Callable[[int], str]
 ) -> tuple[da.Array, da.Array]:
-    """Load piece i on the worker ``where(i)``."""
+    """Load partition i on the worker ``where(i)``."""
     with dask.annotate(workers=lambda key: where(key[1]), allow_other_workers=False):
         X, y = client.persist([X, y])
     wait([X, y])
@@ -122,15 +122,15 @@ def main() -> None:
     parser.add_argument("--variant", choices=VARIANTS)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=50)
-    parser.add_argument("--pieces", type=int, default=20)
+    parser.add_argument("--partitions", type=int, default=20)
     chosen = parser.parse_args()
-    size = (chosen.rows, chosen.columns, chosen.pieces)
+    size = (chosen.rows, chosen.columns, chosen.partitions)
     if chosen.variant:
         print(json.dumps(variant(chosen.variant, size)))
         return
-    print(f"{chosen.rows:,} x {chosen.columns} float32, {chosen.pieces} pieces, hist, "
-          f"{TREES} trees; {machine()}, xgboost {xgb.__version__}")  # fmt: skip
-    chosen_sizes = dict(zip(("rows", "columns", "pieces"), size, strict=True))
+    print(f"{chosen.rows:,} x {chosen.columns} float32, {chosen.partitions} parts, "
+          f"hist, {TREES} trees; {machine()}, xgboost {xgb.__version__}")  # fmt: skip
+    chosen_sizes = dict(zip(("rows", "columns", "partitions"), size, strict=True))
     sizes = [f"--{k}={v}" for k, v in chosen_sizes.items()]
     rounds = run(sys.argv[0], VARIANTS, chosen.rounds, *sizes)
     for r in rounds:

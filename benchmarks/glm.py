@@ -6,11 +6,11 @@ The table of an article about convex optimisation on Dask, at a twentieth of its
 rows of 15 numbers, an L2 penalty, no intercept. All solvers minimise the same function,
 and stop by rules of their own: how far each is from the smallest value that any has
 reached stands beside its seconds. One figure differs by intention: dask-glm's ``admm``
-divides the penalty by the number of pieces.
+divides the penalty by the number of partitions.
 
-``naive``: eight pieces, which all lie on the first of two workers, as after a scale-up.
-``prepared``: the same, given to ``prepare``, whose seconds count. Pieces stay as they
-are, since with other ones ADMM would fit another model.
+``naive``: eight partitions, which all lie on the first of two workers, as after a
+scale-up. ``prepared``: the same, given to ``prepare``, whose seconds count. Partitions
+stay as they are, since with other ones ADMM would fit another model.
 ``alone``: scikit-learn in one process.
 
 ``proximal_grad`` and ``admm`` are dask-glm's; ``gradient_descent``, ``newton`` and
@@ -40,7 +40,7 @@ import clustertune
 
 ROWS, COLUMNS = 400_000, 15
 WORKERS = 2
-PIECES = 8
+PARTITIONS = 8
 PENALTY = 1.0
 FEW = 2000  # rows of the warm-up
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
@@ -73,7 +73,7 @@ def by_us(name: str) -> Fit:
 
 
 def our_admm(client: Client, X: Any, y: Any) -> Any:
-    """As the page says: rho grows with the rows of a piece, or it takes for ever."""
+    """ADMM with a rho that grows with the rows of a partition, or it takes too long."""
     rho = X.chunks[0][0] / 10
     return of_the_page()["admm"](client, X, y, penalty=PENALTY, rho=rho)
 
@@ -103,7 +103,7 @@ def variant(name: str, table: Table) -> dict[str, float]:
         few = Table(FEW, table.columns, table.dtype)
         for solver, (fit, wanted) in SOLVERS.items():
             for size in (few, table):
-                data = load(client, size, half(PIECES, WORKERS))
+                data = load(client, size, half(PARTITIONS, WORKERS))
                 start = perf_counter()
                 if name == "prepared":
                     data = list(
@@ -112,13 +112,13 @@ def variant(name: str, table: Table) -> dict[str, float]:
                 ready = perf_counter()
                 w = fit(client, *data)
                 end = perf_counter()
-                pieces = data[0].numblocks[0]
+                partitions = data[0].numblocks[0]
                 del data
             figures |= {
                 f"{solver}.ready": ready - start,
                 f"{solver}.fit": end - ready,
                 f"{solver}.seconds": end - start,
-                f"{solver}.pieces": pieces,
+                f"{solver}.partitions": partitions,
                 f"{solver}.objective": objective(table, w),
             }
     return figures
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=4)
     parser.add_argument("--variant")
     chosen = parser.parse_args()
-    rows = max(1, round(ROWS * chosen.scale / PIECES)) * PIECES
+    rows = max(1, round(ROWS * chosen.scale / PARTITIONS)) * PARTITIONS
     table = Table(rows, COLUMNS, "f8")
     if chosen.variant:
         print(json.dumps(variant(chosen.variant, table)))
@@ -185,7 +185,7 @@ def main() -> None:
         line(rounds, "alone", name, best)
         for name in ("LogisticRegression", "SGDClassifier")
     ]
-    head = ("solver", "data", "pieces", "seconds [95 %]", "of these, prepare",
+    head = ("solver", "data", "partitions", "seconds [95 %]", "of these, prepare",
             "objective above the best")  # fmt: skip
     print(tabulate(shown, headers=head, disable_numparse=True))
     for solver in SOLVERS:
@@ -203,7 +203,7 @@ def line(
     return [
         solver,
         which,
-        f"{first[f'{name}.pieces']:.0f}" if which != "alone" else "1",
+        f"{first[f'{name}.partitions']:.0f}" if which != "alone" else "1",
         str(interval([r[f"{name}.seconds"] for r in rounds])),
         str(interval(ready)) if ready else "",
         f"{first[f'{name}.objective'] / best - 1:.1e}",

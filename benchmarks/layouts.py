@@ -1,4 +1,5 @@
-"""Training data as it lies before a fit: the same rows in pieces of any kind, anywhere.
+"""Training data as it lies before a fit: the same rows in partitions of any kind,
+anywhere.
 
 A row depends on its number alone, so that every layout, and one process without Dask,
 trains on the same ones.
@@ -17,8 +18,8 @@ from distributed import Client, futures_of, wait
 from measure import workers_of
 
 BLOCK = 1000  # rows that are made together
-TINY = 1000  # pieces of all rows
-HUGE = 3  # pieces of all rows
+TINY = 1000  # partitions of all rows
+HUGE = 3  # partitions of all rows
 
 Shares = Sequence[float]  # of the rows, in any unit
 
@@ -53,44 +54,48 @@ class Table:
 
 @dataclass(frozen=True)
 class Layout:
-    """Into what pieces X and y are cut, and which worker has each."""
+    """Into what partitions X and y are cut, and which worker has each."""
 
     X: Shares
     y: Shares
     workers: Sequence[int]
 
 
-def even(pieces: int, n_workers: int) -> Layout:
-    """As many rows in all pieces, which lie on the workers in turns."""
-    return Layout([1] * pieces, [1] * pieces, [i % n_workers for i in range(pieces)])
+def even(partitions: int, n_workers: int) -> Layout:
+    """As many rows in all partitions, which lie on the workers in turns."""
+    return Layout(
+        [1] * partitions, [1] * partitions, [i % n_workers for i in range(partitions)]
+    )
 
 
-def skewed(pieces: int, n_workers: int) -> Layout:
-    """Every piece has more rows than the one before; workers have as many pieces."""
-    shares = list(range(1, pieces + 1))
-    return Layout(shares, shares, [i * n_workers // pieces for i in range(pieces)])
+def skewed(partitions: int, n_workers: int) -> Layout:
+    """Give every partition more rows than the one before, and workers equal numbers."""
+    shares = list(range(1, partitions + 1))
+    return Layout(
+        shares, shares, [i * n_workers // partitions for i in range(partitions)]
+    )
 
 
-def tiny(pieces: int, n_workers: int) -> Layout:
-    """Pieces so many that each is hardly any work."""
+def tiny(partitions: int, n_workers: int) -> Layout:
+    """Partitions so many that each is hardly any work."""
     return even(TINY, n_workers)
 
 
-def huge(pieces: int, n_workers: int) -> Layout:
-    """Pieces so few that they cannot lie evenly."""
+def huge(partitions: int, n_workers: int) -> Layout:
+    """Partitions so few that they cannot lie evenly."""
     return even(HUGE, n_workers)
 
 
-def misaligned(pieces: int, n_workers: int) -> Layout:
-    """As many rows on each worker and as many pieces of X and y, but other rows."""
-    where = even(pieces, n_workers).workers
-    shares = [1.5 if i // n_workers % 2 else 0.5 for i in range(pieces)]
-    return Layout(shares, [1] * pieces, where)
+def misaligned(partitions: int, n_workers: int) -> Layout:
+    """As many rows on each worker and as many partitions of X and y, but other rows."""
+    where = even(partitions, n_workers).workers
+    shares = [1.5 if i // n_workers % 2 else 0.5 for i in range(partitions)]
+    return Layout(shares, [1] * partitions, where)
 
 
-def half(pieces: int, n_workers: int) -> Layout:
+def half(partitions: int, n_workers: int) -> Layout:
     """All on half of the workers, as after a scale-up."""
-    return even(pieces, n_workers // 2)
+    return even(partitions, n_workers // 2)
 
 
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
@@ -105,14 +110,14 @@ def load(
     addresses = list(workers_of(client))
     where = [addresses[i] for i in layout.workers]
     X = da.map_blocks(
-        _piece,
+        _partition,
         table=table,
         member=0,
         chunks=(_cut(table.rows, layout.X), (table.columns,)),
         meta=np.empty((0, 0), table.dtype),
     )
     y = da.map_blocks(
-        _piece,
+        _partition,
         table=table,
         member=1,
         chunks=(_cut(table.rows, layout.y),),
@@ -130,18 +135,18 @@ def _cut(rows: int, shares: Shares) -> tuple[int, ...]:
     return tuple(np.diff(ends, prepend=0).tolist())
 
 
-def _piece(table: Table, member: int, block_info: Any = None) -> Any:
+def _partition(table: Table, member: int, block_info: Any = None) -> Any:
     start, stop = block_info[None]["array-location"][0]
     return table.make(start, stop)[member]
 
 
-def pieces(collection: Any) -> list[Any]:
+def partitions(collection: Any) -> list[Any]:
     """Futures in the order of the rows."""
     return sorted(futures_of(collection), key=lambda future: future.key[1])
 
 
 def holders(client: Client, collection: Any) -> list[tuple[str, ...]]:
-    """Who holds each piece."""
-    futures = pieces(collection)
+    """Who holds each partition."""
+    futures = partitions(collection)
     found = client.who_has(futures)
     return [tuple(found[f.key]) for f in futures]

@@ -15,7 +15,7 @@ import dask
 import dask.array as da
 import numpy as np
 from distributed import Client
-from layouts import Table, holders, pieces
+from layouts import Table, holders, partitions
 from threadpoolctl import threadpool_limits
 
 HELD_OUT = 20_000  # rows on which models are judged, beyond those they trained on
@@ -27,7 +27,7 @@ class Library(ABC):
 
     size: tuple[int, int] = (1_000_000, 50)
     dtype = "f4"
-    pieces = 8  # that its user chooses, for two workers
+    partitions = 8  # that its user chooses, for two workers
     labels = True  # whether it takes y
     judged = "log loss of other rows"
     #: by how much, as a fraction, a model on a cluster may be worse or better than in
@@ -38,7 +38,7 @@ class Library(ABC):
 
     def __init__(self, scale: float):
         rows, columns = self.size
-        unit = 2 * self.pieces  # so that halves of even pieces are whole rows
+        unit = 2 * self.partitions  # so that halves of even partitions are whole rows
         parts = max(1, round(rows * scale / unit))
         self.table = Table(parts * unit, columns, self.dtype)
 
@@ -145,7 +145,7 @@ class _Linear(Library):
 
     @property
     def wanted(self) -> Mapping[str, Any]:  # type: ignore[override]
-        return {"rechunk": self.pieces}
+        return {"rechunk": self.partitions}
 
     def estimator(self) -> Any:
         from dask_glm.estimators import LogisticRegression
@@ -157,7 +157,7 @@ class _Linear(Library):
 
     def alone(self) -> Any:
         X, y = self.all_rows()
-        rows = self.table.rows // self.pieces
+        rows = self.table.rows // self.partitions
         X, y = da.from_array(X, (rows, -1)), da.from_array(y, rows)
 
         def fit() -> Any:
@@ -175,9 +175,9 @@ class _Linear(Library):
 
 
 class Admm(_Linear):
-    """Its coefficients depend on the number of pieces, so all have as many."""
+    """Its coefficients depend on the number of partitions, so all have as many."""
 
-    pieces = 80
+    partitions = 80
     options = {"solver": "admm", "max_iter": 10}  # noqa: RUF012
 
 
@@ -231,7 +231,7 @@ class Predict(Library):
     """
 
     size = (1_000_000, 100)
-    pieces = 16
+    partitions = 16
     judged = "mean squared error"
 
     def __init__(self, scale: float):
@@ -287,7 +287,7 @@ class Ddp(Library):
 
     def fit(self, client: Client, X: Any, y: Any, handed: Any) -> Any:
         of_rank = defaultdict(list)
-        places = zip(holders(client, X), pieces(X), pieces(y), strict=True)
+        places = zip(holders(client, X), partitions(X), partitions(y), strict=True)
         for rows, (held, *pair) in zip(X.chunks[0], places, strict=True):
             of_rank[held[0]].append((rows, pair))
         fewest = min(sum(n for n, _ in parts) for parts in of_rank.values())
@@ -347,7 +347,7 @@ def train(
     meet: str = "",
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Weights of a network, trained on pieces together with the other ranks."""
+    """Weights of a network, trained on partitions together with the other ranks."""
     from datetime import timedelta
 
     import torch

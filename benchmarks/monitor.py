@@ -1,8 +1,8 @@
 """What it costs to look at a large cluster: time, bytes, the scheduler's event loop.
 
 The workers are real, and of one process (so their own answers are slow; a look asks
-them nothing). Pieces of the given data are real keys on the workers; foreign keys are
-entered in the scheduler only.
+them nothing). Partitions of the given data are real keys on the workers; foreign keys
+are entered in the scheduler only.
 
 Longest block: a task in the scheduler's event loop that wakes every 2 ms notes the
 longest gap, while looks go on and while they do not. CPU: seconds of the scheduler's
@@ -23,7 +23,7 @@ import numpy as np
 from crowd import crowd, longest_turn
 from tabulate import tabulate
 
-WORKERS, PIECES, FOREIGN = 1000, 100_000, 1_000_000
+WORKERS, PARTITIONS, FOREIGN = 1000, 100_000, 1_000_000
 RECORDS = 10_000
 LOOKS = 11
 SPAN = 6.0  # seconds of each measurement of CPU
@@ -47,13 +47,13 @@ async def enter_foreign(dask_scheduler, count):
     return len(dask_scheduler.tasks)
 
 
-def live(n_workers, n_pieces, n_foreign):
+def live(n_workers, n_partitions, n_foreign):
     with crowd(n_workers) as (client, processes):
-        return looked(client, processes[0], n_pieces, n_foreign)
+        return looked(client, processes[0], n_partitions, n_foreign)
 
 
-def pieces(client, count):
-    """An array of so many small pieces, spread over all workers."""
+def partitions(client, count):
+    """An array of so many small partitions, spread over all workers."""
     import dask.array as da
 
     name, futures = "given", {}
@@ -63,7 +63,7 @@ def pieces(client, count):
     return da.Array(futures, name, ((4,) * count,), dtype="f8")
 
 
-def looked(client, process, n_pieces, n_foreign):
+def looked(client, process, n_partitions, n_foreign):
     from distributed.protocol import dumps
 
     import clustertune
@@ -92,8 +92,8 @@ def looked(client, process, n_pieces, n_foreign):
     figures["look"] = timed([])
     figures["block"] = longest(lambda: timed([]))
 
-    X = pieces(client, n_pieces)
-    packed = [keys.pack([(X.name, i) for i in range(n_pieces)])]
+    X = partitions(client, n_partitions)
+    packed = [keys.pack([(X.name, i) for i in range(n_partitions)])]
 
     async def ask(packed):
         return await monitor.ask(client, "look", collections=packed)
@@ -102,7 +102,7 @@ def looked(client, process, n_pieces, n_foreign):
     answer = client.sync(ask, packed)
     figures["identity_mb"] = sum(map(len, dumps(dict(identity)))) / 1e6
     figures["answer_mb"] = sum(map(len, dumps(client.sync(ask, [])))) / 1e6
-    figures["pieces_mb"] = sum(map(len, dumps(answer))) / 1e6
+    figures["partitions_mb"] = sum(map(len, dumps(answer))) / 1e6
 
     def holders():
         times = []
@@ -114,7 +114,7 @@ def looked(client, process, n_pieces, n_foreign):
 
     figures["cpu"], figures["cpu_idle"] = cpu(client, process)
     figures["holders"] = holders()
-    figures["block_pieces"] = longest(holders)
+    figures["block_partitions"] = longest(holders)
     before = figures["look"]
     if n_foreign:
         client.run_on_scheduler(enter_foreign, count=n_foreign)
@@ -160,7 +160,7 @@ def records():
     from clustertune.core.report import Report
     from clustertune.planner.layouts import summarize
 
-    rows, where = [1000] * PIECES, [i % RECORDS for i in range(PIECES)]
+    rows, where = [1000] * PARTITIONS, [i % RECORDS for i in range(PARTITIONS)]
     some = [
         testing.worker(i, host=f"10.0.{i // 250}.{i % 250}") for i in range(RECORDS)
     ]
@@ -184,7 +184,7 @@ def records():
 AIMS = {  # figure: (what it is, most, unit)
     "large.look": ("look at 1,000 workers", 0.5, "s"),
     "large.block": ("longest block of the scheduler by looks", 0.05, "s"),
-    "large.block_pieces": ("the same, with 1e5 pieces asked for", 0.05, "s"),
+    "large.block_partitions": ("the same, with 1e5 partitions asked for", 0.05, "s"),
     "large.block_foreign": ("the same, with 1e6 foreign keys", 0.05, "s"),
     "large.cpu": ("of a core more, at a look a second", 0.01, ""),
     "large.cpu_foreign": ("the same, with 1e6 foreign keys", 0.01, ""),
@@ -193,16 +193,16 @@ AIMS = {  # figure: (what it is, most, unit)
 OTHERS = {
     "large.first": "first look: versions, resident, what workers know, s",
     "large.block_idle": "longest block without looks, s",
-    "large.holders": "holders of 1e5 pieces, s",
+    "large.holders": "holders of 1e5 partitions, s",
     "large.holders_foreign": "the same with 1e6 foreign keys, s",
     "large.identity_mb": "identity of 1,000 workers, MB",
     "large.answer_mb": "the resident's answer, MB",
-    "large.pieces_mb": "the same with 1e5 pieces, MB",
+    "large.partitions_mb": "the same with 1e5 partitions, MB",
     "large.cpu_idle": "share of a core that the scheduler uses without looks",
     "large.check": "check of 1,000 workers (in one process), s",
     "small.look": "look at 100 workers, s",
     "small.first": "first look at 100 workers, s",
-    "records.checks": "checks of 10,000 workers and 1e5 pieces, s",
+    "records.checks": "checks of 10,000 workers and 1e5 partitions, s",
     "records.report": "summary and report of it in three forms, s",
 }
 
@@ -215,7 +215,7 @@ def main():
     if given.variant:
         figures = {
             "small": lambda: live(100, 10_000, 0),
-            "large": lambda: live(WORKERS, PIECES, FOREIGN),
+            "large": lambda: live(WORKERS, PARTITIONS, FOREIGN),
             "records": records,
         }[given.variant]()
         print(json.dumps(figures))

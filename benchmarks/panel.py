@@ -26,7 +26,7 @@ from clustertune.remote.scheduler.plugin import ClustertunePlugin
 
 GIB = 2**30
 UPDATES = 60
-PIECES = 4000
+PARTITIONS = 4000
 
 
 def add_workers(scheduler, n):
@@ -73,8 +73,10 @@ async def measure(n):
             "collections": [
                 {
                     "label": "training data",
-                    "members": [pack([(m, i) for i in range(PIECES)]) for m in "Xy"],
-                    "rows": [1000] * PIECES,
+                    "members": [
+                        pack([(m, i) for i in range(PARTITIONS)]) for m in "Xy"
+                    ],
+                    "rows": [1000] * PARTITIONS,
                     "alike": False,
                 }
             ],
@@ -121,7 +123,7 @@ def main(numbers):
         print(
             f"{n:7d} {making * 1e3:6.1f} {drawing * 1e3:5.1f} {sending * 1e3:6.1f}"
             f" {total * 1e3:5.1f} {total * 100:19.2f} {sent / 1024:4.0f}"
-            f" {counting * 1e3:8.1f} ms of {2 * PIECES} keys"
+            f" {counting * 1e3:8.1f} ms of {2 * PARTITIONS} keys"
         )
 
 

@@ -1,9 +1,10 @@
 """How close placement comes to the fewest bytes, and how long it plans.
 
-Bytes moved are divided by a lower bound: the linear programme in which pieces may be
-divided, with the same imbalance allowed, the same shares and budgets. Whole pieces
-cannot reach it, the fewer the less, so for 12 pieces and less the best placement of
-whole pieces is found too (with no more idle workers), and the bytes divided by that.
+Bytes moved are divided by a lower bound: the linear programme in which partitions may
+be divided, with the same imbalance allowed, the same shares and budgets. Whole
+partitions cannot reach it, the fewer the less, so for 12 partitions and less the best
+placement of whole partitions is found too (with no more idle workers), and the bytes
+divided by that.
 
 Run: ``python benchmarks/placement.py [--layouts 1000]``, about two minutes. The aims,
 and whether they are met, are printed at the end.
@@ -31,32 +32,32 @@ KINDS = (
     "threads differ",
     "tight budgets",
 )
-FEW = 12  # pieces, for which the best placement of whole ones is found
+FEW = 12  # partitions, for which the best placement of whole ones is found
 
 
 def layout(kind, generator):
-    """Arguments of `place`: uneven pieces of X and y on workers."""
+    """Arguments of `place`: uneven partitions of X and y on workers."""
     workers = int(generator.integers(2, 17))
     size = int(np.exp(generator.uniform(np.log(4), np.log(401))))
     unevenness = generator.choice([0.0, 0.2, 0.6, 1.0])
     rows = np.ceil(generator.lognormal(9, unevenness, size)).astype(int)
     x_bytes, y_bytes = rows * int(generator.integers(8, 800)), rows * 8
-    piece, everything = np.arange(size), x_bytes + y_bytes
+    partition, everything = np.arange(size), x_bytes + y_bytes
     where = generator.integers(0, workers, size)
     if kind == "all on one worker":
         where[:] = 0
     elif kind == "after scale-up":
-        where = piece * max(1, int(workers * generator.uniform(0.2, 0.95))) // size
-    held = (piece, where, everything)
+        where = partition * max(1, int(workers * generator.uniform(0.2, 0.95))) // size
+    held = (partition, where, everything)
     if kind == "pairs apart":
         other = generator.integers(0, workers, size)
         other = np.where(generator.random(size) < 0.5, where, other)
-        held = (piece, where, x_bytes), (piece, other, y_bytes)
+        held = (partition, where, x_bytes), (partition, other, y_bytes)
         held = tuple(np.concatenate(arrays) for arrays in zip(*held, strict=True))
     elif kind == "replicas":
         twice = generator.random(size) < 0.4
         second = (where + generator.integers(1, workers, size)) % workers
-        copies = piece[twice], second[twice], everything[twice]
+        copies = partition[twice], second[twice], everything[twice]
         held = tuple(
             np.concatenate(arrays) for arrays in zip(held, copies, strict=True)
         )
@@ -87,18 +88,18 @@ def shares(rows, weights, nbytes, budget):
 
 
 def divisible(rows, held, weights, nbytes, budget, limit):
-    """Fewest bytes if pieces could be divided: a linear programme.
+    """Fewest bytes if partitions could be divided: a linear programme.
 
-    One variable for each holding: the fraction of the piece that stays there. What
+    One variable for each holding: the fraction of the partition that stays there. What
     stays nowhere is one quantity for each worker, in rows and in bytes, so that the
-    programme grows with the holdings and not with pieces times workers.
+    programme grows with the holdings and not with partitions times workers.
     """
-    joined = sparse.csr_matrix((held[2], held[:2])).tocoo()  # X and y of one piece
-    piece, worker, kept = joined.row, joined.col, joined.data
-    count, each = weights.size, np.arange(piece.size)
-    stays = sparse.csr_matrix((np.ones(piece.size), (piece, each)))
+    joined = sparse.csr_matrix((held[2], held[:2])).tocoo()  # X and y of one partition
+    partition, worker, kept = joined.row, joined.col, joined.data
+    count, each = weights.size, np.arange(partition.size)
+    stays = sparse.csr_matrix((np.ones(partition.size), (partition, each)))
     loads = [
-        sparse.csr_matrix((values[piece], (worker, each)), (count, piece.size))
+        sparse.csr_matrix((values[partition], (worker, each)), (count, partition.size))
         for values in (rows, nbytes)
     ]
     bounded = np.isfinite(budget)
@@ -121,8 +122,8 @@ def divisible(rows, held, weights, nbytes, budget, limit):
         ),
         A_eq=np.array(
             [
-                np.concatenate([rows[piece], np.ones(count), np.zeros(count)]),
-                np.concatenate([nbytes[piece], np.zeros(count), np.ones(count)]),
+                np.concatenate([rows[partition], np.ones(count), np.zeros(count)]),
+                np.concatenate([nbytes[partition], np.zeros(count), np.ones(count)]),
             ]
         ),
         b_eq=[rows.sum(), nbytes.sum()],
@@ -132,14 +133,14 @@ def divisible(rows, held, weights, nbytes, budget, limit):
 
 
 def whole(rows, held, weights, nbytes, budget, limit, idle):
-    """Fewest bytes with pieces whole and no more idle workers: the optimum."""
+    """Fewest bytes with partitions whole and no more idle workers: the optimum."""
     size, count = rows.size, weights.size
     kept = np.zeros((size, count))
     np.add.at(kept, held[:2], held[2])
     cost = (nbytes[:, None] - kept).ravel()
     most = np.floor(limit * (1 + 1e-9) * shares(rows, weights, nbytes, budget))
     on, every = sparse.eye(count), np.ones((1, count))
-    pick = [  # of the variables piece on worker, then worker is busy
+    pick = [  # of the variables partition on worker, then worker is busy
         sparse.hstack([sparse.kron(matrix, other), unused])
         for matrix, other, unused in (
             (sparse.eye(size), every, sparse.csr_matrix((size, count))),
@@ -173,7 +174,7 @@ def ratio(moved, least):
 
 
 def can_fit(nbytes, budget):
-    """Whether any placement of whole pieces keeps the budgets."""
+    """Whether any placement of whole partitions keeps the budgets."""
     size, count = nbytes.size, budget.size
     result = milp(
         np.zeros(size * count),
@@ -188,7 +189,7 @@ def can_fit(nbytes, budget):
 
 
 def measure(kind, number):
-    """Figures of one layout, and its pieces for each worker; None: nothing can fit."""
+    """Figures of one layout, and its partitions by worker; None: nothing can fit."""
     generator = np.random.default_rng(number)
     rows, held, weights, sizes = layout(kind, generator)
     start = time.perf_counter()
@@ -237,17 +238,21 @@ def show(groups):
     print(tabulate(rows, headers=headers, disable_numparse=True), end="\n\n")
 
 
-def plan_many(kind, pieces=100_000, workers=1_000):
-    """Arguments of `place` for many pieces on many workers."""
+def plan_many(kind, partitions=100_000, workers=1_000):
+    """Arguments of `place` for many partitions on many workers."""
     generator = np.random.default_rng(1)
-    rows = np.ceil(generator.lognormal(9, 0.5, pieces)).astype(int)
-    piece, nbytes = np.arange(pieces), rows * 100
-    where = generator.integers(0, workers, pieces)
+    rows = np.ceil(generator.lognormal(9, 0.5, partitions)).astype(int)
+    partition, nbytes = np.arange(partitions), rows * 100
+    where = generator.integers(0, workers, partitions)
     if kind == "after scale-up":
-        where = piece * (workers // 2) // pieces
-    held = (piece, where, nbytes)
+        where = partition * (workers // 2) // partitions
+    held = (partition, where, nbytes)
     if kind == "pairs apart":
-        held = (np.tile(piece, 2), generator.integers(0, workers, 2 * pieces), None)
+        held = (
+            np.tile(partition, 2),
+            generator.integers(0, workers, 2 * partitions),
+            None,
+        )
         held = (*held[:2], np.concatenate([rows * 92, rows * 8]))
     budget = np.full(workers, np.inf)
     if kind == "tight budgets":
@@ -257,7 +262,7 @@ def plan_many(kind, pieces=100_000, workers=1_000):
 
 
 def time_many(repeats):
-    """Seconds to plan 100,000 pieces on 1,000 workers, as an interval by layout."""
+    """Seconds to plan 100,000 partitions on 1,000 workers, as an interval by layout."""
     for kind in ("after scale-up", "random", "pairs apart", "tight budgets"):
         rows, held, weights, sizes = plan_many(kind)
         seconds = []
@@ -280,17 +285,21 @@ def main():
         if measured is None:
             refused += 1
             continue
-        result, pieces = measured
+        result, partitions = measured
         by_kind[kind].append(result)
         sizes = ["up to 3", "3 to 10", "over 10"]
-        by_size[f"{sizes[np.digitize(pieces, [3, 10])]} pieces a worker"].append(result)
+        by_size[
+            f"{sizes[np.digitize(partitions, [3, 10])]} partitions a worker"
+        ].append(result)
     every = [result for results in by_kind.values() for result in results]
-    print(f"{chosen.layouts} layouts, 2 to 16 workers, 4 to 400 pieces; {machine()}")
+    print(
+        f"{chosen.layouts} layouts, 2 to 16 workers, 4 to 400 partitions; {machine()}"
+    )
     print(f"{refused} refused: no placement at all keeps their budgets", end="\n\n")
     show([*by_kind.items(), *sorted(by_size.items()), ("all", every)])
     times = list(time_many(chosen.repeats))
     rows = [[kind, str(found)] for kind, found in times]
-    headers = ["100,000 pieces, 1,000 workers", "seconds, median [95 %]"]
+    headers = ["100,000 partitions, 1,000 workers", "seconds, median [95 %]"]
     print(tabulate(rows, headers=headers, disable_numparse=True), end="\n\n")
     judge(np.array(every).T, max(found.high for _, found in times))
 
@@ -300,12 +309,12 @@ def judge(results, slowest):
     best = best[np.isfinite(best)]
     aims = {
         "bytes / lower bound, median, <= 1.05": np.median(bound),
-        "bytes / best of whole pieces, 95th percentile, <= 1.01": np.percentile(
+        "bytes / best of whole partitions, 95th percentile, <= 1.01": np.percentile(
             best, 95
         ),
         "rows / share over the allowed, maximum, <= 1": limited.max(),
-        "seconds for 100,000 pieces on 1,000 workers, < 1": slowest,
-        "seconds for up to 400 pieces, 95th percentile, < 1": np.percentile(
+        "seconds for 100,000 partitions on 1,000 workers, < 1": slowest,
+        "seconds for up to 400 partitions, 95th percentile, < 1": np.percentile(
             seconds, 95
         ),
     }

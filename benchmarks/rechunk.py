@@ -1,16 +1,17 @@
-"""X and y to other pieces after 2 -> 4 workers: ours, and each way that Dask has.
+"""X and y to other partitions after 2 -> 4 workers: ours, and each way that Dask has.
 
 Run: ``python benchmarks/rechunk.py [--rounds 8] [--case big]``; ``--scale 10`` divides
 the rows, for a quick try. Two workers hold everything, then two join them. Every
 variant has a cluster of its own, warmed up alike.
 
-``held``: somebody keeps the old pieces to the end; ``released``: nobody does, Dask's
-variants delete them as soon as the new ones are asked for.
+``held``: somebody keeps the old partitions to the end; ``released``: nobody does,
+Dask's variants delete them as soon as the new ones are asked for.
 
-Dask's ways are timed twice. ``bare``: until the new pieces are there, wherever that is.
-``end``: until they lie as ours do, rows even within 5 %, every X_i with its y_i, one
-holder each. Dask has nothing that does this, so our own ``prepare`` does it there too,
-forbidden to cut: the fairest rival that can be had. Between the two the clock stands.
+Dask's ways are timed twice. ``bare``: until the new partitions are there, wherever
+that is. ``end``: until they lie as ours do, rows even within 5 %, every X_i with its
+y_i, one holder each. Dask has nothing that does this, so our own ``prepare`` does it
+there too, forbidden to cut: the fairest rival that can be had. Between the two the
+clock stands.
 
 Bytes are what crossed the loopback interface, protocol and all other local traffic
 too. The bound is the fewest that can give the end state with the rows in their order.
@@ -56,13 +57,13 @@ Rounds = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Case:
-    """Rows in old pieces, to be cut or joined to new ones."""
+    """Rows in old partitions, to be cut or joined to new ones."""
 
     columns: int
     old: int
     new: int
     frame: bool = False
-    in_turn: bool = False  # pieces on the sources by turns; else each has one half
+    in_turn: bool = False  # partitions on the sources by turns; else each has one half
     rows: int = 1_000_000
 
     @property
@@ -77,8 +78,9 @@ class Case:
     def bound(self) -> float:
         """Half of the rows leave the sources, as each new worker ends with a quarter.
 
-        By turns, both sources hold parts of every new piece. Then the other half moves
-        too, but for the larger part of each piece, which may stay where it is.
+        By turns, both sources hold parts of every new partition. Then the other half
+        moves too, but for the larger part of each partition, which may stay where it
+        is.
         """
         parts = self.old // self.new
         return self.nbytes / 2 * (1 + (parts // 2 / parts if self.in_turn else 0))
@@ -92,12 +94,12 @@ class Case:
         return [f"{m}_{i}" for i in INPUTS for m in ("ours", *self.rivals)]
 
     def divided(self, by: int) -> Case:
-        """With fewer rows, so many that all pieces stay alike."""
+        """With fewer rows, so many that all partitions stay alike."""
         common = math.lcm(self.old, self.new)
         return replace(self, rows=max(1, self.rows // common // by) * common)
 
 
-WHOLE = {"rechunk": False, "progress": False}  # whole pieces move, none is cut
+WHOLE = {"rechunk": False, "progress": False}  # whole partitions move, none is cut
 INPUTS = ("held", "released")
 CASES = {
     "big": Case(100, 10, 80),
@@ -116,7 +118,7 @@ def load(client: Client, case: Case, addresses: Sequence[str]) -> list[Any]:
     if case.frame:
         names = [f"x{i}" for i in range(case.columns)]
         meta = pd.DataFrame(np.empty((0, case.columns)), columns=names)
-        X = dd.from_map(_piece, range(case.old), rows=rows, names=names, meta=meta)
+        X = dd.from_map(_partition, range(case.old), rows=rows, names=names, meta=meta)
         y = X["x0"] * 2
     else:
         rng = da.random.default_rng(7)
@@ -132,20 +134,20 @@ def load(client: Client, case: Case, addresses: Sequence[str]) -> list[Any]:
     return loaded
 
 
-def _piece(number: int, rows: int, names: list[str]) -> pd.DataFrame:
+def _partition(number: int, rows: int, names: list[str]) -> pd.DataFrame:
     rng = np.random.default_rng(number)
     return pd.DataFrame(rng.standard_normal((rows, len(names))), columns=names)
 
 
-def pieces(collection: Any) -> list[Any]:
+def partitions(collection: Any) -> list[Any]:
     """Futures in the order of the rows."""
     return sorted(futures_of(collection), key=lambda future: future.key[1])
 
 
 def holders(client: Client, collections: Sequence[Any]) -> list[list[set[str]]]:
-    """By collection, who holds each piece."""
+    """By collection, who holds each partition."""
     found = client.who_has(futures_of(list(collections)))
-    return [[set(found[f.key]) for f in pieces(c)] for c in collections]
+    return [[set(found[f.key]) for f in partitions(c)] for c in collections]
 
 
 def fullest(client: Client, collections: Sequence[Any]) -> float:
@@ -154,7 +156,7 @@ def fullest(client: Client, collections: Sequence[Any]) -> float:
     It may leave copies behind, so it is the last thing to be done.
     """
     where = holders(client, collections[:1])[0]
-    counts = client.gather(client.map(_rows, *map(pieces, collections), pure=False))
+    counts = client.gather(client.map(_rows, *map(partitions, collections), pure=False))
     assert -1 not in counts, "rows have other rows' labels"
     held: Counter[str] = Counter()
     for workers, rows in zip(where, counts, strict=True):
@@ -172,7 +174,7 @@ def _rows(X: Any, y: Any) -> int:
 def rechunk(
     client: Client, method: str, old: list[Any], case: Case, *, release: bool
 ) -> list[Any]:
-    """New pieces, loaded; nobody but ``old`` may hold the old ones."""
+    """New partitions, loaded; nobody but ``old`` may hold the old ones."""
     if method == "ours":
         return list(clustertune.prepare(client, *old, rechunk=case.new,
                     release_inputs=release, progress=False))  # fmt: skip
@@ -200,7 +202,7 @@ def warm_up(client: Client, case: Case, addresses: Sequence[str]) -> None:
 
 
 def _settle() -> int:
-    """Give back freed memory, which new pieces would fill unseen; the process id."""
+    """Return freed memory, which new partitions would fill; return the process id."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     return os.getpid()
@@ -268,7 +270,7 @@ def variant(name: str, case: Case) -> Figures:
         figures["receiver"] = max(risen[w] for w in receivers)
         figures |= state(client, new, everyone)
         left = keys & {k for held in client.has_what().values() for k in held}
-        assert left == (keys if inputs == "held" else set()), "old pieces are kept"
+        assert left == (keys if inputs == "held" else set()), "old partitions are kept"
         figures["fullest"] = fullest(client, new)
         return figures
 
@@ -276,9 +278,11 @@ def variant(name: str, case: Case) -> Figures:
 def state(
     client: Client, new: Sequence[Any], workers: Sequence[str], prefix: str = ""
 ) -> Figures:
-    """How many pieces lie on each worker, pairs together, and copies to spare."""
+    """How many partitions lie on each worker, pairs together, and copies to spare."""
     X, y = holders(client, new)
-    told = {f"pieces_{i}": sum(w in held for held in X) for i, w in enumerate(workers)}
+    told = {
+        f"partitions_{i}": sum(w in held for held in X) for i, w in enumerate(workers)
+    }
     told["pairs"] = sum(a == b for a, b in zip(X, y, strict=True))
     told["copies"] = sum(len(held) - 1 for held in [*X, *y])
     return {prefix + k: v for k, v in told.items()}
@@ -296,7 +300,7 @@ def tables(rounds: Rounds, case: Case) -> None:
         return f"{cell(figure, 1e6, '.0f')} = {cell(figure, case.share)}"
 
     def lie(prefix: str) -> str:
-        names = [*(f"pieces_{i}" for i in range(4)), "pairs"]
+        names = [*(f"partitions_{i}" for i in range(4)), "pairs"]
         told = [f"{median(r[prefix + n] for r in rounds):.0f}" for n in names]
         return f"{'/'.join(told[:4])}, {told[4]}"
 
@@ -310,7 +314,7 @@ def tables(rounds: Rounds, case: Case) -> None:
     head = "variant", "bare (s)", "end (s)", "bare (MB)", "end (MB)"
     print(tabulate(cost, headers=head, disable_numparse=True), end="\n\n")
     head = "variant", "source's peak (MB = shares)", "receiver's peak"
-    head += "bare: pieces, pairs", "end", "rows/share"
+    head += "bare: partitions, pairs", "end", "rows/share"
     print(tabulate(found, headers=head, disable_numparse=True), end="\n\n")
 
 
@@ -357,7 +361,7 @@ def main() -> None:
         print(json.dumps(variant(chosen.variant, case)))
         return
     print(f"{chosen.case}: {case.rows:,} x {case.columns} float64, {case.old} -> "
-          f"{case.new} pieces, with y, 2 -> 4 workers; {machine()}, "
+          f"{case.new} partitions, with y, 2 -> 4 workers; {machine()}, "
           f"dask {dask.__version__}")  # fmt: skip
     print(f"{case.nbytes / 1e6:.0f} MB; bound {case.bound / 1e6:.0f} MB, final share "
           f"{case.share / 1e6:.0f} MB")  # fmt: skip

@@ -1,8 +1,9 @@
-"""How looking, planning, moving and restarting grow with workers and pieces.
+"""How looking, planning, moving and restarting grow with workers and partitions.
 
 Four parts, each for several sizes:
 
-- records: views of clusters that never were, of up to 10,000 workers and 1e6 pieces,
+- records: views of clusters that never were, of up to 10,000 workers and 1e6
+partitions,
   through everything that is decided and said in the client's process; CPU seconds
 - turns: a real scheduler in whose tables so many workers and keys are entered, for what
   the resident does in its event loop: CPU seconds, and those of the longest turn
@@ -38,7 +39,7 @@ from crowd import crowd, longest_turn
 from measure import cluster, machine, workers_of
 from tabulate import tabulate
 
-EACH = 100  # pieces for each worker
+EACH = 100  # partitions for each worker
 LIVE_EACH = 20  # the same of real workers, and in a scheduler alone
 ON_HOST = 16  # workers
 GIB = 2**30
@@ -63,11 +64,11 @@ class Records:
     def __init__(self, n_workers):
         from clustertune import testing
 
-        n_pieces = n_workers * EACH
+        n_partitions = n_workers * EACH
         rng = np.random.default_rng(1)
-        self.rows = np.ceil(rng.lognormal(9, 0.3, n_pieces)).astype(int).tolist()
-        self.old = [i * (n_workers // 2) // n_pieces for i in range(n_pieces)]
-        self.new = [i * n_workers // n_pieces for i in range(n_pieces)]
+        self.rows = np.ceil(rng.lognormal(9, 0.3, n_partitions)).astype(int).tolist()
+        self.old = [i * (n_workers // 2) // n_partitions for i in range(n_partitions)]
+        self.new = [i * n_workers // n_partitions for i in range(n_partitions)]
         held = np.bincount(self.old, self.rows, n_workers) * 88
         self.workers = [
             testing.worker(
@@ -232,12 +233,14 @@ def columns(case):
     ]  # fmt: skip
     hosts = [(h, ON_HOST, ON_HOST, 16.0) for h in {w.host for w in case.workers}]
     due = sum(case.rows) / len(case.workers)
-    share = [(s.worker, s.rows, s.pieces, due) for s in shares(case.layout, case.view)]
+    share = [
+        (s.worker, s.rows, s.partitions, due) for s in shares(case.layout, case.view)
+    ]
     return {
         "workers": state.columns(state.WORKER, rows),
         "hosts": state.columns(state.HOST, hosts),
         "collections": [
-            {"label": "training data", "pieces": len(case.rows),
+            {"label": "training data", "partitions": len(case.rows),
              "rows": sum(case.rows), "apart": 0, "missing": 0, "counted": 0.0,
              "workers": state.columns(state.SHARE, share)}
         ],
@@ -352,7 +355,7 @@ async def turns_of(n_workers):
         schedules = resident.schedules
         work = {
             "look at workers": lambda: resident.look([]),
-            "look with holders of pieces": lambda: resident.look(packed),
+            "look with holders of partitions": lambda: resident.look(packed),
             "held data of all workers": lambda: held_data(s, addresses),
             "what a worker holds, to where": emptied,
             "obstacles of a scheduled restart": lambda: schedules._obstacle(  # noqa: SLF001
@@ -372,7 +375,7 @@ async def turns_of(n_workers):
         }
         for name, begin in work.items():
             if name == "count rows for the page" and not resident.page_data.keys:
-                continue  # of so many pieces a client tells nothing
+                continue  # of so many partitions a client tells nothing
             figures[name] = await turn(begin)
             print(f"  {name}: {figures[name]}", file=sys.stderr)
         await resident.close()
@@ -416,7 +419,7 @@ def turns(n_workers):
 
 
 def given(client, n_workers):
-    """X and y of small pieces, on half of the workers."""
+    """X and y of small partitions, on half of the workers."""
     import dask.array as da
 
     addresses = list(workers_of(client))
@@ -462,7 +465,7 @@ def live(n_workers):
         timed("look", lambda: client.sync(monitor.look, client, []))
         timed("prepare, dry run", dry)
         ready = timed(
-            "prepare: move half of the pieces",
+            "prepare: move half of the partitions",
             lambda: clustertune.prepare(client, X, y, rechunk=False, **quietly),
         )
         assert ready.report.status == "done", str(ready.report)
@@ -494,8 +497,8 @@ def restarts(n_workers):
     dask.config.set({"distributed.logging.distributed": "critical"})
     options = {"memory_limit": "1 GiB", "dashboard_address": None}
     with cluster(n_workers, **options) as client:
-        pieces = n_workers * LIVE_EACH
-        X = client.persist(da.random.random((1000 * pieces, 10), chunks=(1000, 10)))
+        partitions = n_workers * LIVE_EACH
+        X = client.persist(da.random.random((1000 * partitions, 10), chunks=(1000, 10)))
         wait(X)
         clustertune.check(client)
         start = perf_counter()

@@ -38,9 +38,10 @@ to do instead.
 MEMORY = """
 Memory is the peak of the fit on a worker, as a multiple of the bytes of its share of
 the data, eval sets included; the data itself is part of it. Where intermediate results
-are of a piece at a time, it is of the pieces that `prepare` makes, and the forecast in
-the report is of the pieces that there are: fewer and larger ones take more. To it comes
-the process, which has some 150 to 450 MiB once it has imported such a library.
+are of a partition at a time, it is of the partitions that `prepare` makes, and the
+forecast in the report is of the partitions that there are: fewer and larger ones take
+more. To it comes the process, which has some 150 to 450 MiB once it has imported such
+a library.
 
 """
 
@@ -106,8 +107,8 @@ def _needs(p: Profile) -> str:
         "rows in random order": p.random_order is True,
         "the same categories everywhere": p.categories,
         "arrays": p.kinds == ("array",),
-        "as many pieces as in the last run": p.keeps_pieces,
-        f"pieces of at most {bytes_text(p.max_piece_bytes)}": True,
+        "as many partitions as in the last run": p.keeps_partitions,
+        f"partitions of at most {bytes_text(p.max_partition_bytes)}": True,
     }
     return "; ".join(text for text, applies in needs.items() if applies)
 

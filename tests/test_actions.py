@@ -13,7 +13,7 @@ import pytest
 
 import clustertune
 from clustertune import actions, checks
-from clustertune.actions import persist, rebalance, scale
+from clustertune.actions import load, rebalance, scale
 from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.planner import pricing
@@ -45,7 +45,7 @@ def enact(action: Any, step: Step, cluster: MemoryCluster) -> Any:
     return asyncio.run(action.enact(step, cluster, lambda *_: None))
 
 
-# --- all of them --------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------
 
 
 def test_every_action_keeps_the_contract() -> None:
@@ -65,7 +65,7 @@ def test_healthy_data_needs_no_action() -> None:
     assert [propose(a, seen) for a in actions.available().values()] == [[]] * 12
 
 
-# --- scale --------------------------------------------------------------------------
+# --- scale ----------------------------------------------------------------------------
 
 
 def test_scale_up() -> None:
@@ -86,27 +86,27 @@ def test_scale_is_not_asked_for() -> None:
     assert propose(scale, view([worker(0), worker(1)], n_workers=2)) == []
 
 
-# --- persist ------------------------------------------------------------------------
+# --- persist --------------------------------------------------------------------------
 
 
 def test_persist_everything_in_one_step() -> None:
     """All that is lazy is one step, over all layouts, with its size if known."""
     valid = layout([4], None, ("eval_set[0].X",), label="eval_set[0]")
     seen = view((), [layout([MB, MB], None), valid])
-    (step,) = propose(persist, seen)
-    assert step.action == "persist"
+    (step,) = propose(load, seen)
+    assert step.action == "load"
     assert step.summary == "load X, y, eval_set[0].X (176.0 MiB) in one call"
     assert step.price.peak == MB * 88 + 4 * 80
     assert step.price.nbytes is None
     cluster = MemoryCluster(seen)
-    assert enact(persist, step, cluster).undone == ""
-    assert cluster.calls == ["persist"]
+    assert enact(load, step, cluster).undone == ""
+    assert cluster.calls == ["load"]
 
 
 def test_persist_data_that_does_not_tell_its_size() -> None:
     """One member of unknown size makes the whole unknown, not too small."""
     data = layout([10], None, total_bytes=None)
-    (step,) = propose(persist, view((), [data]))
+    (step,) = propose(load, view((), [data]))
     text = "load X, y (of unknown size; no more than 4.8 GiB) in one call"
     assert step.summary == text
     assert step.price.peak is None
@@ -115,16 +115,16 @@ def test_persist_data_that_does_not_tell_its_size() -> None:
 def test_what_is_loaded_is_not_loaded_again() -> None:
     """Only lazy members are named; where there are none there is no step."""
     mixed = layout([10], [0])
-    assert propose(persist, view((), [mixed])) == []
+    assert propose(load, view((), [mixed])) == []
     lazy = layout([10], None).members[1]
     mixed = replace(mixed, members=(mixed.members[0], lazy))
-    (step,) = propose(persist, view((), [mixed]))
+    (step,) = propose(load, view((), [mixed]))
     assert step.summary == "load y (80 B) in one call"
 
 
 def loads(layouts: Any, workers: Any) -> dict[str, list[int]]:
     """By label the workers, by number, on which keys are to be loaded."""
-    (step,) = propose(persist, view(workers, layouts))
+    (step,) = propose(load, view(workers, layouts))
     assert isinstance(step.args, Load)
     return {label: where.tolist() for label, where in step.args.targets.items()}
 
@@ -132,7 +132,7 @@ def loads(layouts: Any, workers: Any) -> dict[str, list[int]]:
 TWO = [worker(0), worker(1)]
 
 
-def test_lazy_pieces_are_loaded_where_they_train() -> None:
+def test_lazy_partitions_are_loaded_where_they_train() -> None:
     """By rows, pairs together; blocks of columns with their rows; in even shares."""
     X = member("X", [30, 10, 20], None)
     X = replace(X, keys=tuple(range(6)), column_blocks=2)
@@ -143,7 +143,7 @@ def test_lazy_pieces_are_loaded_where_they_train() -> None:
     assert found == {"X": [a, a, b, b, b, b], "y": [a, b, b]}
 
 
-def test_pieces_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
+def test_partitions_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
     """Companions follow X, also where that is loaded; the cut has less to send."""
     X = member("X", [10, 10, 10, 10], [0, 1, 1, 0])
     y = replace(member("y", [12, 16, 12], None), keys=tuple(range(3)))
@@ -152,7 +152,7 @@ def test_pieces_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
 
 
 def test_workers_that_may_not_train_are_not_loaded_to() -> None:
-    """Not where X lies on them still, nor for a piece without rows."""
+    """Not where X lies on them still, nor for a partition without rows."""
     some = [worker(0, status="paused"), worker(1), worker(2)]
     X = member("X", [10, 10, 10, 10], [0, 0, 1, 2])
     y = replace(member("y", [10, 10, 10, 10], None), keys=tuple(range(4)))
@@ -174,7 +174,7 @@ def test_what_cannot_be_bound() -> None:
     ):
         data = Layout(label="training data", members=(X, y))
         assert list(loads([data], TWO)) == ["X"]
-    (step,) = propose(persist, view(TWO, [data]))
+    (step,) = propose(load, view(TWO, [data]))
     assert step.gain.endswith("; X on the workers that train")
     assert loads([data], [worker(0, status="paused")]) == {}
 
@@ -184,26 +184,26 @@ def test_what_cannot_fit_is_not_loaded() -> None:
     small = [worker(i, memory_limit=1000, process=0) for i in range(2)]
     data = layout([10] * 4, None, row_bytes={"X": 50, "y": 8})
     with pytest.raises(CapacityError, match=r"X and y \(2.3 KiB\) cannot be loaded"):
-        propose(persist, view(small, [data]))
-    (step,) = propose(persist, view(small, [layout([10], None, total_bytes=None)]))
+        propose(load, view(small, [data]))
+    (step,) = propose(load, view(small, [layout([10], None, total_bytes=None)]))
     assert "load X, y (of unknown size; no more than 1.2 KiB)" in step.summary
     assert step.args.room.tolist() == [600.0, 600.0]
     vague = [replace(w, facts=Unknown("nobody asked")) for w in small]
-    (step,) = propose(persist, view(vague, [layout([10], None, total_bytes=None)]))
+    (step,) = propose(load, view(vague, [layout([10], None, total_bytes=None)]))
     assert (step.args.room, "(of unknown size)" in step.summary) == (None, True)
     other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")
     lazy = layout([10], None, row_bytes={"X": 30, "y": 8})
-    assert propose(persist, view(small, [lazy]))
+    assert propose(load, view(small, [lazy]))
     full = replace(other, members=(member("eval_set[0].X", [10], [0], 90),))
     with pytest.raises(CapacityError, match="n_workers="):
-        propose(persist, view(small[:1], [lazy, full]))
+        propose(load, view(small[:1], [lazy, full]))
 
 
-# --- rebalance ----------------------------------------------------------------------
+# --- rebalance ------------------------------------------------------------------------
 
 
-def test_rebalance_moves_whole_pieces_with_all_members() -> None:
-    """Half of the pieces go to the empty worker, each X_i with its y_i."""
+def test_rebalance_moves_whole_partitions_with_all_members() -> None:
+    """Half of the partitions go to the empty worker, each X_i with its y_i."""
     data = layout([10] * 4, [0, 0, 0, 0])
     (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
     found = targets(step)
@@ -215,7 +215,7 @@ def test_rebalance_moves_whole_pieces_with_all_members() -> None:
 
 def test_rebalance_is_priced_by_what_travels() -> None:
     """Bytes, seconds on the busiest link, and the rise in memory of the fullest."""
-    row = 25_000_000 // 88  # 25 MB a piece at 100 MB/s
+    row = 25_000_000 // 88  # 25 MB a partition at 100 MB/s
     data = layout([row] * 6, [0] * 6)
     (step,) = propose(rebalance, view([worker(i) for i in range(3)], [data]))
     assert step.price.nbytes == 4 * row * 88
@@ -251,7 +251,7 @@ def test_rebalance_goes_by_threads() -> None:
 
 
 def test_rebalance_leaves_workers_that_may_not_train() -> None:
-    """All pieces of a paused worker go, and none comes."""
+    """All partitions of a paused worker go, and none comes."""
     some = [worker(0), worker(1), worker(2, status="paused")]
     data = layout([10] * 4, [0, 1, 2, 2])
     (step,) = propose(rebalance, view(some, [data]))
@@ -262,7 +262,7 @@ def test_rebalance_leaves_workers_that_may_not_train() -> None:
 
 
 def test_rebalance_keeps_below_the_lines() -> None:
-    """A worker that is nearly full gets no piece, however few rows it has."""
+    """A worker that is nearly full gets no partition, however few rows it has."""
     full = worker(2, process=int(0.7 * 4 * 2**30), managed=0)
     some = [worker(0), worker(1), full]
     (step,) = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
@@ -288,7 +288,7 @@ def test_rebalance_places_every_layout() -> None:
 
 
 def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
-    """Where the training data fills a worker, no piece of an eval set comes on top."""
+    """A worker that the training data fills gets no partition of an eval set."""
     small = worker(1, memory_limit=3200, process=0)  # 1,920 bytes fit, 1,760 come
     valid = layout([5, 5], [0, 0], ("Xv", "yv"), label="eval_set[0]")
     seen = view([worker(0), small], [layout([10] * 4, [0] * 4), valid])
@@ -296,7 +296,7 @@ def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
     assert set(targets(step)) == {"X", "y"}
 
 
-def test_rebalance_places_no_piece_twice() -> None:
+def test_rebalance_places_no_partition_twice() -> None:
     """An eval set that is a part of the training data is placed with it, not again."""
     part = layout([10, 10], [0, 0], label="eval_set[0]")
     data = layout([10] * 4, [0] * 4)
@@ -306,7 +306,7 @@ def test_rebalance_places_no_piece_twice() -> None:
 
 
 def test_rebalance_drops_a_copy_that_would_be_taken() -> None:
-    """Pieces that are everywhere stay on one worker each; nothing has to travel."""
+    """Partitions that are everywhere stay on one worker each; nothing has to travel."""
     data = layout([10] * 4, [[0, 1]] * 4)
     (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
     assert step.price.nbytes == 0
@@ -346,7 +346,7 @@ def test_rebalance_enacts_through_the_port() -> None:
     assert cluster.calls == ["move 4"]
 
 
-# --- who may import what ------------------------------------------------------------
+# --- who may import what --------------------------------------------------------------
 
 PACKAGE = Path(clustertune.__file__).parent
 PURE = ("actions", "checks", "planner", "integrations/libraries")
@@ -434,7 +434,14 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "schedule_runner.py": {"clustertune.core.rules"},
         "schedule.py": {"clustertune.core.rules"},
         # in functions of tasks, which say what is missing
-        "pieces.py": {"fsspec", "numcodecs", "numpy", "packaging", "pandas", "pyarrow"},
+        "partitions.py": {
+            "fsspec",
+            "numcodecs",
+            "numpy",
+            "packaging",
+            "pandas",
+            "pyarrow",
+        },
     }
     allowed = SHIPPED | more.get(file.name, set())
     for name in imports(file):

@@ -32,7 +32,7 @@ def proposed(found: Any) -> list[Any]:
     return list(adapt.propose(checks.run(found), found))
 
 
-# --- bounds (pure) ----------------------------------------------------------------
+# --- bounds (pure) --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_exactly() -> None:
     assert list(adapt.exactly(seen(None), 3)) == []
 
 
-# --- as many as memory needs (pure) -----------------------------------------------
+# --- as many as memory needs (pure) ---------------------------------------------------
 
 
 def small(id: int, **fields: Any) -> Any:
@@ -110,7 +110,7 @@ def test_what_is_no_number(wrong: Any) -> None:
         arguments.workers_wanted("n_workers", wrong)
 
 
-# --- live -------------------------------------------------------------------------
+# --- live -----------------------------------------------------------------------------
 
 
 def there(client: Any) -> int:

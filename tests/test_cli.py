@@ -96,7 +96,7 @@ def known(name: str) -> click.Command:
     return command
 
 
-# --- help and usage ---------------------------------------------------------------
+# --- help and usage -------------------------------------------------------------------
 
 
 def test_every_command_is_known_here() -> None:
@@ -275,7 +275,7 @@ def test_usage(arguments: list[str], text: str) -> None:
     assert result.stdout == ""
 
 
-# --- unreachable clusters ---------------------------------------------------------
+# --- unreachable clusters -------------------------------------------------------------
 
 
 def one_line(result: Result) -> str:
@@ -337,7 +337,7 @@ def test_a_scheduler_file_that_is_none(
         assert str(file) in one_line(result)
 
 
-# --- report -----------------------------------------------------------------------
+# --- report ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["text", "json", "html"])
@@ -410,7 +410,7 @@ def _keep(cluster: LocalCluster, report: str) -> None:
     cluster.sync(put)
 
 
-# --- errors -----------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_other_errors_are_bugs() -> None:
         raise ZeroDivisionError
 
 
-# --- check, watch, explain --------------------------------------------------------
+# --- check, watch, explain ------------------------------------------------------------
 
 
 def test_check(cluster: LocalCluster) -> None:
@@ -570,7 +570,7 @@ def test_explain() -> None:
     assert "did you mean memory_pressure?" in wrong.stderr
 
 
-# --- restart, trim ----------------------------------------------------------------
+# --- restart, trim --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -682,7 +682,7 @@ def test_scale(nannies: LocalCluster) -> None:
         assert len(workers_of(client)) == 1
 
 
-# --- size -------------------------------------------------------------------------
+# --- size -----------------------------------------------------------------------------
 
 
 def test_size_in_every_form() -> None:
@@ -712,7 +712,7 @@ def test_size_of_a_cluster_that_does_not_suffice() -> None:
     assert "no number of hosts with 4 CPUs and 600.0 MiB is enough" in one_line(tiny)
 
 
-# --- panel ------------------------------------------------------------------------
+# --- panel ----------------------------------------------------------------------------
 
 
 def test_panel_says_where_the_page_is(cluster: LocalCluster) -> None:

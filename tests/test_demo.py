@@ -56,7 +56,7 @@ def test_a_label_that_is_no_column_is_refused_before_a_cluster_starts(tmp_path):
     assert "the columns are a, b" in refused(str(path), "c", 2)
 
 
-# --- output -------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------
 
 
 def test_a_step_says_what_goes_on_and_what_it_took():
@@ -121,7 +121,7 @@ def test_too_few_cpus_are_said(monkeypatch):
     assert "2 workers share 1 CPUs, which limits both fits" in text
 
 
-# --- the whole demo -----------------------------------------------------------------
+# --- the whole demo -------------------------------------------------------------------
 
 
 def children():
@@ -281,7 +281,7 @@ def test_the_same_digits_are_made_each_time(tmp_path):
     assert first.equals(second)
 
 
-# --- the user's own data ------------------------------------------------------------
+# --- the user's own data --------------------------------------------------------------
 
 
 def written(folder, **columns):
@@ -346,7 +346,7 @@ def test_columns_that_are_not_numbers_are_named(tmp_path):
     assert "kind" not in str(caught.value)
 
 
-# --- loading ------------------------------------------------------------------------
+# --- loading --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -423,8 +423,8 @@ def test_categories_of_features_are_known_and_the_same_everywhere(tmp_path, clie
     """A category has the same number in all partitions, which XGBoost requires."""
     kind = pd.Categorical(["a"] * 100 + ["b"] * 60 + ["c"] * 40)
     data = loaded(client, written(tmp_path, y=np.arange(200.0), kind=kind))
-    pieces = client.gather(futures_of(data.X))
-    assert {tuple(piece["kind"].cat.categories) for piece in pieces} == {
+    partitions = client.gather(futures_of(data.X))
+    assert {tuple(partition["kind"].cat.categories) for partition in partitions} == {
         ("a", "b", "c")
     }
 

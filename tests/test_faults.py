@@ -60,15 +60,15 @@ def settled(client: Client) -> None:
 
 
 def moving(client: Client) -> bool:
-    """Whether the move of the 200 pieces, and no earlier one, is under way."""
+    """Whether the move of the 200 partitions, and no earlier one, is under way."""
     jobs = client.run_on_scheduler(state)["jobs"]
     return any(2 < done < total and total > 100 for done, total in jobs)
 
 
 @pytest.fixture
 def uneven(local_cluster: Any) -> Iterator[Any]:
-    """Three workers; X and y in 200 pieces on the first, computed so that they can be
-    computed again anywhere; a mover that is slow enough to be hit."""
+    """Three workers; X and y in 200 partitions on the first, computed so that they can
+    be computed again anywhere; a mover that is slow enough to be hit."""
     cluster, client = local_cluster(3)
     first = next(iter(workers_of(client)))
     clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there

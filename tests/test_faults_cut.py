@@ -1,6 +1,6 @@
 """Workers killed, calls interrupted, while data is loaded and cut, in real processes.
 
-The moments differ: after a number of pieces has been made. Every row is there
+The moments differ: after a number of partitions has been made. Every row is there
 afterwards or computed again, with its own label, and no task stays bound to a worker.
 """
 
@@ -66,7 +66,7 @@ def at_work(client: Client, fraction: float) -> bool:
 
 
 def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
-    """Every row is there, with its own label, in pieces of the same rows."""
+    """Every row is there, with its own label, in partitions of the same rows."""
     expected, _ = source()
     assert X.chunks[0] == y.chunks[0]
     x, t = client.gather(client.compute([X, y]))
@@ -76,7 +76,7 @@ def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
 
 @pytest.mark.parametrize(
     ("what", "fraction", "victim"),
-    [("cut", 0.0, 0), ("load", 0.2, 1), ("cut", 0.4, 2), ("load", 0.6, 0)],
+    [("rechunk", 0.0, 0), ("load", 0.2, 1), ("rechunk", 0.4, 2), ("load", 0.6, 0)],
 )
 def test_a_worker_is_killed(
     local_cluster: Any, what: str, fraction: float, victim: int
@@ -106,7 +106,7 @@ def pause(dask_worker: Any) -> None:
     dask_worker.status = Status.paused
 
 
-@pytest.mark.parametrize("what", ["cut", "load"])
+@pytest.mark.parametrize("what", ["rechunk", "load"])
 def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
     """What it was given and has not begun is made by the others."""
     _, client = local_cluster(3)
@@ -122,7 +122,7 @@ def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
     until(lambda: client.run_on_scheduler(restricted) == 0)
 
 
-@pytest.mark.parametrize("what", ["cut", "load"])
+@pytest.mark.parametrize("what", ["rechunk", "load"])
 def test_interrupted(local_cluster: Any, what: str) -> None:
     """^C lets go of what was being made; what was given is as it was."""
     _, client = local_cluster(2)

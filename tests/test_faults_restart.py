@@ -64,7 +64,7 @@ class Restarting(threading.Thread):
 
 
 def assert_whole(client: Client, X: da.Array, kept: list[Any]) -> None:
-    """Every piece and scattered value is there and equal; nothing is left over."""
+    """Every partition and scattered value is there and equal; nothing is left over."""
     until(lambda: client.run_on_scheduler(is_free), 60)
     until(lambda: client.run_on_scheduler(statuses) == {"running"}, 60)
     expected = source().compute(scheduler="sync")

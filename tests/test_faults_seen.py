@@ -230,7 +230,7 @@ def test_a_blocked_loop(local_cluster: Any) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_short_tasks(c: Any, s: Any, a: Any, b: Any) -> None:
-    """As many as a loop over small pieces makes, with the figures of the scheduler."""
+    """As many keys as a loop over small partitions makes, as the scheduler counts."""
     futures = c.map(abs, range(1000), pure=False)
     await wait(futures)
     with dask.config.set({"clustertune.checks.short_tasks.most_waste": 0.15}):
@@ -301,11 +301,11 @@ async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
         report = await clustertune.check(c, mixed, workload="xgboost")
         assert of(report, "mixed_numbers")
 
-    def piece(i: int) -> pd.DataFrame:
+    def partition(i: int) -> pd.DataFrame:
         values = pd.Categorical(["u", "v"] if i else ["v", "w"])
         return pd.DataFrame({"c": values, "q": [i // 2] * 2})
 
-    X = dd.from_map(piece, range(4), meta=piece(0))
+    X = dd.from_map(partition, range(4), meta=partition(0))
     report = await clustertune.check(c, X[["c"]], qid=X["q"], deep=True)
     assert of(report, "unlike_categories")
     assert only(report, "split_groups").evidence == {"count": 2}

@@ -14,7 +14,7 @@ from distributed import get_worker, wait
 import clustertune
 from tests.processes import workers_of
 
-ROWS, PIECES = 9000, 9
+ROWS, PARTITIONS = 9000, 9
 
 
 def rows_seen(client: Any) -> dict[str, set[int]]:
@@ -26,7 +26,7 @@ def rows_seen(client: Any) -> dict[str, set[int]]:
 
 
 def data(kind: str) -> tuple[Any, Any]:
-    X = da.random.default_rng(3).random((ROWS, 5), chunks=(ROWS // PIECES, 5))
+    X = da.random.default_rng(3).random((ROWS, 5), chunks=(ROWS // PARTITIONS, 5))
     y = (X[:, 0] > 0.5).astype("f4")
     if kind == "array":
         return X, y
@@ -107,12 +107,12 @@ def test_lightgbm_trains_where_the_rows_are(uneven: Any) -> None:
 
 
 WRONG = (1500, 1000, 500, 1000)
-"""Rows of the pieces of y, while those of X have 1,000 each."""
+"""Rows of the partitions of y, while those of X have 1,000 each."""
 
 
 @pytest.fixture
 def mispaired(local_cluster: Any) -> Any:
-    """X and y with as many pieces and other rows, placed so that each worker has as
+    """X and y with as many partitions and other rows, placed so that each worker has as
     many rows of both: no library has a reason to complain."""
     _, client = local_cluster(2)
     where = list(workers_of(client))

@@ -180,7 +180,7 @@ def test_a_cluster_that_can_scale() -> None:
     assert found["dashboard"].detail.startswith("port ")
 
 
-# --- forms ------------------------------------------------------------------------
+# --- forms ----------------------------------------------------------------------------
 
 EVIL = "\x1b[2J<script>\r\n\u202e"
 BAD = Finding(severity=Severity.warning, message=EVIL, check="uneven_rows")

@@ -50,7 +50,7 @@ def address(i: int) -> str:
 
 
 def all_on(index: int) -> Callable[[int, int], Any]:
-    return lambda n_pieces, _: np.full(n_pieces, index)
+    return lambda n_partitions, _: np.full(n_partitions, index)
 
 
 def run(cluster: MemoryCluster, journal: Journal | None = None, **how: Any) -> Journal:
@@ -66,12 +66,12 @@ def now(cluster: MemoryCluster) -> View:
 
 
 def spread(cluster: MemoryCluster, label: str = "X") -> list[int]:
-    """Pieces of a member on every worker."""
+    """Partitions of a member on every worker."""
     places = cluster.homes[label]
     return [sum(a in holders for holders in places) for a in cluster.workers]
 
 
-# --- nothing to do ----------------------------------------------------------------
+# --- nothing to do --------------------------------------------------------------------
 
 
 def test_data_that_lies_well_is_left_alone() -> None:
@@ -94,7 +94,7 @@ def test_within_the_tolerance_nothing_moves() -> None:
 
 
 def test_a_surplus_copy_is_dropped() -> None:
-    """Of pieces with two copies one stays, on the side that needs it; none travels."""
+    """One of two replicas stays, on the side that needs it; none is transferred."""
     data = layout(ROWS, [[0, 1], 1] * 6)
     cluster = MemoryCluster(view(workers(2), [data]))
     run(cluster)
@@ -103,7 +103,7 @@ def test_a_surplus_copy_is_dropped() -> None:
 
 
 def test_copies_everywhere_are_shared_out() -> None:
-    """Pieces with a copy on each worker would all be taken from the first: no byte
+    """Partitions with a copy on each worker would all be taken from the first: no byte
     travels, but each worker keeps its share alone."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [[0, 1]] * 12)]))
     journal = run(cluster)
@@ -114,7 +114,7 @@ def test_copies_everywhere_are_shared_out() -> None:
 
 
 def test_a_copy_on_a_paused_worker_is_dropped() -> None:
-    """A piece counts on a worker that runs, though a paused one has a copy, too."""
+    """A partition counts on a worker that runs, though a paused one has a copy, too."""
     start = view([worker(0, status="paused"), *workers(3)[1:]], [])
     data = layout(ROWS, [[0, 1], [0, 2]] * 6)
     cluster = MemoryCluster(replace(start, layouts=(data,)))
@@ -136,11 +136,11 @@ def test_a_dry_run_changes_nothing() -> None:
         assert journal.status(dry_run=True) == "planned"
 
 
-# --- one phase after the other ----------------------------------------------------
+# --- one phase after the other --------------------------------------------------------
 
 
 def test_new_workers_get_their_share() -> None:
-    """After 1 -> 2 workers, half of the pieces move, X_i with y_i."""
+    """After 1 -> 2 workers, half of the partitions move, X_i with y_i."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
     assert cluster.calls == ["move 12"]
@@ -157,17 +157,17 @@ def test_lazy_data_is_loaded_then_placed() -> None:
     start = view(workers(2), [data])
     cluster = MemoryCluster(start, arrives=all_on(1))
     journal = run(cluster)
-    assert cluster.calls == ["persist", "move 18"]
-    assert [p.phase for p in journal.plans] == ["persist", "place", ""]
+    assert cluster.calls == ["load", "move 18"]
+    assert [p.phase for p in journal.plans] == ["load", "rebalance", ""]
     assert spread(cluster) == spread(cluster, "w") == [6, 6]
     verify(journal.views[0], journal.views[-1])
 
 
 def test_lazy_data_that_comes_to_lie_well_is_only_loaded() -> None:
-    """If Dask puts the pieces where they belong, nothing moves."""
+    """If Dask puts the partitions where they belong, nothing moves."""
     cluster = MemoryCluster(view(workers(3), [layout(ROWS, None, derived=True)]))
     run(cluster)
-    assert cluster.calls == ["persist"]
+    assert cluster.calls == ["load"]
 
 
 def test_lazy_data_of_known_rows_is_loaded_where_it_belongs() -> None:
@@ -175,7 +175,7 @@ def test_lazy_data_of_known_rows_is_loaded_where_it_belongs() -> None:
     some = (worker(0), worker(1, nthreads=3), worker(2, status="paused"))
     cluster = MemoryCluster(view(some, [layout(ROWS, None)]), arrives=all_on(0))
     journal = run(cluster)
-    assert cluster.calls == ["persist"]
+    assert cluster.calls == ["load"]
     assert cluster.moved == 0
     assert cluster.homes["X"] == cluster.homes["y"]
     assert spread(cluster) == [3, 9, 0]
@@ -185,7 +185,7 @@ def test_lazy_data_of_known_rows_is_loaded_where_it_belongs() -> None:
 def test_lazy_data_is_converted_while_it_is_loaded() -> None:
     """It needs no cut then; data that is loaded already does, where it lies."""
     wanted = Conversion(kind="array", dtype="float32", row_bytes=4)
-    for homes, calls in ((None, ["persist"]), ([0, 1] * 6, ["recut 12"])):
+    for homes, calls in ((None, ["load"]), ([0, 1] * 6, ["recut 12"])):
         data = layout(ROWS, homes, kind="dataframe", conversion=wanted)
         cluster = MemoryCluster(view(workers(2), [data], rechunk=False))
         journal = run(cluster)
@@ -203,7 +203,7 @@ def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
     data = replace(data, members=(data.members[0], lazy))
     cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
     run(cluster)
-    assert cluster.calls == ["persist"]
+    assert cluster.calls == ["load"]
     assert cluster.homes["X"] == cluster.homes["y"]
 
 
@@ -214,7 +214,7 @@ def test_members_that_are_loaded_elsewhere_follow() -> None:
     data = replace(data, members=(data.members[0], lazy))
     cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
     run(cluster)
-    assert cluster.calls == ["persist", "move 6"]
+    assert cluster.calls == ["load", "move 6"]
     assert cluster.homes["X"] == cluster.homes["y"]
     assert spread(cluster) == [6, 6]
 
@@ -225,15 +225,15 @@ def test_scale_then_load_then_place() -> None:
     start = view(workers(1), [data], n_workers=3)
     cluster = MemoryCluster(start, arrives=all_on(0))
     journal = run(cluster)
-    assert cluster.calls == ["scale 3", "persist", "move 16"]
+    assert cluster.calls == ["scale 3", "load", "move 16"]
     assert spread(cluster) == [4, 4, 4]
-    assert [p.phase for p in journal.plans] == ["scale", "persist", "place", ""]
+    assert [p.phase for p in journal.plans] == ["scale", "load", "rebalance", ""]
     assert journal.findings[-1] == journal.findings[-1]
     assert "missing_workers" not in {f.check for f in journal.findings[-1]}
 
 
 def test_only_the_workers_that_are_asked_for() -> None:
-    """Pieces leave the workers that are not to train."""
+    """Partitions leave the workers that are not to train."""
     start = view(workers(3), [layout(ROWS, [0, 1, 2] * 4)])
     start = replace(start, goal=replace(start.goal, workers=frozenset((1, 2))))
     cluster = MemoryCluster(start)
@@ -262,7 +262,7 @@ def test_eval_sets_are_placed_too() -> None:
     assert [o.status for o in journal.outcomes] == ["done"]
 
 
-# --- trouble ----------------------------------------------------------------------
+# --- trouble --------------------------------------------------------------------------
 
 
 class Once:
@@ -305,7 +305,7 @@ def test_a_worker_that_is_killed_in_mid_move(after: int, victim: int) -> None:
 
 
 def test_a_paused_worker_that_holds_data() -> None:
-    """Its pieces go to the workers that run; it is still named as paused."""
+    """Its partitions go to the workers that run; it is still named as paused."""
     start = view([*workers(2), worker(2, status="paused")], [layout(ROWS, [2] * 12)])
     cluster = MemoryCluster(start)
     journal = run(cluster)
@@ -404,9 +404,9 @@ def test_a_part_of_the_work() -> None:
     one after the other they come to the same."""
     lazy = [replace(m, holders=None, loaded=False) for m in differing().members]
     data = replace(differing(), members=tuple(lazy))
-    cluster = MemoryCluster(view(workers(2), [data], only=frozenset({"persist"})))
+    cluster = MemoryCluster(view(workers(2), [data], only=frozenset({"load"})))
     journal = run(cluster)
-    assert cluster.calls == ["persist"]
+    assert cluster.calls == ["load"]
     assert "differing_boundaries" in {f.check for f in journal.findings[-1]}
     assert journal.status(dry_run=False) == "done"
     assert journal.report("done", 1.0).workload == ""
@@ -457,7 +457,7 @@ def test_boundaries_that_turn_out_to_differ() -> None:
     data = replace(differing(), members=tuple(lazy))
     cluster = MemoryCluster(view(workers(2), [data]))
     run(cluster)
-    assert cluster.calls[:2] == ["persist", "recut 2"]
+    assert cluster.calls[:2] == ["load", "recut 2"]
     assert cluster.contents["y"] == cluster.contents["X"]
 
 
@@ -495,13 +495,13 @@ def test_workers_that_do_not_come() -> None:
 def test_settings_of_checks() -> None:
     """Settings reach the checks, and wrong ones are refused before anything is done."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
-    found = run(cluster, settings={"large_pieces": {"fraction": 1e-9}}).findings[0]
-    assert "large_pieces" in {f.check for f in found}
-    with pytest.raises(ValueError, match="large_pieces"):
-        run(cluster, settings={"large_pieces": {"fractoin": 1.0}})
+    found = run(cluster, settings={"large_partitions": {"fraction": 1e-9}}).findings[0]
+    assert "large_partitions" in {f.check for f in found}
+    with pytest.raises(ValueError, match="large_partitions"):
+        run(cluster, settings={"large_partitions": {"fractoin": 1.0}})
 
 
-# --- whatever the layout ----------------------------------------------------------
+# --- whatever the layout --------------------------------------------------------------
 
 
 @st.composite
@@ -548,7 +548,7 @@ def test_whatever_the_layout(start: View) -> None:
     try:
         run(cluster, journal)
     except AlignmentError:
-        assert not [c for c in cluster.calls if c != "persist"]
+        assert not [c for c in cluster.calls if c != "load"]
         assert int((start.layouts[0].rows > 0).sum()) < len(start.eligible_workers)
         return
     before, after = journal.views[0], journal.views[-1]
@@ -581,7 +581,7 @@ def _says_what_is_there(summaries: Any, cluster: MemoryCluster) -> None:
 
 
 def _is_as_even_as_can_be(after: View) -> None:
-    """Within the tolerance if that can be had, else less than a piece above a share."""
+    """Rows are within the tolerance if possible, else within a partition of a share."""
     data, claim = after.layouts[0], layouts.weights(after)
     smallest = data.rows.sum() * claim[claim > 0].min() / claim.sum()
     most = 1 + data.rows.max() / max(1, smallest)

@@ -1,7 +1,7 @@
 """The main loop with all that a workload may need: every rule holds in the end.
 
-On a cluster in memory whose rows have values, whatever the labels, groups, pieces and
-workers, also where a worker is lost or pauses in between.
+On a cluster in memory whose rows have values, whatever the labels, groups, partitions
+and workers, also where a worker is lost or pauses in between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMBERS = ("X", "y", "qid")
 
 
 def cut(data: st.DataObject, n_rows: int, label: str) -> list[int]:
-    """Rows of pieces, some of them empty."""
+    """Rows of partitions, some of them empty."""
     edges = data.draw(st.lists(st.integers(0, n_rows), max_size=7), label=label)
     return np.diff([0, *sorted(edges), n_rows]).tolist()
 
@@ -106,21 +106,21 @@ def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
         homes = [cluster.homes[m.label] for m in x.members]
         for rows, places, *beside in zip(first, *homes, strict=True):
             assert len(places) == 1
-            # of a piece without rows nothing has to come together
+            # of a partition without rows nothing has to come together
             assert not rows or all(other == places for other in beside)
         if number == 0:
             aside = cluster.aside.get(x.members[0].label, [])
-            rows = sorted(row for piece in first for row in piece)
+            rows = sorted(row for partition in first for row in partition)
             assert sorted(rows + aside) == list(range(len(rows) + len(aside)))
 
 
 def by_worker(cluster: MemoryCluster, label: str = "X") -> dict[str, list[int]]:
-    """Rows on each worker that may train, in the order of pieces."""
+    """Rows on each worker that may train, in the order of partitions."""
     found: dict[str, list[int]] = {
         a: [] for a, w in cluster.workers.items() if w.running
     }
-    pieces = zip(cluster.contents[label], cluster.homes[label], strict=True)
-    for rows, (place,) in pieces:
+    partitions = zip(cluster.contents[label], cluster.homes[label], strict=True)
+    for rows, (place,) in partitions:
         found[place] += rows
     return found
 
@@ -162,7 +162,7 @@ def test_every_worker_has_every_class(data: st.DataObject) -> None:
 
 
 def assert_copied(cluster: MemoryCluster) -> None:
-    """Each worker has all rows of the eval set in the first piece of training data."""
+    """Each worker has all eval rows in the first partition of its training data."""
     label = cluster.layouts[1].members[0].label
     every = by_worker(cluster, label)
     full = sorted(max(every.values(), key=len))
@@ -172,10 +172,10 @@ def assert_copied(cluster: MemoryCluster) -> None:
         if rows:
             first = next(
                 i
-                for i, (p, piece) in enumerate(
+                for i, (p, partition) in enumerate(
                     zip(places, cluster.contents["X"], strict=True)
                 )
-                if p == place and piece
+                if p == place and partition
             )
             assert len(cluster.contents[label][first]) == len(full)
     assert cluster.homes[label] == cluster.homes["X"]
@@ -216,12 +216,14 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
         return
     assert_paired(cluster, journal)
     assert not journal.plans[-1].steps
-    rows = [row for piece in cluster.contents["X"] for row in piece]
+    rows = [row for partition in cluster.contents["X"] for row in partition]
     wanted = np.argsort(qid, kind="stable") if order else np.arange(n_rows)
     np.testing.assert_array_equal(rows, wanted)
-    for piece, after in zip(cluster.contents["X"], [*cluster.contents["X"][1:], []]):
-        if piece and after:
-            assert qid[piece[-1]] != qid[after[0]]
+    for partition, after in zip(
+        cluster.contents["X"], [*cluster.contents["X"][1:], []]
+    ):
+        if partition and after:
+            assert qid[partition[-1]] != qid[after[0]]
     places: dict[Any, set[str]] = {}
     for place, own in by_worker(cluster).items():
         for group in qid[own].tolist():
@@ -252,7 +254,7 @@ def test_every_worker_has_exactly_as_many_rows(data: st.DataObject) -> None:
     each = by_worker(cluster)
     aside = cluster.aside.get("X", [])
     assert {len(rows) for rows in each.values()} == {(n_rows - len(aside)) // len(each)}
-    rows = [row for piece in cluster.contents["X"] for row in piece]
+    rows = [row for partition in cluster.contents["X"] for row in partition]
     assert rows + aside == list(range(n_rows))
     if cluster.fault is None or len(each) == len(seen.now.workers):
         assert len(aside) == n_rows % len(each)
@@ -268,7 +270,7 @@ def test_every_worker_has_exactly_as_many_rows(data: st.DataObject) -> None:
 def test_rows_are_shuffled(data: st.DataObject) -> None:
     """Once, all of them, whatever happens then."""
     n_rows = data.draw(st.integers(1, 60), label="rows")
-    order = data.draw(st.sampled_from(["rows", "pieces"]), label="order")
+    order = data.draw(st.sampled_from(["rows", "partitions"]), label="order")
     seen = start(data, ("X", "y"), n_rows)
     seen = replace(seen, goal=replace(seen.goal, order=order, seed=1))
     cluster = MemoryCluster(seen, fault=faults(data))
@@ -279,7 +281,7 @@ def test_rows_are_shuffled(data: st.DataObject) -> None:
         return
     assert_paired(cluster, journal)
     assert not journal.plans[-1].steps
-    assert sum(c.startswith("reorder") for c in cluster.calls) <= 1
+    assert sum(c.startswith("shuffle") for c in cluster.calls) <= 1
     assert cluster.contents["row_order"] == cluster.contents["X"]
     assert layouts.imbalance(journal.views[-1].layouts[0], journal.views[-1]) >= 1
 
@@ -317,11 +319,11 @@ def test_the_longest_chain() -> None:
     cluster = MemoryCluster(everything(order="sort"), values=VALUES)
     journal = run(cluster)
     phases = [p.phase for p in journal.plans]
-    assert phases[:4] == ["scale", "persist", "reorder", "cut"]
+    assert phases[:4] == ["scale", "load", "shuffle", "rechunk"]
     assert phases[-2:] == ["replicate", ""]
     assert len(phases) <= preparation.MAX_ROUNDS - 3
     assert not journal.plans[-1].steps
-    rows = [row for piece in cluster.contents["X"] for row in piece]
+    rows = [row for partition in cluster.contents["X"] for row in partition]
     assert rows == np.argsort(VALUES["qid"], kind="stable").tolist()
     assert cluster.contents["row_order"] == cluster.contents["X"]
     for own in by_worker(cluster).values():
@@ -351,7 +353,7 @@ def test_a_dry_run_of_each(what: str) -> None:
     asyncio.run(tune(cluster, journal, notify=lambda *_: None, dry_run=True))
     assert cluster.calls == []
     (step,) = journal.plans[0].steps
-    action = {"copies": "replicate", "exact": "rechunk"}.get(what, "reorder")
+    action = {"copies": "replicate", "exact": "rechunk"}.get(what, "shuffle")
     assert step.action == action
     assert step.price.nbytes is not None
     assert step.price.seconds is not None

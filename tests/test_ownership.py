@@ -20,12 +20,12 @@ from clustertune.errors import IncompleteError, LayoutChanged, SharedDataError
 from clustertune.operations.release import release_collections
 from tests.processes import soon
 
-PIECES = 7
+PARTITIONS = 7
 TWO = [("127.0.0.1", 1)] * 2
 
 
 def drawn(rows: int) -> np.ndarray:
-    """Other values each time: computed again, a piece would differ."""
+    """Other values each time: computed again, a partition would differ."""
     return np.random.default_rng().random((rows, 3))
 
 
@@ -35,16 +35,16 @@ def drawn_frame(rows: int) -> pd.DataFrame:
 
 def lazy() -> tuple[da.Array, da.Array]:
     """X and y whose boundaries differ, so that X and y cannot both stay as they are."""
-    rows = [100 + 37 * i for i in range(PIECES)]
-    pieces = [
+    rows = [100 + 37 * i for i in range(PARTITIONS)]
+    partitions = [
         da.from_delayed(delayed(drawn, pure=False)(n), (n, 3), dtype="f8") for n in rows
     ]
-    X = da.concatenate(pieces)
+    X = da.concatenate(partitions)
     return X, da.arange(len(X), chunks=300, dtype="f8")
 
 
 async def there(client: Any, collection: Any) -> int:
-    """How many pieces are in memory, by the scheduler."""
+    """How many partitions are in memory, by the scheduler."""
     found = await client.who_has(futures_of(collection))
     return sum(bool(workers) for workers in found.values())
 
@@ -53,7 +53,7 @@ async def values(client: Any, collection: Any) -> Any:
     return await client.compute(collection, optimize_graph=False)
 
 
-# --- pieces that are held elsewhere ---------------------------------------------------
+# --- partitions that are held elsewhere -----------------------------------------------
 
 
 @pytest.mark.parametrize("frame", [False, True])
@@ -61,7 +61,9 @@ def test_a_persisted_copy_stays(local_cluster: Any, frame: bool) -> None:
     """Prepare loads the lazy X under the same keys, cuts it, and frees none of them."""
     _, client = local_cluster(2)
     if frame:
-        parts = [delayed(drawn_frame, pure=False)(100 + 37 * i) for i in range(PIECES)]
+        parts = [
+            delayed(drawn_frame, pure=False)(100 + 37 * i) for i in range(PARTITIONS)
+        ]
         X: Any = dd.from_delayed(parts, meta=drawn_frame(1), verify_meta=False)
         y: Any = None
     else:
@@ -74,7 +76,7 @@ def test_a_persisted_copy_stays(local_cluster: Any, frame: bool) -> None:
     told = [s.reason for s in p.report.steps if s.action == "rechunk"]
     assert "stay in memory" in told[0]
     assert all(client.who_has(futures_of(held)).values())
-    assert len(futures_of(held)) == PIECES
+    assert len(futures_of(held)) == PARTITIONS
     np.testing.assert_array_equal(held.sum().compute(optimize_graph=False), before)
     np.testing.assert_allclose(p.X.sum().compute(), before)
     again = clustertune.prepare(client, held, y, timeout="1 minute")
@@ -90,7 +92,7 @@ async def test_an_earlier_prepared_stays_whole(c: Any, s: Any, a: Any, b: Any) -
     before = await values(c, first.X)
     second = await clustertune.prepare(c, X, y, rechunk=8)
     assert second.X.npartitions == 8
-    assert await there(c, first.X) == await there(c, first.y) == PIECES
+    assert await there(c, first.X) == await there(c, first.y) == PARTITIONS
     np.testing.assert_array_equal(await values(c, first.X), before)
     np.testing.assert_array_equal(await values(c, second.X), before)
     assert (await second.verify()).status == "fine"
@@ -125,7 +127,9 @@ def test_what_other_clients_hold_stays(local_cluster: Any, how: str) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_unshared_pieces_are_still_freed(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_unshared_partitions_are_still_freed(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
     """What this call has loaded for itself alone is gone once it is cut."""
     X, y = lazy()
     p = await clustertune.prepare(c, X, y, rechunk=8)
@@ -145,19 +149,19 @@ async def test_releasing_what_is_held_is_refused(
     before = await values(c, held)
     with pytest.raises(SharedDataError, match="without release_inputs"):
         await clustertune.prepare(c, X, y, rechunk=8, release_inputs=True)
-    assert await there(c, held) == PIECES
+    assert await there(c, held) == PARTITIONS
     np.testing.assert_array_equal(await values(c, held), before)
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_shuffled_pieces_of_the_caller_stay(
+async def test_shuffled_partitions_of_the_caller_stay(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """Whole pieces in another order are the caller's own futures."""
+    """Whole partitions in another order are the caller's own futures."""
     X = c.persist(da.random.random((4000, 3), chunks=(1000, 3)))
     before = await values(c, X)
-    p = await clustertune.prepare(c, X, shuffle="pieces", rechunk=8)
-    assert [s_.action for s_ in p.report.steps] == ["reorder", "rechunk"]
+    p = await clustertune.prepare(c, X, shuffle="partitions", rechunk=8)
+    assert [s_.action for s_ in p.report.steps] == ["shuffle", "rechunk"]
     assert await there(c, X) == 4
     np.testing.assert_array_equal(await values(c, X), before)
 
@@ -166,7 +170,7 @@ async def test_shuffled_pieces_of_the_caller_stay(
 async def test_the_same_lazy_data_twice_in_a_call(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """Two collections that share a piece: cutting one leaves it to the other."""
+    """Two collections that share a partition: cutting one leaves it to the other."""
     X, y = lazy()
     part = da.Array(X.dask, X.name, X.chunks, meta=X._meta)
     p = await clustertune.prepare(
@@ -241,16 +245,16 @@ async def test_lazy_data_made_of_another_clients(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_cancelled_piece_of_another_client(
+async def test_a_cancelled_partition_of_another_client(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
     """It is named at once: the time limit would be ten minutes."""
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         X = other.persist(da.random.random((4000, 3), chunks=(1000, 3)))
         await wait(X)
-        piece = futures_of(X)[2]
-        await other.cancel([piece])
-        await soon(lambda: piece.key not in s.tasks)
+        partition = futures_of(X)[2]
+        await other.cancel([partition])
+        await soon(lambda: partition.key not in s.tasks)
         start = monotonic()
         with pytest.raises(IncompleteError, match=r"2, 0.*is gone"):
             await clustertune.prepare(c, X)
@@ -258,7 +262,7 @@ async def test_a_cancelled_piece_of_another_client(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_pieces_that_the_scheduler_has_forgotten(
+async def test_partitions_that_the_scheduler_has_forgotten(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
     """The caller's futures are finished, but their keys were taken away."""
@@ -299,7 +303,7 @@ def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
     futures = futures_of([X, y])
     placed = client.who_has(futures)
     assert {len(workers) for workers in placed.values()} == {1}
-    # each task needs pieces of two workers
+    # each task needs partitions of two workers
     (X.sum(axis=1)[::-1] + y).sum().compute()
     client.replicate(futures)
     end = monotonic() + 30

@@ -60,13 +60,13 @@ def values() -> tuple[Any, Any]:
     return X, X[:, 0] * 2
 
 
-def publish(client: Client, **pieces: int) -> None:
+def publish(client: Client, **partitions: int) -> None:
     """X and y on one worker, in chunks of so many rows; no client holds them."""
     first = next(iter(workers_of(client)))
     X, y = values()
     data = {
-        "X": da.from_array(X, chunks=(pieces["X"], 3)),
-        "y": da.from_array(y, chunks=pieces["y"]),
+        "X": da.from_array(X, chunks=(partitions["X"], 3)),
+        "y": da.from_array(y, chunks=partitions["y"]),
     }
     options: dict[str, Any] = {"workers": [first], "allow_other_workers": True}
     loaded = dict(zip(data, client.persist(list(data.values()), **options)))
@@ -103,7 +103,7 @@ def prepared(client: Client, *options: str) -> Any:
     return run("prepare", *named, *options, address)
 
 
-# --- pure functions --------------------------------------------------------------
+# --- pure functions -------------------------------------------------------------------
 
 
 def test_roles() -> None:
@@ -153,7 +153,7 @@ def test_which_are_replaced() -> None:
     assert replaced(before, after) == ("b", "c")
 
 
-# --- what names point to ----------------------------------------------------------
+# --- what names point to --------------------------------------------------------------
 
 READ = """
 import sys, json
@@ -165,7 +165,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
-def test_names_point_to_new_pieces(client: Client, tmp_path: Path) -> None:
+def test_names_point_to_new_partitions(client: Client, tmp_path: Path) -> None:
     """For all clients, with clustertune or without; the old data is freed."""
     publish(client, X=200, y=300)
     old = keys_of(client, "X", "y")
@@ -215,7 +215,7 @@ def test_old_ones_are_kept(client: Client) -> None:
     assert keys_of(client, "X", "y") == before
 
 
-def test_pieces_that_are_only_moved(client: Client) -> None:
+def test_partitions_that_are_only_moved(client: Client) -> None:
     """Keys stay the same, so no name changes and nothing is kept."""
     publish(client, X=100, y=100)
     entries = client.run_on_scheduler(entry_ids)
@@ -277,7 +277,7 @@ def test_from_python(client: Client) -> None:
     is_whole(client)
 
 
-# --- what changes nothing ---------------------------------------------------------
+# --- what changes nothing -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -414,7 +414,7 @@ def lose(dask_scheduler: Any) -> None:
         dask_scheduler.client_releases_keys(keys=gone, client=client)
 
 
-# --- others at the same time ------------------------------------------------------
+# --- others at the same time ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -468,7 +468,7 @@ def test_somebody_takes_the_name_for_old_ones(
     until(lambda: in_memory(client) == old[0] | old[1])
 
 
-# --- ends in the middle -----------------------------------------------------------
+# --- ends in the middle ---------------------------------------------------------------
 
 ENDING = """
 import asyncio, os, signal, sys
@@ -512,7 +512,7 @@ main(arguments)
         ("point_names", "before", "SIGKILL"),
         ("point_names", "sent", "SIGKILL"),
         ("point_names", "after", "SIGKILL"),
-        ("pin", "after", "SIGINT"),  # while pieces are cut
+        ("pin", "after", "SIGINT"),  # while partitions are cut
         ("point_names", "sent", "SIGINT"),
     ],
 )

@@ -30,8 +30,8 @@ def proposed(seen: View) -> list[Step]:
 def unlike(rows: list[int], others: list[int], homes: Any = 0) -> Layout:
     """X and y of other rows, all on one worker or round robin."""
 
-    def lie(pieces: list[int]) -> list[int]:
-        return [0 if homes == 0 else i % homes for i in range(len(pieces))]
+    def lie(partitions: list[int]) -> list[int]:
+        return [0 if homes == 0 else i % homes for i in range(len(partitions))]
 
     X = member("X", rows, lie(rows), 80)
     y = member("y", others, lie(others), 8)
@@ -42,7 +42,7 @@ def two(**options: Any) -> list[Any]:
     return [worker(0, **options), worker(1, **options)]
 
 
-def test_silent_where_pieces_suit() -> None:
+def test_silent_where_partitions_suit() -> None:
     """Nothing is cut that is aligned, even and of good size."""
     assert proposed(view(two(), [layout([10] * 8, [0, 1] * 4)])) == []
 
@@ -64,7 +64,7 @@ def test_only_what_differs_is_cut() -> None:
 
 
 def test_what_stays_as_it_is_comes_along() -> None:
-    """Pieces of X move in the step in which y is cut to them, to where that is."""
+    """Partitions of X move in the step in which y is cut to them, to where that is."""
     start = view(two(), [unlike([10] * 8, [20] * 4, homes=0)])
     (step,) = proposed(start)
     (move,) = step.args.moves.moves
@@ -92,19 +92,19 @@ def test_what_lies_evenly_enough_stays() -> None:
     assert step.args.targets.tolist() == [0, 0, 1, 1]
 
 
-def test_too_few_pieces_are_cut_for_every_thread() -> None:
-    """Four pieces a thread, on two workers with one and three threads."""
+def test_too_few_partitions_are_cut_for_every_thread() -> None:
+    """Four partitions a thread, on two workers with one and three threads."""
     some = [worker(0, nthreads=1), worker(1, nthreads=3)]
     (step,) = proposed(view(some, [layout([1600], [0])]))
     recut = step.args
     assert recut.rows.tolist() == [100] * 16
     assert np.bincount(recut.targets).tolist() == [4, 12]
     (one,) = list_bytes(np.array([1]))
-    # parts of twelve new pieces travel, of X and of y, each in a list
+    # parts of twelve new partitions travel, of X and of y, each in a list
     assert step.price.nbytes == 1200 * 88 + 24 * one
 
 
-def test_tiny_pieces_are_joined() -> None:
+def test_tiny_partitions_are_joined() -> None:
     """Into the same few for each thread, in the order of rows."""
     tiny = layout([2] * 5000, [i % 2 for i in range(5000)])
     (step,) = proposed(view(two(), [tiny]))
@@ -112,16 +112,16 @@ def test_tiny_pieces_are_joined() -> None:
     assert step.args.rows.sum() == 10_000
 
 
-def test_large_pieces_are_cut() -> None:
-    """Into pieces of a tenth of the smallest worker at most."""
+def test_large_partitions_are_cut() -> None:
+    """Into partitions of a tenth of the smallest worker at most."""
     large = layout([1000] * 4, [0, 1, 0, 1], row_bytes={"X": 300_000, "y": 8})
     (step,) = proposed(view(two(memory_limit=1000 * MIB, process=0), [large]))
     assert step.args.rows.max() * 300_008 <= 100 * MIB
     assert "does not fit" not in step.summary
 
 
-def test_a_number_of_pieces() -> None:
-    """As many even pieces as were asked for."""
+def test_a_number_of_partitions() -> None:
+    """As many even partitions as were asked for."""
     (step,) = proposed(view(two(), [layout([10] * 8, [0, 1] * 4)], rechunk=5))
     assert step.args.rows.tolist() == [16] * 5
 
@@ -130,7 +130,7 @@ def test_a_number_of_pieces() -> None:
 def test_as_many_rows_for_each_worker_where_most_of_them_lie(
     rows: int, aside: int
 ) -> None:
-    """Not one run of pieces after the other: a sixth travels, not half."""
+    """Not one run of partitions after the other: a sixth travels, not half."""
     profile = Profile(name="t", title="T", memory_multiple={8: 2}, exact_rows=True)
     data = layout([80, 80, rows - 160], [0, 1, 0])
     seen = view(two(), [data], workload=profile, tolerance=0.0)
@@ -162,7 +162,7 @@ def test_groups_are_not_cut() -> None:
     assert proposed(view(two(), [data])) == []
 
 
-def test_pieces_of_groups_end_where_all_of_them_do() -> None:
+def test_partitions_of_groups_end_where_all_of_them_do() -> None:
     """X and qid from two sources: a boundary of one may go through a group."""
     X = member("X", [10, 10, 10, 10, 20, 20], [0, 1, 0, 1, 0, 1], 80)
     qid = member("qid", [20, 25, 15, 20], [0, 1, 0, 1], 8)
@@ -177,7 +177,7 @@ def test_groups_that_cannot_lie_evenly_stay() -> None:
     assert proposed(view(two(), [data])) == []
     few = layout([16, 16], [0, 1], ("X", "y", "qid"))
     found = checks.run(view([worker(i) for i in range(3)], [few]))
-    (finding,) = (f for f in found if f.check == "too_few_pieces")
+    (finding,) = (f for f in found if f.check == "too_few_partitions")
     assert "Groups are not cut" in finding.remedy
 
 
@@ -211,7 +211,7 @@ def test_room_is_given_out_once() -> None:
 
 
 def test_what_was_asked_for_is_done_or_an_error() -> None:
-    """Frames instead of arrays, or other pieces, would be a surprise later."""
+    """Frames instead of arrays, or other partitions, would be a surprise later."""
     full = two(memory_limit=100 * MIB, process=10 * MIB)
     wanted = Conversion(kind="array", dtype="float64", row_bytes=1)
     data = layout([25 * MIB] * 4, [0, 1] * 2, ("X",), {"X": 1}, conversion=wanted)
@@ -222,7 +222,7 @@ def test_what_was_asked_for_is_done_or_an_error() -> None:
 
 
 def test_how_many_workers_would_do() -> None:
-    """One that comes has all of its room, not what is left beside old pieces."""
+    """One that comes has all of its room, not what is left beside old partitions."""
     some = [worker(i, memory_limit=100 * MIB, process=0) for i in range(4)]
     data = layout([50 * MIB] * 4, list(range(4)), ("X",), {"X": 1})
     with pytest.raises(CapacityError, match="n_workers=") as caught:
@@ -232,16 +232,16 @@ def test_how_many_workers_would_do() -> None:
 
 
 def test_the_users_settings_decide_what_suits() -> None:
-    """Pieces that are small by their measure are joined, not handed back."""
+    """Partitions that are small by their measure are joined, not handed back."""
     data = layout([20_000] * 600, [0, 1] * 300, ("X",))
     seen = view(two(), [data])
-    settings = {"too_many_pieces": {"small": 2**30}}
+    settings = {"too_many_partitions": {"small": 2**30}}
     found = checks.run(seen, settings)
     (step,) = rechunk.propose(found, seen)
     assert len(step.args.rows) < 600
 
 
-def test_whole_old_pieces_leave_first_where_they_are_freed() -> None:
+def test_whole_old_partitions_leave_first_where_they_are_freed() -> None:
     """What stays is copied last, when the memory of what has left is free."""
     some = [worker(i) for i in range(4)]
     data = layout([800] * 10, [0] * 5 + [1] * 5)
@@ -257,7 +257,7 @@ def test_whole_old_pieces_leave_first_where_they_are_freed() -> None:
 
 
 def test_a_converted_member_is_cut_in_its_new_size() -> None:
-    """Price and room are those of what it becomes; pieces may stay as they are."""
+    """Price and room are those of what it becomes; partitions may stay as they are."""
     half = Conversion(kind="array", dtype="float32", row_bytes=40)
     X = member("X", [100] * 8, [0, 1] * 4, 80, conversion=half)
     data = Layout(label="training data", members=(X,))
@@ -270,7 +270,7 @@ def test_a_converted_member_is_cut_in_its_new_size() -> None:
         assert step.args.cuts[0].conversion == half
 
 
-def test_old_pieces_count() -> None:
+def test_old_partitions_count() -> None:
     """Both do not fit: an error where it must be cut, which names the way out."""
     small = two(memory_limit=100 * MIB, process=0)
     data = unlike([100] * 8, [200] * 4, homes=2)
@@ -289,20 +289,20 @@ def test_old_pieces_count() -> None:
 
 
 def test_what_need_not_be_cut_is_refused_without_room() -> None:
-    """Uneven pieces can stay: the plan says why they are not cut, and goes on."""
+    """Uneven partitions can stay: the plan says why they are not cut, and goes on."""
     some = two(memory_limit=100 * MIB, process=0)
     homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
     data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
     seen = view(some, [data])
     plan = make_plan((*checks.run(seen), *goals.unmet(seen)), seen, actions.available())
     assert [r.guard for r in plan.refused] == ["memory_is_enough"]
-    assert plan.phase == "place"
+    assert plan.phase == "rebalance"
     assert plan.steps
 
 
 @st.composite
 def unlike_starts(draw: Any) -> View:
-    """Workers, and members with as many rows in pieces of any sizes and places."""
+    """Workers, and members with as many rows in partitions of any sizes and places."""
     n_workers = draw(st.integers(1, 4))
     some = [worker(i, nthreads=draw(st.integers(1, 2))) for i in range(n_workers)]
     rows = draw(st.lists(st.integers(0, 40), min_size=1, max_size=10).filter(any))
@@ -319,27 +319,29 @@ def unlike_starts(draw: Any) -> View:
 
 @given(unlike_starts())
 @settings(deadline=None, max_examples=60)
-def test_whatever_the_pieces(start: View) -> None:
-    """Every row is there once, in order, in the same piece of every member."""
+def test_whatever_the_partitions(start: View) -> None:
+    """Every row is there once, in order, in the same partition of every member."""
     cluster = MemoryCluster(start)
     before = now(cluster)
     total = int(start.layouts[0].members[0].rows.sum())
     try:
         run(cluster)
     except AlignmentError:
-        pieces = len(cluster.contents["X"])
+        partitions = len(cluster.contents["X"])
         few = total if start.goal.rechunk is True else min(total, start.goal.rechunk)
-        assert few < len(start.now.workers) or pieces < len(start.now.workers)
+        assert few < len(start.now.workers) or partitions < len(start.now.workers)
         return
     verify(before, now(cluster))
     contents = cluster.contents
     assert contents["X"] == contents["y"] == contents["w"]
-    assert [row for piece in contents["X"] for row in piece] == list(range(total))
+    assert [row for partition in contents["X"] for row in partition] == list(
+        range(total)
+    )
     for label, places in cluster.homes.items():
         assert places == cluster.homes["X"], label
 
 
-def test_a_new_piece_that_is_joined_of_many() -> None:
+def test_a_new_partition_that_is_joined_of_many() -> None:
     """What it is made of stays until it is there, so it needs room twice."""
     rows = [5] * 12
     X = replace(member("X", rows, [0] * 6 + [1] * 6, 20 * MIB), ours=True)

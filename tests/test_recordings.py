@@ -157,7 +157,7 @@ def member(label: str, **changes: Any) -> Callable[[View], View]:
 
 
 def lies(where: Callable[[Any], Any]) -> Callable[[View], View]:
-    """All members on the workers that are said, by piece."""
+    """All members on the workers that are said, by partition."""
 
     def change(view: View) -> View:
         (layout,) = view.layouts
@@ -171,7 +171,7 @@ def lies(where: Callable[[Any], Any]) -> Callable[[View], View]:
 
 
 def copied(view: View) -> View:
-    """Every piece on two workers."""
+    """Every partition on two workers."""
     (layout,) = view.layouts
     members = tuple(
         replace(m, holders=(np.tile(m.holders[0], 2), np.repeat([0, 1], len(m.keys))))
@@ -180,8 +180,8 @@ def copied(view: View) -> View:
     return replace(view, layouts=(replace(layout, members=members),))
 
 
-def pieces(rows: list[int]) -> Callable[[View], View]:
-    """All members in pieces of these rows."""
+def partitions(rows: list[int]) -> Callable[[View], View]:
+    """All members in partitions of these rows."""
 
     def change(view: View) -> View:
         (layout,) = view.layouts
@@ -278,8 +278,8 @@ FAULTS = [
     ("one is empty", "after_a_fit", lies(lambda i: i * 0), "empty_workers", 2, "prepare"),
     ("pairs apart", "after_a_fit", member("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
     ("other boundaries", "after_a_fit", member("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "differing_boundaries", 3, "from the same rows"),
-    ("one piece", "after_a_fit", pieces([20_000]), "too_few_pieces", 3, "rechunk"),
-    ("tiny pieces", "after_a_fit", pieces([10] * 2000), "too_many_pieces", 1, "prepare"),
+    ("one partition", "after_a_fit", partitions([20_000]), "too_few_partitions", 3, "rechunk"),
+    ("tiny partitions", "after_a_fit", partitions([10] * 2000), "too_many_partitions", 1, "prepare"),
     ("blocks of columns", "after_a_fit", member("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
     ("text", "after_a_fit", member("X", types={"object": (1, "city")}), "text_columns", 2, "astype"),
     ("one wide column", "after_a_fit", member("X", kind="dataframe", types={"float32": (9, "a"), "int64": (1, "id")}), "mixed_numbers", 1, "float32"),

@@ -40,7 +40,7 @@ async def values(client, *collections):
 
 
 async def lengths(client, x):
-    """Rows of the pieces as they are."""
+    """Rows of the partitions as they are."""
     if isinstance(x, da.Array):
         blocks = [x.blocks[i] for i in range(x.numblocks[0])]
         assert [len(b) for b in await values(client, *blocks)] == list(x.chunks[0])
@@ -54,7 +54,7 @@ async def restricted(scheduler):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_labels_are_cut_to_the_data(c, s, a, b):
-    """As many pieces but other rows: y is cut, X keeps its keys and its values."""
+    """As many partitions but other rows: y is cut, X keeps its keys and its values."""
     Xn = numbers()
     X, y = await persisted(
         c,
@@ -62,7 +62,7 @@ async def test_labels_are_cut_to_the_data(c, s, a, b):
         da.from_array(Xn[:, 0], chunks=((1500, 1000, 500, 1000),)),
     )
     X2, y2 = p = await clustertune.prepare(c, X, y)
-    # before anything else copies pieces: of two copies Dask may delete either
+    # before anything else copies partitions: of two copies Dask may delete either
     assert (await p.verify()).status == "fine"
     assert X2.__dask_keys__() == X.__dask_keys__()
     assert X2.chunks[0] == y2.chunks[0] == (1000,) * 4
@@ -75,7 +75,7 @@ async def test_labels_are_cut_to_the_data(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_the_given_names_still_work(c, s, a, b):
-    """What the caller holds is as it was, also when new pieces have been made."""
+    """What the caller holds is as it was, also when new partitions have been made."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
@@ -89,7 +89,7 @@ async def test_the_given_names_still_work(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_blocks_of_columns_are_joined(c, s, a, b):
-    """Every piece has all columns, in order, also with more dimensions."""
+    """Every partition has all columns, in order, also with more dimensions."""
     Xn = numbers(24).reshape(ROWS, 6, 4)
     X, y = await persisted(
         c,
@@ -125,7 +125,7 @@ async def test_frames(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_frames_become_arrays(c, s, a, b):
-    """In the pass in which they are cut; the old pieces are not kept alive by views."""
+    """Views do not keep old partitions alive in the round that cuts them."""
     frame = pd.DataFrame(numbers(), columns=list("abcde"))
     X, y = await persisted(
         c,
@@ -138,18 +138,18 @@ async def test_frames_become_arrays(c, s, a, b):
     assert (found.dtype, labels.dtype) == ("float32", "float64")
     np.testing.assert_array_equal(found, numbers().astype("f4"))
     np.testing.assert_array_equal(labels, numbers()[:, 0])
-    for piece in [w.data[k] for w in (a, b) for k in w.data if k[0] == X2.name]:
-        root = piece
+    for partition in [w.data[k] for w in (a, b) for k in w.data if k[0] == X2.name]:
+        root = partition
         while isinstance(root.base, np.ndarray):
             root = root.base
-        assert root.nbytes < 1.2 * piece.nbytes
-        assert piece.flags.c_contiguous
-    assert [plan.phase for plan in p.plan] == ["cut"]
+        assert root.nbytes < 1.2 * partition.nbytes
+        assert partition.flags.c_contiguous
+    assert [plan.phase for plan in p.plan] == ["rechunk"]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_only_the_type_changes(c, s, a, b):
-    """Where pieces may not be cut they keep their rows; of numbers nothing is lost."""
+    """Partitions that must not be cut keep their rows; numbers lose nothing."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=500), da.from_array(Xn[:, 0], chunks=500)
@@ -197,7 +197,7 @@ async def test_nothing_stays_bound(c, s, a, b, d):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
-async def test_pieces_are_made_where_they_stay(c, s, a, b, d):
+async def test_partitions_are_made_where_they_stay(c, s, a, b, d):
     """After the cut nothing needs to move: rows are even and pairs together."""
     Xn = numbers()
     with_pin = {"workers": [a.address]}
@@ -215,7 +215,7 @@ async def test_pieces_are_made_where_they_stay(c, s, a, b, d):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_is_cut_can_be_computed_again(c, s, a, b):
-    """The pieces of a worker that is gone come back, as they were."""
+    """The partitions of a worker that is gone come back, as they were."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
@@ -279,14 +279,14 @@ async def test_a_dry_run_cuts_nothing(c, s, a, b):
     p = await clustertune.prepare(c, X, y, dry_run=True)
     await soon(lambda: set(s.tasks) == before)  # what was timed is let go
     (plan,) = p.plan
-    assert plan.phase == "cut"
+    assert plan.phase == "rechunk"
     assert plan.steps[0].price.nbytes is not None
     assert (await p.apply()).report.status == "done"
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_query_groups_are_not_cut(c, s, a, b):
-    """With ``qid`` pieces are joined at most: a cut might go through a group."""
+    """With ``qid`` partitions are joined at most: a cut might go through a group."""
     Xn = numbers()
     X, y, q = await persisted(
         c,
@@ -308,14 +308,14 @@ async def test_query_groups_are_not_cut(c, s, a, b):
     config={"distributed.worker.memory.pause": False},
 )
 async def test_without_room_it_is_an_error(c, s, a, b):
-    """Old and new pieces do not fit: said with sizes, before anything is cut."""
+    """Old and new partitions do not fit: said with sizes, before anything is cut."""
     X = c.persist(da.ones((1000, 2000), chunks=(1000, 2000)))
     y = c.persist(da.ones(1000, chunks=500))
     await wait([X, y])
     before = set(s.tasks)
     with pytest.raises(CapacityError):
         await clustertune.prepare(c, X, y)
-    # rows of pieces that were spilled are counted by tasks, which go a little later
+    # rows of partitions that were spilled are counted by tasks, which go a little later
     await soon(lambda: set(s.tasks) == before)
 
 
@@ -347,8 +347,8 @@ CHUNKS = st.lists(st.integers(1, 30), min_size=1, max_size=9)
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_whatever_the_pieces(rows, data):
-    """Values equal row by row, pairs equal, whatever the pieces, types and workers."""
+def test_whatever_the_partitions(rows, data):
+    """Values and pairs are equal row by row for all partitions, types and workers."""
     total = sum(rows)
     edges = data.draw(st.lists(st.integers(1, total), max_size=6, unique=True))
     others = tuple(np.diff(sorted({0, total, *edges})).tolist())
@@ -397,7 +397,7 @@ def test_whatever_the_pieces(rows, data):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_released_inputs_are_freed(c, s, a, b):
-    """Only the new pieces are in memory; the given ones are gone, and say so."""
+    """Only the new partitions are in memory; the given ones are gone, and say so."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
@@ -408,7 +408,7 @@ async def test_released_inputs_are_freed(c, s, a, b):
     np.testing.assert_array_equal(found, Xn)
     np.testing.assert_array_equal(labels, Xn[:, 0])
     assert not [k for k in old if k in a.data or k in b.data]
-    # as long as the new pieces need them for that, old ones can be computed again
+    # as long as the new partitions need them for that, old ones can be computed again
     assert await c.compute(X.sum()) == Xn.sum()
     del X2, y2
     await soon(lambda: not any(k in s.tasks for k in old))
@@ -429,7 +429,7 @@ async def test_what_others_need_is_not_released(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_pieces_that_the_same_call_needs_are_not_released(c, s, a, b):
+async def test_partitions_that_the_same_call_needs_are_not_released(c, s, a, b):
     """An eval set that is a part of the training data."""
     frame = pd.DataFrame(numbers(), columns=list("abcde"))
     (X,) = await persisted(c, dd.from_pandas(frame, npartitions=4))
@@ -467,7 +467,7 @@ async def test_stopped_before_anything_is_released(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_stopped_after_inputs_were_released(c, s, a, b):
-    """New pieces, and old ones that are not cut, are then all that there is: kept."""
+    """Memory then has only new partitions, and old ones that are not cut."""
     Xn = numbers()
     (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS // 8))
     first = X.__dask_keys__()[0][0]
@@ -513,7 +513,7 @@ async def test_failed_after_inputs_were_released(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_pieces_of_other_types_than_they_say(c, s, a, b):
+async def test_partitions_of_other_types_than_they_say(c, s, a, b):
     """Joined, they have a type that holds the numbers of all; nothing is cut off."""
 
     def odd(block, block_info=None):
@@ -529,8 +529,8 @@ async def test_pieces_of_other_types_than_they_say(c, s, a, b):
     words = da.from_array(np.array((["ab"] * 5 + ["abcdef"] * 5) * 2), chunks=5)
     (words,) = await persisted(c, words.map_blocks(lambda b: b.astype(f"U{len(b[0])}")))
     (joined,) = await clustertune.prepare(c, words, rechunk=2)
-    for piece in await values(c, joined.blocks[0], joined.blocks[1]):
-        assert piece.tolist() == ["ab"] * 5 + ["abcdef"] * 5
+    for partition in await values(c, joined.blocks[0], joined.blocks[1]):
+        assert partition.tolist() == ["ab"] * 5 + ["abcdef"] * 5
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
@@ -543,5 +543,5 @@ async def test_masks_that_the_array_does_not_tell(c, s, a, b):
     X = da.arange(40, chunks=40).map_blocks(masked, dtype="i8", meta=np.array([], "i8"))
     (X,) = await persisted(c, X)
     (X2,) = await clustertune.prepare(c, X, rechunk=4)
-    pieces = await values(c, *(X2.blocks[i] for i in range(4)))
-    assert [np.ma.count_masked(p) for p in pieces] == [1, 0, 0, 0]
+    partitions = await values(c, *(X2.blocks[i] for i in range(4)))
+    assert [np.ma.count_masked(p) for p in partitions] == [1, 0, 0, 0]

@@ -71,7 +71,7 @@ def finding(severity: Severity, message: str, check: str = "uneven_rows") -> Fin
     return Finding(severity=severity, message=message, check=check, remedy="mend it")
 
 
-# --- what it says -----------------------------------------------------------------
+# --- what it says ---------------------------------------------------------------------
 
 
 def test_a_thousand_steps_are_no_line() -> None:
@@ -242,7 +242,7 @@ def test_unknown_values_are_shown_as_unknown() -> None:
         assert "0 B, " not in text
 
 
-# --- what a layout comes down to --------------------------------------------------
+# --- what a layout comes down to ------------------------------------------------------
 
 
 def test_a_layout_in_numbers() -> None:
@@ -250,7 +250,7 @@ def test_a_layout_in_numbers() -> None:
     data = layout([10, 30], {"X": [0, 0], "y": [0, 1]})
     found = summarize(data, view([worker(0), worker(1)], [data]))
     assert (found.label, found.members) == ("training data", ("X", "y"))
-    assert (found.pieces, found.rows, found.nbytes) == (2, 40, 40 * 88)
+    assert (found.partitions, found.rows, found.nbytes) == (2, 40, 40 * 88)
     assert (found.separated, found.imbalance) == (1, 2.0)
     assert [w.rows for w in found.workers] == [40, 0]
 
@@ -311,7 +311,7 @@ def test_what_lies_as_it_did_is_shown_once() -> None:
     assert text.index(", before") < text.index(", after")
 
 
-# --- untrusted text ---------------------------------------------------------------
+# --- untrusted text -------------------------------------------------------------------
 
 
 def harmless(text: str) -> bool:
@@ -331,11 +331,11 @@ def test_hostile_names_of_workers() -> None:
 
 def hostile() -> Report:
     """A report of which every text is hostile, as a scheduler might hand it out."""
-    share = WorkerShare(worker=EVIL, pieces=1, rows=1, nbytes=1, share=1.0)
+    share = WorkerShare(worker=EVIL, partitions=1, rows=1, nbytes=1, share=1.0)
     summary = LayoutSummary(
         label=EVIL,
         members=(EVIL,),
-        pieces=1,
+        partitions=1,
         loaded=True,
         rows=1,
         nbytes=1,
@@ -388,7 +388,7 @@ def test_hostile_reports() -> None:
     ]
 
 
-# --- a report as a file -----------------------------------------------------------
+# --- a report as a file ---------------------------------------------------------------
 
 
 def test_a_file_replaces_the_old_one_and_loads_nothing(tmp_path) -> None:
@@ -418,7 +418,7 @@ def test_findings_of_a_monitor_are_escaped() -> None:
     assert "<script" not in text
 
 
-# --- JSON -------------------------------------------------------------------------
+# --- JSON -----------------------------------------------------------------------------
 
 numbers = st.none() | st.integers(0, 2**60)
 seconds = st.floats(0, 1e9)
@@ -427,7 +427,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | seco
 shares = st.builds(
     WorkerShare,
     worker=ids,
-    pieces=st.integers(0),
+    partitions=st.integers(0),
     rows=st.integers(0),
     nbytes=st.integers(0),
     share=seconds,
@@ -445,7 +445,7 @@ summaries = st.builds(
     LayoutSummary,
     label=st.text(),
     members=st.lists(st.text(), max_size=2).map(tuple),
-    pieces=st.integers(0),
+    partitions=st.integers(0),
     loaded=st.booleans(),
     rows=numbers,
     nbytes=numbers,
@@ -456,7 +456,7 @@ summaries = st.builds(
     LayoutSummary,
     label=st.text(),
     members=st.just(("X",)),
-    pieces=st.integers(0),
+    partitions=st.integers(0),
     loaded=st.just(value=True),
     rows=st.integers(0),
     nbytes=st.integers(0),

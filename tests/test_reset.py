@@ -341,7 +341,7 @@ def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "SATURN_BASE_URL" in found.stderr
 
 
-# --- pure functions ------------------------------------------------------------------
+# --- pure functions -------------------------------------------------------------------
 
 
 def test_sizes() -> None:

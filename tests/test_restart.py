@@ -45,7 +45,7 @@ def layout(s: Any) -> dict[str, set[Any]]:
 
 
 async def data(c: Client) -> tuple[da.Array, da.Array, list[Any]]:
-    """Row-aligned pieces, and what nobody could compute again."""
+    """Row-aligned partitions, and what nobody could compute again."""
     X = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
     X, y = c.persist([X, X[:, 0] * 2])
     await wait([X, y])
@@ -185,11 +185,11 @@ async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> No
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
-    """Is bound to its new address: pieces, and a task that is ready meanwhile."""
+    """Is bound to its new address: partitions, and a task that is ready meanwhile."""
     a, b = list(s.workers)[:2]
     name = s.workers[a].name
-    piece = c.submit(np.arange, 9, workers=[a], key="piece")
-    await wait(piece)
+    partition = c.submit(np.arange, 9, workers=[a], key="partition")
+    await wait(partition)
     bound = c.submit(abs, c.submit(at_gate, "gate", workers=[b]), workers=[a])
     await soon(lambda: s.workers[b].processing)
     restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[name]))
@@ -199,7 +199,7 @@ async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
     assert report.status == "done", str(report)
     assert await bound == 3
     (now,) = (ws.address for ws in s.workers.values() if ws.name == name)
-    assert s.tasks["piece"].worker_restrictions == {now}
+    assert s.tasks["partition"].worker_restrictions == {now}
     assert s.tasks[bound.key].worker_restrictions == {now}
 
 

@@ -80,11 +80,11 @@ def test_with_an_address_only(tmp_path: Any) -> None:
 async def test_workers_without_nannies(c: Any, s: Any, a: Any, b: Any) -> None:
     """Can go: nobody has to start them again. Actors keep theirs."""
     actor = await c.submit(dict, actor=True, workers=[b.address])
-    pieces = await c.scatter([np.arange(10)] * 3, workers=[a.address], hash=False)
+    partitions = await c.scatter([np.arange(10)] * 3, workers=[a.address], hash=False)
     report = await clustertune.scale(c, 1)
     assert report.status == "done", str(report)
     assert list(s.workers) == [b.address]
-    assert len(await c.gather(pieces)) == 3
+    assert len(await c.gather(partitions)) == 3
     del actor
     with pytest.raises(ValueError, match="n_workers=0"):
         await clustertune.scale(c, 0)
@@ -113,7 +113,7 @@ async def test_a_worker_that_is_not_closed(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Works on, with what it held."""
-    pieces = await c.scatter([np.arange(10)] * 3, workers=[b.address], hash=False)
+    partitions = await c.scatter([np.arange(10)] * 3, workers=[b.address], hash=False)
     await c.scatter([np.arange(1000)], workers=[b.address], hash=False)
 
     async def refuse(**_: Any) -> dict[str, Any]:
@@ -129,4 +129,4 @@ async def test_a_worker_that_is_not_closed(
     assert {w.address: set(w.data) & held[w.address] for w in (a, b)} == {
         w.address: set(w.data) for w in (a, b)
     }
-    assert len(await c.gather(pieces)) == 3
+    assert len(await c.gather(partitions)) == 3

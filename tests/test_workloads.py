@@ -139,7 +139,7 @@ def test_every_workload_keeps_the_contract(name: str) -> None:
     assert rest
     # the data itself is part of what a fit needs
     assert all(m >= 1 for m in profile.memory_multiple.values())
-    assert profile.max_pieces_per_thread >= profile.pieces_per_thread >= 1
+    assert profile.max_partitions_per_thread >= profile.partitions_per_thread >= 1
     assert profile.groups in {"", "together", "sorted"}
     assert profile.threads in {"", "worker", "pools"}
     assert set(profile.kinds) <= {"array", "dataframe"}
@@ -290,8 +290,8 @@ def test_every_estimator_of_dask_ml(estimator: Any) -> None:
 def test_blockwise_voting_keeps_its_partitions() -> None:
     """It fits a model to each; a scaler of dask-ml does not care."""
     voting = dask_ml.ensemble.BlockwiseVotingClassifier
-    assert choose(None, voting).keeps_pieces
-    assert not choose(None, dask_ml.preprocessing.StandardScaler()).keeps_pieces
+    assert choose(None, voting).keeps_partitions
+    assert not choose(None, dask_ml.preprocessing.StandardScaler()).keeps_partitions
 
 
 @pytest.mark.parametrize(("estimator", "expected"), REFUSED, ids=name)

@@ -68,7 +68,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             continue
         placed |= keys
         placement = _place(layout, view, budget)
-        taken = layouts.piece_bytes(layout)
+        taken = layouts.partition_bytes(layout)
         used = np.bincount(placement.target, taken, minlength=len(budget))
         budget = np.maximum(0.0, budget - used)
         step = _step(layout, view, placement)
@@ -81,8 +81,8 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     tolerance = view.goal.tolerance
     # 0 means that all rows are on workers that may not train
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
-    held = there.piece, there.worker, there.nbytes
-    nbytes, weights = layouts.piece_bytes(layout), layouts.weights(view)
+    held = there.partition, there.worker, there.nbytes
+    nbytes, weights = layouts.partition_bytes(layout), layouts.weights(view)
     try:
         found = place(
             layout.rows,
@@ -121,8 +121,8 @@ def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
     rooms = budget[layouts.weights(view) > 0]
     text = (
         f"the {layout.label} ({bytes_text(layout.nbytes)} in partitions of up to "
-        f"{bytes_text(int(layouts.piece_bytes(layout).max()))}) does not fit below the "
-        f"thresholds at which workers spill: {plural(len(rooms), 'worker')} have "
+        f"{bytes_text(int(layouts.partition_bytes(layout).max()))}) does not fit below "
+        f"the thresholds at which workers spill: {plural(len(rooms), 'worker')} have "
         f"{bytes_text(rooms.sum())} free"
     )
     if not rooms.any():

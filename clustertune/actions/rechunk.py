@@ -279,8 +279,8 @@ def _targets(
         assert member.nbytes is not None
         nbytes += member.nbytes
         held.append((*member.holders, member.nbytes[member.holders[0]]))
-    piece, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
-    there = Held(piece=piece, worker=worker, nbytes=amounts)
+    partition, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
+    there = Held(partition=partition, worker=worker, nbytes=amounts)
     trained = _trained(layout, rows, view)
     tolerance = view.goal.tolerance
     staying = replace(layout, members=tuple(members.values()))
@@ -292,7 +292,7 @@ def _targets(
         try:
             return place(
                 trained,
-                (there.piece, there.worker, there.nbytes),
+                (there.partition, there.worker, there.nbytes),
                 layouts.weights(view),
                 nbytes=nbytes,
                 budget=budget,
@@ -348,9 +348,9 @@ def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) ->
     that stays is copied. Partitions are equal if they have the same rows, bytes and
     single worker.
     """
-    piece, worker, amount = there.piece, there.worker, there.nbytes
+    partition, worker, amount = there.partition, there.worker, there.nbytes
     number, n_workers = np.arange(len(rows)), int(worker.max(initial=0)) + 1
-    codes = np.sort(piece[amount > 0] * n_workers + worker[amount > 0])
+    codes = np.sort(partition[amount > 0] * n_workers + worker[amount > 0])
     codes = codes[np.diff(codes, prepend=-1) > 0]
     holders = np.bincount(codes // n_workers, minlength=len(rows))
     home = np.full(len(rows), -1, dtype=np.int64)
@@ -450,7 +450,7 @@ def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> s
     )
 
 
-# --- cost and gain -------------------------------------------------------------------
+# --- cost and gain --------------------------------------------------------------------
 
 
 def _price(
@@ -481,11 +481,11 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
         gains.append("every worker has every class")
     if "split_groups" in checks:
         gains.append("every group is whole, on one worker")
-    old = layout.members[0].n_pieces
+    old = layout.members[0].n_partitions
     if old != len(rows):
         why = chunking.overhead_text(view) if view.goal.rechunk is True else ""
         text = f"{plural(len(rows), 'partition')} instead of {old:,}"
-        if view.goal.workload.keeps_pieces and layout is view.layouts[0]:
+        if view.goal.workload.keeps_partitions and layout is view.layouts[0]:
             text += f", with which {view.goal.workload.title} makes another model"
         gains.append(f"{text} ({why})" if why else text)
     return "; ".join(gains)

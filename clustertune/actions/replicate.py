@@ -50,7 +50,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         labels = {m.label for m in layout.members}
         if all(labels.isdisjoint(f.subject) for f in wrong):
             continue
-        first = layouts.first_pieces(view)
+        first = layouts.first_partitions(view)
         home = layouts.homes(view.layouts[0], n_workers)
         nbytes = layout.nbytes // layouts.copies(layout)
         lacking = [i for i in home[first].tolist() if left[i] < nbytes]

@@ -95,9 +95,9 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         partitions.differing_boundaries,
         partitions.column_chunks,
         partitions.no_rows,
-        partitions.too_few_pieces,
-        partitions.too_many_pieces,
-        partitions.large_pieces,
+        partitions.too_few_partitions,
+        partitions.too_many_partitions,
+        partitions.large_partitions,
         partitions.scattered_data,
     ),
     "Placement on workers": (
@@ -119,7 +119,7 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         fit.fit_memory,
         fit.one_machine,
         fit.unnamed_workload,
-        fit.changed_pieces,
+        fit.changed_partitions,
         fit.missing_evals,
         fit.unshared_evals,
     ),
@@ -136,8 +136,8 @@ ERRORS: Mapping[str, type[Exception]] = {
     "missing_classes": ClassCoverageError,
     "no_rows": ValueError,
     "split_groups": GroupSplitError,
-    "too_few_pieces": AlignmentError,
-    "too_many_pieces": AlignmentError,
+    "too_few_partitions": AlignmentError,
+    "too_many_partitions": AlignmentError,
     **goals.ERRORS,
 }
 _PARAMETERS = "Parameters\n----------\n"

@@ -10,7 +10,7 @@ import numpy as np
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, names_text, plural, workers_text
 from clustertune.planner import forecast, layouts
-from clustertune.planner.chunking import wanted_pieces
+from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.forecast import Need
 from clustertune.planner.machines import (
     by_host,
@@ -187,7 +187,7 @@ def unnamed_workload(view: View) -> Iterator[Finding]:
     )
 
 
-def changed_pieces(view: View) -> Iterator[Finding]:
+def changed_partitions(view: View) -> Iterator[Finding]:
     """Find another number of partitions, on which the model depends.
 
     ADMM solves one problem for each partition and divides its penalty by their number,
@@ -200,7 +200,7 @@ def changed_pieces(view: View) -> Iterator[Finding]:
     partitions. Or set the number with ``rechunk=8``; then at most 8 workers train.
     """
     layout = view.layouts[0] if view.layouts else None
-    if layout is None or not view.goal.workload.keeps_pieces or not layout.aligned:
+    if layout is None or not view.goal.workload.keeps_partitions or not layout.aligned:
         return
     now, total = len(layout.rows), int(layout.rows.sum())
     rows, before = view.goal.kept or (0, 0)
@@ -219,8 +219,8 @@ def _unlike_before(layout: Layout, before: int, view: View) -> Finding:
         f"{before:,} for the fit before: {view.goal.workload.title} would make "
         "another model",
         subject=tuple(m.label for m in layout.members),
-        evidence={"pieces": now, "before": before},
-        fixed_by=view.goal.cutting if wanted_pieces(view, rows) == before else "",
+        evidence={"partitions": now, "before": before},
+        fixed_by=view.goal.cutting if wanted_partitions(view, rows) == before else "",
     )
 
 
@@ -231,7 +231,7 @@ def _unlike_given(layout: Layout, view: View) -> Finding:
         message=f"the {layout.label} was given in {plural(given or 0, 'partition')} "
         f"and has {now:,} now: {view.goal.workload.title} makes another model",
         subject=tuple(m.label for m in layout.members),
-        evidence={"pieces": now, "given": given},
+        evidence={"partitions": now, "given": given},
         remedy=f"For the model of the given partitions pass rechunk={given}. Then at "
         f"most {plural(given or 0, 'worker')} will train.",
     )

@@ -56,7 +56,7 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
         + (f"; {workload.title} would {harm}" if wrong else ""),
         subject=tuple(m.label for m in layout.members),
         evidence={"together": groups.together, "ascending": groups.ascending},
-        fixed_by="reorder" if view.goal.order == "sort" or sorts else "",
+        fixed_by="shuffle" if view.goal.order == "sort" or sorts else "",
     )
 
 
@@ -108,8 +108,8 @@ def _is_qid(member: Member) -> bool:
 
 
 def _count(member: Member, name: str) -> int:
-    pieces = member.contents.pieces if member.contents else ()
-    return sum(int(piece.get(name, 0)) for piece in pieces)
+    partitions = member.contents.partitions if member.contents else ()
+    return sum(int(partition.get(name, 0)) for partition in partitions)
 
 
 def split_groups(view: View) -> Iterator[Finding]:
@@ -158,7 +158,7 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
 def _boundaries_within(member: Member) -> int:
     """How many partitions begin with the group with which the previous one ends."""
     assert member.contents is not None
-    ends = [p["ends"] for p in member.contents.pieces if p.get("ends")]
+    ends = [p["ends"] for p in member.contents.partitions if p.get("ends")]
     return sum(a[1] == b[0] for a, b in pairwise(ends))
 
 

@@ -143,16 +143,16 @@ def row_order(view: View, *, most: float = 0.3) -> Iterator[Finding]:
         return
     for member in layout.members:
         if member.label == "y" and member.contents is not None:
-            yield from _unlike(layout, member.contents.pieces, view, most)
+            yield from _unlike(layout, member.contents.partitions, view, most)
 
 
 def _unlike(
-    layout: Layout, pieces: Sequence[Mapping[str, Any]], view: View, most: float
+    layout: Layout, partitions: Sequence[Mapping[str, Any]], view: View, most: float
 ) -> Iterator[Finding]:
     workers = view.now.workers
     home = homes(layout, len(workers))
     shift = np.zeros(len(workers))
-    for sums in _sums(pieces):
+    for sums in _sums(partitions):
         shift = np.maximum(shift, _shifts(home, sums, len(workers)))
     far = np.flatnonzero(shift > most)
     if not len(far):
@@ -169,18 +169,18 @@ def _unlike(
     )
 
 
-def _sums(pieces: Sequence[Mapping[str, Any]]) -> Iterator[Float64s]:
+def _sums(partitions: Sequence[Mapping[str, Any]]) -> Iterator[Float64s]:
     """Rows, sum and sum of squares by partition: of numbers, or of each class."""
-    tables = [dict(p.get("classes") or ()) for p in pieces]
+    tables = [dict(p.get("classes") or ()) for p in partitions]
     classes = {c for table in tables for c in table}
-    counted = all(p.get("classes") is not None for p in pieces)
+    counted = all(p.get("classes") is not None for p in partitions)
     if 0 < len(classes) <= MAX_CLASSES and counted:
         rows = [sum(table.values()) for table in tables]
         for c in classes:
             count = [table.get(c, 0) for table in tables]
             yield np.array([rows, count, count], dtype=np.float64)
-    elif all(p.get("moments") is not None for p in pieces):
-        yield np.array([p["moments"] for p in pieces], dtype=np.float64).T
+    elif all(p.get("moments") is not None for p in partitions):
+        yield np.array([p["moments"] for p in partitions], dtype=np.float64).T
 
 
 def _shifts(home: Int64s, sums: Float64s, n_workers: int) -> Float64s:

@@ -18,7 +18,7 @@ from clustertune.core.wording import (
     workers_text,
 )
 from clustertune.planner import chunking, suitability
-from clustertune.planner.layouts import largest_piece, layout_bytes
+from clustertune.planner.layouts import largest_partition, layout_bytes
 
 # --- rows that do not match -----------------------------------------------------------
 
@@ -44,7 +44,11 @@ def differing_boundaries(view: View) -> Iterator[Finding]:
         for other in layout.members:
             if first.rows is not None and other.rows is not None:
                 yield from _compare(first, other, view.goal.cutting)
-            elif first.loaded and other.loaded and first.n_pieces != other.n_pieces:
+            elif (
+                first.loaded
+                and other.loaded
+                and first.n_partitions != other.n_partitions
+            ):
                 yield _unlike_counts(first, other)
         if len(known) < len(layout.members) > 1:
             yield _unknown_rows(layout)
@@ -58,7 +62,7 @@ def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
     total, total_b = int(rows.sum()), int(others.sum())
     cut, cut_b = rows.tolist(), others.tolist()
     longest = max(len(cut), len(cut_b))
-    piece = next(i for i in range(longest) if cut[i : i + 1] != cut_b[i : i + 1])
+    partition = next(i for i in range(longest) if cut[i : i + 1] != cut_b[i : i + 1])
     same = total == total_b
     if same:
         text = f"{a.label} and {b.label} have {total:,} rows each, but are cut at "
@@ -66,19 +70,21 @@ def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
     else:
         text = f"{a.label} has {plural(total, 'row')}, {b.label} has {total_b:,}, so "
         text += "their rows cannot be paired"
-    first = [f"{c[piece]:,} rows" if piece < len(c) else "none" for c in (cut, cut_b)]
+    first = [
+        f"{c[partition]:,} rows" if partition < len(c) else "none" for c in (cut, cut_b)
+    ]
     yield Finding(
         severity=Severity.critical,
-        message=f"{text}; the first partition that differs is number {piece}: "
+        message=f"{text}; the first partition that differs is number {partition}: "
         f"{first[0]} in {a.label}, {first[1]} in {b.label}",
         subject=(a.label, b.label),
         evidence={
-            "piece": piece,
+            "partition": partition,
             "rows": total,
             "other_rows": total_b,
             "same_total": same,
-            "pieces": len(cut),
-            "other_pieces": len(cut_b),
+            "partitions": len(cut),
+            "other_partitions": len(cut_b),
         },
         remedy=_recut(a, b)
         if same
@@ -90,10 +96,10 @@ def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
 def _unlike_counts(a: Member, b: Member) -> Finding:
     return Finding(
         severity=Severity.critical,
-        message=f"{a.label} has {plural(a.n_pieces, 'partition')}, {b.label} has "
-        f"{b.n_pieces:,}, so a fit could pair rows with wrong labels",
+        message=f"{a.label} has {plural(a.n_partitions, 'partition')}, {b.label} has "
+        f"{b.n_partitions:,}, so a fit could pair rows with wrong labels",
         subject=(a.label, b.label),
-        evidence={"pieces": a.n_pieces, "other_pieces": b.n_pieces},
+        evidence={"partitions": a.n_partitions, "other_partitions": b.n_partitions},
         # rows are unknown, so no code could cut one where the other is cut
         remedy=f"Make {a.label} and {b.label} from one collection, so that their "
         "partitions have the same rows.",
@@ -158,14 +164,14 @@ def no_rows(view: View) -> Iterator[Finding]:
                 severity=Severity.critical,
                 message=f"{member.label} has no rows, so nothing can be trained on it",
                 subject=(member.label,),
-                evidence={"pieces": member.n_pieces},
+                evidence={"partitions": member.n_partitions},
             )
 
 
 # --- number and size ------------------------------------------------------------------
 
 
-def too_few_pieces(view: View) -> Iterator[Finding]:
+def too_few_partitions(view: View) -> Iterator[Finding]:
     """Find too few, or too large, partitions for every worker to have its share.
 
     A partition is on one worker as a whole. With fewer partitions than workers some
@@ -186,20 +192,22 @@ def too_few_pieces(view: View) -> Iterator[Finding]:
     if not suitability.is_uneven(best, view):
         return
     n_workers = suitability.n_training(view)
-    n_pieces, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
-    evidence: dict[str, float] = {"pieces": n_pieces, "workers": n_workers}
+    n_partitions, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
+    evidence: dict[str, float] = {"partitions": n_partitions, "workers": n_workers}
     severity, cutting = Severity.critical, view.goal.cutting
     if rows < n_workers:  # only if each worker must have some
         cutting = ""
         text = f"{plural(rows, 'row')} for {n_workers:,} workers: "
         text += f"{view.goal.workload.title} needs as many rows on each, and cutting "
         text += "makes no more rows"
-    elif n_pieces < n_workers:
-        text = f"{plural(n_pieces, 'partition')} with rows for {n_workers:,} workers: "
-        text += f"{plural(n_workers - n_pieces, 'worker')} cannot train"
+    elif n_partitions < n_workers:
+        text = (
+            f"{plural(n_partitions, 'partition')} with rows for {n_workers:,} workers: "
+        )
+        text += f"{plural(n_workers - n_partitions, 'worker')} cannot train"
     else:
         severity, evidence["best"] = Severity.info, best
-        text = f"{plural(n_pieces, 'partition')}, the largest of "
+        text = f"{plural(n_partitions, 'partition')}, the largest of "
         text += f"{int(layout.rows.max()):,} rows: one of {plural(n_workers, 'worker')}"
         text += f" has {times_text(best)} its share at best, and the others wait for it"
     yield Finding(
@@ -207,12 +215,12 @@ def too_few_pieces(view: View) -> Iterator[Finding]:
         message=f"the {layout.label} has {text}",
         subject=tuple(m.label for m in layout.members),
         evidence=evidence,
-        remedy=_more_pieces(layout, view, n_workers),
+        remedy=_more_partitions(layout, view, n_workers),
         fixed_by=cutting,
     )
 
 
-def _more_pieces(layout: Layout, view: View, n_workers: int) -> str:
+def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     total = int(layout.rows.sum())
     if total < n_workers:
         return f"Name at most {plural(total, 'worker')} in workers=."
@@ -225,18 +233,18 @@ def _more_pieces(layout: Layout, view: View, n_workers: int) -> str:
     # assumes that workers still to come are like the present ones
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
-    n_pieces = chunking.piece_count(known, view, max(n_workers, threads))
-    return "; ".join(_cut(m, total, n_pieces) for m in layout.members)
+    n_partitions = chunking.partition_count(known, view, max(n_workers, threads))
+    return "; ".join(_cut(m, total, n_partitions) for m in layout.members)
 
 
-def _cut(member: Member, total: int, n_pieces: int) -> str:
+def _cut(member: Member, total: int, n_partitions: int) -> str:
     name = variable(member.label)
     if member.kind == "array":
-        return f"{name} = {name}.rechunk({{0: {-(-total // n_pieces)}}})"
-    return f"{name} = {name}.repartition(npartitions={n_pieces})"
+        return f"{name} = {name}.rechunk({{0: {-(-total // n_partitions)}}})"
+    return f"{name} = {name}.repartition(npartitions={n_partitions})"
 
 
-def too_many_pieces(
+def too_many_partitions(
     view: View, *, small: int = suitability.SMALL, excess: float = 8.0
 ) -> Iterator[Finding]:
     """Find so many and so small partitions that handling them costs more than the fit.
@@ -267,37 +275,42 @@ def too_many_pieces(
 
 def _too_many(layout: Layout, view: View, excess: float, *, training: bool) -> Finding:
     threads = sum(w.nthreads for w in view.eligible_workers)
-    limit = view.goal.workload.max_pieces_per_thread * threads
-    n_pieces = max(m.n_pieces for m in layout.members)
+    limit = view.goal.workload.max_partitions_per_thread * threads
+    n_partitions = max(m.n_partitions for m in layout.members)
     size = layout_bytes(layout)
     if isinstance(size, Unknown):
         severity, cutting, text = Severity.unknown, "", f"their size is {size}"
     else:
-        wanted = training and _is_wanted(n_pieces, layout, view)
-        worse = training and n_pieces > excess * limit and not wanted
+        wanted = training and _is_wanted(n_partitions, layout, view)
+        worse = training and n_partitions > excess * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
         cutting = "" if wanted else view.goal.cutting
-        text = f"{bytes_text(size / n_pieces)} each, so handling them can take longer "
+        text = (
+            f"{bytes_text(size / n_partitions)} each, so handling them can take longer "
+        )
         text += "than their work"
     return Finding(
         severity=severity,
-        message=f"the {layout.label} has {plural(n_pieces, 'partition')} for "
+        message=f"the {layout.label} has {plural(n_partitions, 'partition')} for "
         f"{plural(threads, 'thread')}: {text}",
         subject=tuple(m.label for m in layout.members),
-        evidence={"pieces": n_pieces, "threads": threads},
+        evidence={"partitions": n_partitions, "threads": threads},
         fixed_by=cutting,
     )
 
 
-def _is_wanted(n_pieces: int, layout: Layout, view: View) -> bool:
+def _is_wanted(n_partitions: int, layout: Layout, view: View) -> bool:
     """Whether the user set this number, or the model of the fit before used it."""
     if not isinstance(view.goal.rechunk, bool):
-        return n_pieces == view.goal.rechunk
+        return n_partitions == view.goal.rechunk
     n_rows = int(layout.rows.sum()) if layout.aligned else None
-    return view.goal.workload.keeps_pieces and view.goal.kept == (n_rows, n_pieces)
+    return view.goal.workload.keeps_partitions and view.goal.kept == (
+        n_rows,
+        n_partitions,
+    )
 
 
-def large_pieces(
+def large_partitions(
     view: View, *, fraction: float = suitability.LARGE
 ) -> Iterator[Finding]:
     """Find partitions that are a large part of a worker's memory.
@@ -323,7 +336,7 @@ def large_pieces(
     smallest = min(limited, key=lambda w: w.memory_limit)
     limit = smallest.memory_limit
     for layout in view.layouts:
-        largest = largest_piece(layout)
+        largest = largest_partition(layout)
         labels = tuple(m.label for m in layout.members)
         if isinstance(largest, Unknown):
             yield Finding(
@@ -342,7 +355,7 @@ def large_pieces(
                 f"{bytes_text(limit)} that {workers_text([smallest.id])} may use: "
                 "moving or cutting it takes twice that memory",
                 subject=labels,
-                evidence={"piece_bytes": largest, "limit_bytes": limit},
+                evidence={"partition_bytes": largest, "limit_bytes": limit},
                 fixed_by=view.goal.cutting,
             )
 
@@ -363,13 +376,13 @@ def scattered_data(view: View) -> Iterator[Finding]:
     """
     found = [m for x in view.layouts for m in x.members if m.scattered]
     if found:
-        pieces = sum(m.scattered for m in found)
+        partitions = sum(m.scattered for m in found)
         labels = [m.label for m in found]
         yield Finding(
             severity=Severity.info,
-            message=f"{plural(pieces, 'partition')} of {names_text(labels)} "
-            f"{are(range(pieces))} lost if the worker dies, since Dask cannot "
+            message=f"{plural(partitions, 'partition')} of {names_text(labels)} "
+            f"{are(range(partitions))} lost if the worker dies, since Dask cannot "
             "recompute data that the client sent",
             subject=tuple(labels),
-            evidence={"pieces": pieces},
+            evidence={"partitions": partitions},
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from clustertune.core.model import Finding, Int64s, Layout, Severity, View
 from clustertune.core.wording import are, bytes_text, plural, times_text, workers_text
-from clustertune.planner.layouts import apart, copied, held, piece_bytes, shares
+from clustertune.planner.layouts import apart, copied, held, partition_bytes, shares
 from clustertune.planner.suitability import attainable, units
 
 _ROUNDING = 1e-9
@@ -44,11 +44,11 @@ def empty_workers(view: View) -> Iterator[Finding]:
     if layout is None or not layout.loaded or not layout.aligned:
         return
     eligible = {w.id for w in view.eligible_workers}
-    n_pieces = int((layout.rows > 0).sum())
+    n_partitions = int((layout.rows > 0).sum())
     empty = tuple(
         s.worker for s in shares(layout, view) if s.worker in eligible and not s.rows
     )
-    if empty and n_pieces >= len(eligible):
+    if empty and n_partitions >= len(eligible):
         yield Finding(
             severity=Severity.warning,
             message=f"no rows of the {layout.label} on {workers_text(empty)}: only "
@@ -58,7 +58,7 @@ def empty_workers(view: View) -> Iterator[Finding]:
             evidence={
                 "empty": len(empty),
                 "workers": len(eligible),
-                "pieces": n_pieces,
+                "partitions": n_partitions,
             },
         )
 
@@ -104,7 +104,7 @@ def uneven_rows(view: View) -> Iterator[Finding]:
 
     The tolerance is that of the call (0.05: a worker may hold 5 % more than its share).
     If partitions are too large or too few for a better placement, the finding is
-    information, and ``too_few_pieces`` has the fix.
+    information, and ``too_few_partitions`` has the fix.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
     partitions with their companions until each worker holds its share.
@@ -153,7 +153,7 @@ def _uneven(layout: Layout, view: View) -> Iterator[Finding]:
         },
         remedy=""
         if movable
-        else "Cut the data into more partitions, as ``too_few_pieces`` explains.",
+        else "Cut the data into more partitions, as ``too_few_partitions`` explains.",
     )
 
 
@@ -186,16 +186,16 @@ def separated_pairs(view: View) -> Iterator[Finding]:
             f"{layout.label} are split over several workers; a fit ships at least "
             f"{bytes_text(nbytes)} to join them",
             subject=tuple(m.label for m in layout.members),
-            evidence={"apart": count, "pieces": total, "bytes": nbytes},
+            evidence={"apart": count, "partitions": total, "bytes": nbytes},
         )
 
 
 def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
     """Bytes of every partition that its main holder lacks."""
     spread = held(layout, n_workers)
-    most = np.zeros(layout.members[0].n_pieces, dtype=np.int64)
-    np.maximum.at(most, spread.piece, spread.nbytes)
-    return piece_bytes(layout) - most
+    most = np.zeros(layout.members[0].n_partitions, dtype=np.int64)
+    np.maximum.at(most, spread.partition, spread.nbytes)
+    return partition_bytes(layout) - most
 
 
 def surplus_copies(view: View) -> Iterator[Finding]:
@@ -211,7 +211,7 @@ def surplus_copies(view: View) -> Iterator[Finding]:
     ``scatter(broadcast=True)`` do not help training data.
     """
     for layout in _placed(view):
-        count, total = int(copied(layout).sum()), layout.members[0].n_pieces
+        count, total = int(copied(layout).sum()), layout.members[0].n_partitions
         if count:
             yield Finding(
                 severity=Severity.info,
@@ -219,5 +219,5 @@ def surplus_copies(view: View) -> Iterator[Finding]:
                 "replicas on more than one worker; Dask will drop some, so their place "
                 "may change",
                 subject=tuple(m.label for m in layout.members),
-                evidence={"copied": count, "pieces": total},
+                evidence={"copied": count, "partitions": total},
             )

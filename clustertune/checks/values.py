@@ -45,9 +45,9 @@ def not_finite(view: View) -> Iterator[Finding]:
 
 def _count_not_finite(member: Member) -> tuple[int, int]:
     found = [
-        piece["not_finite"]
-        for piece in (member.contents.pieces if member.contents else ())
-        if "not_finite" in piece
+        partition["not_finite"]
+        for partition in (member.contents.partitions if member.contents else ())
+        if "not_finite" in partition
     ]
     return sum(n for n, _ in found), sum(n for _, n in found)
 
@@ -75,8 +75,8 @@ def unlike_categories(view: View) -> Iterator[Finding]:
     """
     for member in _members(view):
         lists: dict[str, set[str]] = {}
-        for piece in member.contents.pieces if member.contents else ():
-            for column, categories in piece.get("categories", {}).items():
+        for partition in member.contents.partitions if member.contents else ():
+            for column, categories in partition.get("categories", {}).items():
                 lists.setdefault(column, set()).add(categories)
         unlike = [column for column, found in lists.items() if len(found) > 1]
         if unlike:

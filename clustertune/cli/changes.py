@@ -345,7 +345,7 @@ _PREPARE = (
         help="Convert the features to a number type, like float32."),
     click.option("--persist/--no-persist", default=None, help="Load lazy data, or "
         "leave it lazy. By default as the workload needs it."),
-    click.option("--shuffle", type=click.Choice(["rows", "pieces"]),
+    click.option("--shuffle", type=click.Choice(["rows", "partitions"]),
         help="Put rows, or whole partitions, in random order."),
     click.option("--random-state", type=click.IntRange(0), default=0, metavar="SEED",
         help="Set the seed of the shuffle."),

@@ -323,7 +323,7 @@ def _classes(y: Any, y_valid: Any, label: str) -> list[Any] | None:
     return found
 
 
-# --- the comparison -----------------------------------------------------------------
+# --- the comparison -------------------------------------------------------------------
 
 
 def _compare(client: Client, data: Data, echo: Echo) -> None:

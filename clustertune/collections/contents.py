@@ -70,7 +70,7 @@ class _Bundles:
     """Tasks that read several partitions each; the partitions of each, by label."""
 
     graph: graphs.Graph = field(default_factory=graphs.Graph)
-    pieces: dict[str, list[list[int]]] = field(default_factory=dict)
+    partitions: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
 def _bundled(
@@ -92,9 +92,9 @@ def _bundled(
         look = ship.Tasks(partial(content.each, looks[x.label]))
         name = f"contents-{uuid4().hex}"
         bundles = _by_home(homes.get(x.label, range(len(keys))))
-        made.pieces[x.label] = bundles
-        made.graph.pieces[x.label] = [(name, i) for i in range(len(bundles))]
-        for key, bundle in zip(made.graph.pieces[x.label], bundles, strict=True):
+        made.partitions[x.label] = bundles
+        made.graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
+        for key, bundle in zip(made.graph.partitions[x.label], bundles, strict=True):
             sources = List(*(TaskRef(keys[i]) for i in bundle))
             made.graph.tasks[key] = look(key, sources)
     return made
@@ -103,8 +103,8 @@ def _bundled(
 def _by_home(homes: Sequence[int]) -> list[list[int]]:
     """Return the partitions of each home, in order."""
     bundles: dict[int, list[int]] = {}
-    for piece, home in enumerate(homes):
-        bundles.setdefault(home, []).append(piece)
+    for partition, home in enumerate(homes):
+        bundles.setdefault(home, []).append(partition)
     return list(bundles.values())
 
 
@@ -121,7 +121,7 @@ def _sources(
 
 def _bind(made: graphs.Graph, workers: Sequence[str]) -> None:
     """Bind our tasks to these workers; others may not receive code."""
-    ours = [key for keys in made.pieces.values() for key in keys]
+    ours = [key for keys in made.partitions.values() for key in keys]
     made.where |= dict(zip(ours, cycle(workers), strict=False))
 
 
@@ -186,15 +186,15 @@ async def _answers(client: Client, made: _Bundles) -> dict[str, Contents]:
             f"the data could not be read: {printable(repr(error), longest=500)}"
         ) from error
     found = {}
-    for label, bundles in made.pieces.items():
-        keys = made.graph.pieces[label]
+    for label, bundles in made.partitions.items():
+        keys = made.graph.partitions[label]
         pairs = [
             pair
             for key, bundle in zip(keys, bundles, strict=True)
             for pair in zip(bundle, answers[key], strict=True)
         ]
         in_order = dict(sorted(pairs, key=operator.itemgetter(0)))
-        found[label] = Contents(pieces=tuple(in_order.values()))
+        found[label] = Contents(partitions=tuple(in_order.values()))
     return found
 
 
@@ -320,8 +320,8 @@ def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
     lists: dict[Any, list[Any]] = {}
     own: dict[str, dict[Any, list[Any]]] = {}
     for label, looked in found.items():
-        for piece in looked.pieces:
-            for column, dtype in piece.get("lists", {}).items():
+        for partition in looked.partitions:
+            for column, dtype in partition.get("lists", {}).items():
                 lists.setdefault(column, []).append(dtype)
                 own.setdefault(label, {}).setdefault(column, []).append(dtype)
     wanted = {column: conversion.union(types) for column, types in lists.items()}
@@ -339,8 +339,8 @@ def number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
     """Return the type to which all numbers of a frame can be cast exactly."""
     if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
         return None
-    if any("largest" not in piece for piece in looked.pieces):
+    if any("largest" not in partition for partition in looked.partitions):
         return None
-    largest = max((p["largest"] for p in looked.pieces), default=0)
+    largest = max((p["largest"] for p in looked.partitions), default=0)
     types = {str(t) for t in x.collection.dtypes}
     return conversion.exact_float(types, largest)

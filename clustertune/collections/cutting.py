@@ -103,7 +103,7 @@ def _collections(
     return {
         cut.label: collection(
             given[cut.label],
-            {key: futures[key] for key in graph.pieces[cut.label][which]},
+            {key: futures[key] for key in graph.partitions[cut.label][which]},
             recut.rows[which].tolist(),
             cut.conversion,
             known.get(cut.label),
@@ -123,15 +123,15 @@ def _ends(graph: Graph, cut: Cut) -> None:
     if cut.conversion is not None and cut.conversion.kind == "array":
         return
     name = f"ends-{uuid4().hex}"
-    graph.ends[cut.label] = [(name, i) for i in range(len(graph.pieces[cut.label]))]
-    pairs = zip(graph.ends[cut.label], graph.pieces[cut.label], strict=True)
-    for key, piece in pairs:
-        index = Task(None, getattr, TaskRef(piece), "index")
+    graph.ends[cut.label] = [(name, i) for i in range(len(graph.partitions[cut.label]))]
+    pairs = zip(graph.ends[cut.label], graph.partitions[cut.label], strict=True)
+    for key, partition in pairs:
+        index = Task(None, getattr, TaskRef(partition), "index")
         is_sorted = Task(None, getattr, index, "is_monotonic_increasing")
         first = Task(None, operator.getitem, index, slice(0, 1))
         last = Task(None, operator.getitem, index, slice(-1, None))
         both = Task(key, list, List(is_sorted, first, last))
-        graph.add(both, graph.where[piece], ARRIVING)
+        graph.add(both, graph.where[partition], ARRIVING)
 
 
 def _delay_copies(graph: Graph) -> None:
@@ -171,11 +171,13 @@ def _cut(graph: Graph, cut: Cut, recut: Recut, kind: _Rows) -> None:
     copied = f"{COPIED}-" * (recut.copies > 1)
     name = f"{copied}{kind.name}-{uuid4().hex}"
     keys: list[Key] = []
-    for piece, parts in groupby(_parts(cut), key=operator.attrgetter("new")):
-        key = (name, piece, *kind.tail)
+    for partition, parts in groupby(_parts(cut), key=operator.attrgetter("new")):
+        key = (name, partition, *kind.tail)
         keys.append(key)
-        _piece(graph, key, list(parts), int(recut.targets[piece]), recut.workers, kind)
-    graph.pieces[cut.label] = keys
+        _partition(
+            graph, key, list(parts), int(recut.targets[partition]), recut.workers, kind
+        )
+    graph.partitions[cut.label] = keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def _parts(cut: Cut) -> Iterator[_Part]:
         yield _Part(new, cut.keys[key], start, stop, owner)
 
 
-def _piece(
+def _partition(
     graph: Graph,
     key: Key,
     parts: list[_Part],

@@ -60,7 +60,7 @@ class Graph:
     tasks: dict[Key, Any] = field(default_factory=dict)
     where: dict[Key, str] = field(default_factory=dict)
     priority: dict[Key, int] = field(default_factory=dict)
-    pieces: dict[str, list[Key]] = field(default_factory=dict)
+    partitions: dict[str, list[Key]] = field(default_factory=dict)
     ends: dict[str, list[Key]] = field(default_factory=dict)
     loose: bool = False
 
@@ -84,8 +84,10 @@ def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Grap
     """Return a graph of small arrays, one on each worker."""
     graph = Graph()
     name = f"constants-{uuid4().hex}"
-    graph.pieces[label] = [(name, i) for i in range(len(values))]
-    for key, value, worker in zip(graph.pieces[label], values, workers, strict=True):
+    graph.partitions[label] = [(name, i) for i in range(len(values))]
+    for key, value, worker in zip(
+        graph.partitions[label], values, workers, strict=True
+    ):
         graph.tasks[key] = Task(key, np.array, value)
         graph.where[key] = worker
     return graph
@@ -97,7 +99,7 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
     Tasks may name keys that the scheduler knows, so thousands of futures need not
     travel.
     """
-    groups = [*graph.pieces.values(), *graph.ends.values()]
+    groups = [*graph.partitions.values(), *graph.ends.values()]
     wanted = [key for keys in groups for key in keys]
     # Dask would hash every task of a plain dict
     layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
@@ -148,7 +150,7 @@ def _lookup(known: Mapping[Key, Any], rest: Any) -> Callable[[Key], Any]:
 
 def collection(
     like: Any,
-    pieces: Mapping[Key, Any],
+    partitions: Mapping[Key, Any],
     rows: Sequence[float],
     conversion: Conversion | None = None,
     divisions: Sequence[Any] | None = None,
@@ -161,7 +163,7 @@ def collection(
     ----------
     like
         The Array, DataFrame or Series that the partitions come from.
-    pieces
+    partitions
         Futures by key, in order.
     rows
         Rows of every partition of an array, NaN if unknown.
@@ -172,15 +174,15 @@ def collection(
     joined
         Whether rows were taken and joined, and blocks of columns too.
     """
-    meta, keys = converting.meta(like, conversion), list(pieces)
+    meta, keys = converting.meta(like, conversion), list(partitions)
     meta = joined_meta(meta) if joined else meta
     if isinstance(like, da.Array) or isinstance(meta, np.ndarray):
-        named = _numbered(pieces)
+        named = _numbered(partitions)
         first: Any = next(iter(named))
         columns = converting.column_chunks(like, joined=joined)
         return da.Array(named, first[0], (tuple(rows), *columns), meta=meta)
     unknown = (None,) * (len(keys) + 1)
-    return from_graph(dict(pieces), meta, divisions or unknown, keys, "prepared")
+    return from_graph(dict(partitions), meta, divisions or unknown, keys, "prepared")
 
 
 def of_futures(x: Any, futures: Sequence[Any]) -> Any:
@@ -191,14 +193,16 @@ def of_futures(x: Any, futures: Sequence[Any]) -> Any:
     return collection(x, {f.key: f for f in futures}, (), divisions=x.divisions)
 
 
-def _numbered(pieces: Mapping[Key, Any]) -> dict[Key, Any]:
+def _numbered(partitions: Mapping[Key, Any]) -> dict[Key, Any]:
     """Number the keys of an array from 0, as Dask needs it."""
-    first: Any = next(iter(pieces))
+    first: Any = next(iter(partitions))
     if first[1] == 0:
-        return dict(pieces)
-    keys: list[Any] = list(pieces)
+        return dict(partitions)
+    keys: list[Any] = list(partitions)
     return {
-        (f"{first[0]}-from-{first[1]}", i - first[1], *rest): pieces[(name, i, *rest)]
+        (f"{first[0]}-from-{first[1]}", i - first[1], *rest): partitions[
+            (name, i, *rest)
+        ]
         for name, i, *rest in keys
     }
 

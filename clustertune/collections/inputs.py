@@ -337,7 +337,7 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     if goal.order in ("rows", "sort"):
         for given in inputs:
             _refuse_byte_order(given)
-    if goal.workload.groups and goal.order in ("rows", "pieces"):
+    if goal.workload.groups and goal.order in ("rows", "partitions"):
         raise ValueError(
             f'shuffle="{goal.order}" would tear groups (qid) apart, and '
             f"{goal.workload.title} needs them whole; leave it out"
@@ -415,7 +415,7 @@ def is_training_data(inputs: Inputs, number: int) -> bool:
 # --- metadata of collections ----------------------------------------------------------
 
 
-def pieces(collection: Any) -> tuple[list[Key], list[Any] | None]:
+def partitions(collection: Any) -> tuple[list[Key], list[Any] | None]:
     """Return keys and futures of the partitions, in order.
 
     The futures are None for a collection that is not persisted. The keys of a persisted

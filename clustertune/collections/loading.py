@@ -98,7 +98,7 @@ def build(lazy: Sequence[Lazy]) -> Graph:
             made = own
             if x.conversion is not None:
                 made = _convert(graph, x, own)
-            graph.pieces[x.label] = made
+            graph.partitions[x.label] = made
             if x.workers is not None:
                 where |= zip(made, x.workers, strict=True)
     graph.where = _with_ancestors(graph.tasks, where)
@@ -112,8 +112,8 @@ def collections(
     return {
         x.label: collection(
             x.collection,
-            {key: futures[key] for key in graph.pieces[x.label]},
-            _rows(x, len(graph.pieces[x.label])),
+            {key: futures[key] for key in graph.partitions[x.label]},
+            _rows(x, len(graph.partitions[x.label])),
             x.conversion,
             getattr(x.collection, "divisions", None),
         )
@@ -121,11 +121,11 @@ def collections(
     }
 
 
-def _rows(x: Lazy, n_pieces: int) -> list[float]:
+def _rows(x: Lazy, n_partitions: int) -> list[float]:
     """Return the rows of every partition, NaN if unknown."""
     if isinstance(x.collection, da.Array):
         return list(x.collection.chunks[0])
-    return [math.nan] * n_pieces if x.rows is None else list(map(float, x.rows))
+    return [math.nan] * n_partitions if x.rows is None else list(map(float, x.rows))
 
 
 def _optimised(
@@ -135,12 +135,14 @@ def _optimised(
     if not collections:
         return {}, []
     tasks, keys = optimized(collections)
-    if any(_pieces(x) != len(own) for x, own in zip(collections, keys, strict=True)):
+    if any(
+        _partitions(x) != len(own) for x, own in zip(collections, keys, strict=True)
+    ):
         return optimized([unjoined(x) for x in collections])
     return tasks, keys
 
 
-def _pieces(x: Any) -> int:
+def _partitions(x: Any) -> int:
     return math.prod(x.numblocks) if isinstance(x, da.Array) else int(x.npartitions)
 
 
@@ -169,10 +171,10 @@ def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
     for i, old in enumerate(keys):
         position: Any = old[1:] if given_array else (i, *tail)  # type: ignore[index]
         key = (name, *position)
-        piece = converting.applied(functions, TaskRef(old))
+        partition = converting.applied(functions, TaskRef(old))
         if becomes_array:  # a view would keep the whole frame in memory
-            piece = Task(None, partial(np.array, order="C"), piece)
-        graph.tasks[key] = Task(key, piece.func, *piece.args)
+            partition = Task(None, partial(np.array, order="C"), partition)
+        graph.tasks[key] = Task(key, partition.func, *partition.args)
         made.append(key)
     return made
 

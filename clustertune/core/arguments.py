@@ -67,7 +67,7 @@ def cutting(name: str, value: object) -> bool | int:
         return int(value)
     raise ValueError(
         f"{name}={value!r} must be True (cut where needed), False (never), or a number "
-        "of pieces of at least 1"
+        "of partitions of at least 1"
     )
 
 
@@ -87,11 +87,11 @@ def maybe(name: str, value: object) -> bool | None:
 
 
 def order(shuffle: object, sort: object) -> str:
-    """Return the wanted order of rows: ``"sort"``, ``"rows"``, ``"pieces"`` or ""."""
-    if not (shuffle is False or shuffle in ("rows", "pieces")):
+    """Return the order of rows: ``"sort"``, ``"rows"``, ``"partitions"`` or ""."""
+    if not (shuffle is False or shuffle in ("rows", "partitions")):
         raise ValueError(
             f'shuffle={shuffle!r} must be False, "rows" (all rows in random order) or '
-            '"pieces" (whole pieces, none of which moves)'
+            '"partitions" (whole partitions, none of which moves)'
         )
     if flag("sort", sort) and shuffle:
         raise ValueError(

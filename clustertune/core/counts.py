@@ -16,8 +16,8 @@ from clustertune.core.model import (
     Moves,
     Recut,
     Release,
-    Reorder,
     Restart,
+    Shuffle,
     Step,
     Trim,
 )
@@ -115,7 +115,7 @@ _MAKERS: Mapping[type, Callable[[Any, str], Count]] = {
     Release: lambda *_: Count(verb="released", noun="key"),
     Load: lambda *_: Count(verb="loaded", noun="collection"),
     Recut: lambda args, verb: Count(verb=verb, noun="collection", total=len(args.cuts)),
-    Reorder: lambda args, _: Count(
+    Shuffle: lambda args, _: Count(
         verb="reordered", noun="collection", total=len(args.sources)
     ),
     Bounds: lambda *_: Count(verb="adjusted", noun="adaptive cluster", total=1),

@@ -55,7 +55,7 @@ class Contents:
     functions in :mod:`clustertune.remote.worker.content`.
     """
 
-    pieces: tuple[Mapping[str, Any], ...]
+    partitions: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +92,7 @@ class Member:
     aside: int = 0  # rows in the remainder
 
     @property
-    def n_pieces(self) -> int:
+    def n_partitions(self) -> int:
         return len(self.keys) // self.column_blocks
 
 

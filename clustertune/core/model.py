@@ -63,7 +63,7 @@ class Goal:
     persist: bool | None = None  # load lazy data; None: as the workload needs it
     rechunk: bool | int = True  # where needed; never; or a number of partitions
     kept: tuple[int, int] | None = None  # rows and partitions of the previous fit
-    order: str = ""  # "sort" by qid, shuffle "rows" or "pieces"; "": unchanged
+    order: str = ""  # "sort" by qid, shuffle "rows" or "partitions"; "": unchanged
     seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": workers named in findings
     restarted: frozenset[str | int] = frozenset()  # ids, in this call
@@ -81,8 +81,8 @@ class Goal:
     @property
     def changes(self) -> bool:
         """Whether the request changes the data, which requires loaded data."""
-        pieces = not isinstance(self.rechunk, bool) or self.release_inputs
-        return bool(self.to or self.dtype or self.order or pieces)
+        partitions = not isinstance(self.rechunk, bool) or self.release_inputs
+        return bool(self.to or self.dtype or self.order or partitions)
 
     @property
     def cutting(self) -> str:
@@ -151,7 +151,7 @@ class View:
         return tuple(w for w in self.now.workers if self.eligible(w))
 
 
-# --- findings -----------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------
 
 
 class Severity(IntEnum):
@@ -185,7 +185,7 @@ class Finding:
     fixed_by: str = ""  # the action that can fix it in this call, if there is one
 
 
-# --- steps --------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -269,11 +269,11 @@ class Source:
 
     label: str
     keys: tuple[Key, ...]
-    owner: Int64s  # per key: index into ``Reorder.workers``
+    owner: Int64s  # per key: index into ``Shuffle.workers``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reorder:
+class Shuffle:
     """Another order of all rows of row-aligned collections.
 
     Every old partition is ordered. Each new partition takes the rows from
@@ -454,7 +454,7 @@ class Outcome:
     measured: tuple[Measured, ...] = ()  # workers before and after
 
 
-# --- the port -----------------------------------------------------------------------
+# --- the port -------------------------------------------------------------------------
 
 
 class Cluster(Protocol):
@@ -473,7 +473,7 @@ class Cluster(Protocol):
     async def with_bandwidths(self, view: View) -> View:
         """Add the bandwidth of each worker, measured in its last transfers."""
 
-    async def persist(self, load: Load, notify: Notify) -> Result:
+    async def load(self, load: Load, notify: Notify) -> Result:
         """Load all lazy collections in one computation."""
 
     async def scale(self, n_workers: int, notify: Notify) -> Result:
@@ -485,7 +485,7 @@ class Cluster(Protocol):
     async def recut(self, recut: Recut, notify: Notify) -> Result:
         """Make new partitions, each on its target; they replace the old ones."""
 
-    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
+    async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
         """Change the order of rows; ``row_order`` has the original numbers."""
 
     async def move(self, moves: Moves, notify: Notify) -> Result:

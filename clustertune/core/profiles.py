@@ -23,11 +23,11 @@ class Profile:
     # --- memory
 
     #: peak memory of the fit on a worker, as a multiple of the bytes of its data (which
-    #: are included), by the item size of the numbers, with ``pieces_per_thread``
+    #: are included), by the item size of the numbers, with ``partitions_per_thread``
     memory_multiple: Mapping[int, float]
-    #: the part of it for intermediate results, as a multiple of the bytes of the pieces
-    #: in work, one per thread; empty: it does not depend on the pieces
-    piece_multiple: Mapping[int, float] = field(default_factory=dict)
+    #: the share of intermediate results, as a multiple of the bytes of the partitions
+    #: in work, one per thread; empty: it does not depend on the partitions
+    partition_multiple: Mapping[int, float] = field(default_factory=dict)
     #: bytes of a worker's process with the library imported, but without data
     base_bytes: int = 0
     #: bytes per number in which the library keeps features; None: unknown
@@ -39,18 +39,18 @@ class Profile:
     #: source of the figures
     source: str = ""
 
-    # --- pieces
+    # --- partitions
 
     #: whether the data is read more than once, so it should be loaded first
     persist: bool = True
-    #: pieces per thread above which small pieces cost noticeable time
-    max_pieces_per_thread: int = 256
-    #: most pieces per thread into which data is cut; more make rows more even
-    pieces_per_thread: int = 4
-    #: bytes of a piece, over all collections, above which it is cut
-    max_piece_bytes: int = 2**29
-    #: whether the model depends on the number of pieces, so that it must be kept
-    keeps_pieces: bool = False
+    #: partitions per thread above which small partitions cost noticeable time
+    max_partitions_per_thread: int = 256
+    #: most partitions per thread into which data is cut; more make rows more even
+    partitions_per_thread: int = 4
+    #: bytes of a partition, over all collections, above which it is cut
+    max_partition_bytes: int = 2**29
+    #: whether the model depends on the number of partitions, so that it must be kept
+    keeps_partitions: bool = False
 
     # --- rows
 
@@ -68,7 +68,7 @@ class Profile:
     #: whether it fails if a worker has no row of some class; None: only classifiers do,
     #: and the estimator is unknown
     needs_all_classes: bool | None = False
-    #: whether each worker needs all rows of eval sets, since it uses the pieces next to
+    #: whether each worker needs all rows of eval sets, since it uses partitions next to
     #: its training data
     eval_copies: bool = False
     #: whether the estimator stops early by its scores
@@ -106,9 +106,10 @@ class Profile:
         return _multiple(self.memory_multiple, itemsize)
 
     def parts(self, itemsize: int | None) -> tuple[float, float]:
-        """Return the multiples for all pieces, and for the pieces in work."""
-        of_pieces = _multiple(self.piece_multiple, itemsize)
-        return self.multiple(itemsize) - of_pieces / self.pieces_per_thread, of_pieces
+        """Return the multiples for all partitions, and for the partitions in work."""
+        of_partitions = _multiple(self.partition_multiple, itemsize)
+        per_thread = of_partitions / self.partitions_per_thread
+        return self.multiple(itemsize) - per_thread, of_partitions
 
 
 def _multiple(known: Mapping[int, float], itemsize: int | None) -> float:

@@ -60,7 +60,7 @@ class WorkerShare:
     """What one worker holds of a layout."""
 
     worker: str | int  # id
-    pieces: int
+    partitions: int
     rows: int
     nbytes: int
     share: float  # its rows over those it should have; 0 where it should have none
@@ -72,7 +72,7 @@ class LayoutSummary:
 
     label: str
     members: tuple[str, ...]
-    pieces: int
+    partitions: int
     loaded: bool
     rows: int | None  # None: not known, or not the same for all members
     nbytes: int | None
@@ -361,7 +361,7 @@ MEMORY = (
     "keys",
     "seconds",
 )
-_SHARES = ("worker", "pieces", "rows", "bytes", "of its share")
+_SHARES = ("worker", "partitions", "rows", "bytes", "of its share")
 _WIDTHS = {_FINDINGS: (8, 16, 50, 44), _STEPS: (8, 40, 16, 16, 30, 30)}
 
 
@@ -439,7 +439,8 @@ def _layout_tables(report: Report) -> Iterator[tuple[LayoutSummary, str]]:
 
 def _describe(s: LayoutSummary) -> str:
     rows = "unknown" if s.rows is None else f"{s.rows:,}"
-    text = f"{s.label}: {s.pieces} pieces, {rows} rows, {bytes_text(s.nbytes or 0)}"
+    size = bytes_text(s.nbytes or 0)
+    text = f"{s.label}: {s.partitions} partitions, {rows} rows, {size}"
     return printable(text + (f", {s.separated} pairs separated" if s.separated else ""))
 
 
@@ -451,7 +452,7 @@ def _share_rows(summary: LayoutSummary) -> list[list[str]]:
     rows = [
         [
             names_text([w.worker]),
-            f"{w.pieces:,}",
+            f"{w.partitions:,}",
             f"{w.rows:,}",
             bytes_text(w.nbytes),
             f"{w.share:.2f}",

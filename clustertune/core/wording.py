@@ -51,7 +51,7 @@ def times_text(ratio: float) -> str:
 
 
 def plural(n: float, noun: str, nouns: str | None = None) -> str:
-    """Format a count and its noun: ``1 piece``, ``12,000 pieces``, ``3.5 CPUs``."""
+    """Format a count and its noun: ``1 key``, ``12,000 partitions``, ``3.5 CPUs``."""
     count = f"{int(n):,}" if n == int(n) else f"{n:.3g}"
     return f"{count} {noun if n == 1 else nouns or noun + 's'}"
 

@@ -62,7 +62,7 @@ _ROW_TOOLTIPS = [
     ("worker", "@name"),
     ("rows", "@rows_text"),
     ("even share", "@due_text"),
-    ("partitions", "@pieces"),
+    ("partitions", "@partitions"),
     ("", "@problem"),
 ]
 #: by kind of event
@@ -391,7 +391,9 @@ class Rows:
     def update(self, state: State) -> None:
         """Show another state."""
         known = state["collections"]
-        layouts = [x for x in known if not x["missing"] or x["missing"] < x["pieces"]]
+        layouts = [
+            x for x in known if not x["missing"] or x["missing"] < x["partitions"]
+        ]
         share = layouts[0]["workers"] if layouts else _no_share()
         n = len(share["id"])
         self.bars.visible, self.profile.visible = 0 < n <= MAX_BARS, n > MAX_BARS
@@ -408,7 +410,7 @@ class Rows:
 
 
 def _no_share() -> Columns:
-    return {"id": [], "rows": [], "pieces": [], "due": []}
+    return {"id": [], "rows": [], "partitions": [], "due": []}
 
 
 def _row_columns(share: Columns) -> Columns:
@@ -416,7 +418,7 @@ def _row_columns(share: Columns) -> Columns:
     problems = [_row_problem(r, d) for r, d in zip(rows, due, strict=True)]
     labels = [
         (f"{r:,}", plural(p, "partition"), problem)
-        for r, p, problem in zip(rows, share["pieces"], problems, strict=True)
+        for r, p, problem in zip(rows, share["partitions"], problems, strict=True)
     ]
     return {
         "y": list(range(n)),
@@ -425,7 +427,7 @@ def _row_columns(share: Columns) -> Columns:
         "name": style.names(share["id"]),
         "rows": list(rows),
         "due": list(due),
-        "pieces": list(share["pieces"]),
+        "partitions": list(share["partitions"]),
         "rows_text": [f"{r:,}" for r in rows],
         "due_text": [f"{d:,.0f}" for d in due],
         "problem": problems,
@@ -455,7 +457,7 @@ def _layout_table(layouts: list[dict[str, Any]]) -> str:
         row = (
             style.text(x["label"]),
             "unknown" if x["rows"] is None else f"{x['rows']:,}",
-            f"{x['pieces']:,}",
+            f"{x['partitions']:,}",
             "unknown" if fullest is None else _marked(f"{fullest:.2f}", fullest),
             _marked(f"{x['apart']:,}", x["apart"], 0),
             _marked(f"{x['missing']:,}", x["missing"], 0),

@@ -179,7 +179,7 @@ def _summaries(when: str, layouts: Iterable[Any]) -> Iterable[tuple[str, ...]]:
     for x in layouts:
         fullest = x["imbalance"] or imbalance(x["workers"])
         empty = sum(r == 0 for r in x["workers"]["rows"])
-        counts = (x["rows"], x["pieces"], x["separated"])
+        counts = (x["rows"], x["partitions"], x["separated"])
         yield (
             when,
             style.text(x["label"]),

@@ -17,10 +17,10 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
 ``hosts``
     Columns (:data:`HOST`): ``host``, ``workers``, ``threads``, ``cpus`` (usable).
 ``collections``
-    For each layout ``label``, ``pieces``, ``rows``, ``apart`` (partitions whose
+    For each layout ``label``, ``partitions``, ``rows``, ``apart`` (partitions whose
     companions are on different workers), ``missing`` (partitions in no memory),
     ``counted`` (when), and ``workers``, columns (:data:`SHARE`): ``id``, ``rows``,
-    ``pieces`` and ``due`` (the even share of rows).
+    ``partitions`` and ``due`` (the even share of rows).
 ``findings``
     None, or the last findings: ``time``, ``command`` that checks again, and ``found``,
     each with ``severity``, ``check``, ``message``, ``evidence``, ``remedy`` and
@@ -31,7 +31,7 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
     Columns: ``time``, and ``process`` and ``managed`` of all workers together.
 ``prepared``
     None, or the last report: ``status``, ``lines`` (text), and ``before`` and
-    ``after``, for each layout ``label``, ``pieces``, ``rows``, ``separated``,
+    ``after``, for each layout ``label``, ``partitions``, ``rows``, ``separated``,
     ``imbalance`` (rows of the fullest worker over its share) and ``workers``, columns
     (:data:`SHARE`).
 """
@@ -53,7 +53,7 @@ WORKER = (
     "managed", "spilled", *THRESHOLDS,
 )  # fmt: skip
 HOST = ("host", "workers", "threads", "cpus")
-SHARE = ("id", "rows", "pieces", "due")
+SHARE = ("id", "rows", "partitions", "due")
 KINDS = ("did", "failed", "held", "scheduled")
 
 #: checks whose conditions the page sees live, so their old findings do not count
@@ -178,7 +178,7 @@ def verdict(state: State) -> tuple[str, str]:
     lost = [
         f"{plural(x['missing'], 'partition')} of {x['label']} not in memory"
         for x in state["collections"]
-        if 0 < x["missing"] < x["pieces"]  # all: no client uses it
+        if 0 < x["missing"] < x["partitions"]  # all: no client uses it
     ]
     worst = [*_worker_problems(state["workers"]), *lost, *_messages(state, "critical")]
     if worst:

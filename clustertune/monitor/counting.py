@@ -64,9 +64,9 @@ async def count_rows(
 def _first_holders(member: Member) -> list[tuple[Key, int]]:
     if member.holders is None:
         return []
-    piece, index = np.unique(member.holders[0], return_index=True)
+    partition, index = np.unique(member.holders[0], return_index=True)
     holder = member.holders[1][index]
-    pairs = zip(piece.tolist(), holder.tolist(), strict=True)
+    pairs = zip(partition.tolist(), holder.tolist(), strict=True)
     return [(member.keys[p], h) for p, h in pairs]
 
 

@@ -306,7 +306,7 @@ async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
     """Return the number of packed keys in memory, and their bytes."""
     found = await monitor.ask(client, "look", collections=[packed])
     (raw,) = found["collections"]
-    there = np.unique(np.frombuffer(raw["pieces"], dtype=np.int64))
+    there = np.unique(np.frombuffer(raw["partitions"], dtype=np.int64))
     return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
 
 

@@ -336,16 +336,16 @@ async def look(
 
 def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
     """Add bytes and holders; ``renumber`` maps the answer to the snapshot's workers."""
-    nbytes, piece, holder = (
+    nbytes, partition, holder = (
         np.frombuffer(raw[name], dtype=np.int64)
-        for name in ("nbytes", "pieces", "holders")
+        for name in ("nbytes", "partitions", "holders")
     )
     holder = renumber[holder] if len(holder) else holder
     there = holder >= 0
     return replace(
         member,
         nbytes=nbytes,
-        holders=(piece[there], holder[there]),
+        holders=(partition[there], holder[there]),
         scattered=raw["scattered"],
     )
 

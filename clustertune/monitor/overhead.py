@@ -87,7 +87,7 @@ async def _seconds(client: Client, workers: Sequence[str], n_tasks: int) -> floa
     graph = graphs.Graph(
         tasks=dict(tasks),
         where=dict(zip(tasks, cycle(workers))),
-        pieces={PREFIX: list(tasks)},
+        partitions={PREFIX: list(tasks)},
     )
     start = perf_counter()
     futures = (await asyncio.to_thread(graphs.submit, client, graph)).values()

@@ -82,7 +82,7 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
     ours = scheduler.address
     for x in given:
         _refuse_joined(x)
-        _, futures = inputs.pieces(x.collection)
+        _, futures = inputs.partitions(x.collection)
         owner = futures[0].client if futures else client
         theirs = getattr(owner.scheduler, "address", None)
         if theirs is None:

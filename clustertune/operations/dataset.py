@@ -20,7 +20,7 @@ import numpy as np
 
 from clustertune.core import arguments
 from clustertune.core.wording import bytes_text, names_text, plural
-from clustertune.remote.worker.pieces import refuse_old_pyarrow
+from clustertune.remote.worker.partitions import refuse_old_pyarrow
 
 EXTENSIONS = (".parquet", ".parq", ".pq")  # files that Dask reads in a folder
 MOST_FOOTERS = 50  # of more files, a sample is read

@@ -156,7 +156,7 @@ def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
         "data": [
             {
                 "label": m.label,
-                "pieces": m.n_pieces,
+                "partitions": m.n_partitions,
                 "nbytes": None if m.nbytes is None else int(m.nbytes.sum()),
             }
             for x in view.layouts

@@ -15,8 +15,8 @@ from clustertune.core.model import (
     Layout,
     Outcome,
     Plan,
-    Reorder,
     Restart,
+    Shuffle,
     Trim,
     View,
 )
@@ -55,7 +55,7 @@ class Journal:
         args = [step.args for step in begun]
         first = self.views[0].layouts[:1] if self.views else ()
         shuffled = any(
-            isinstance(a, Reorder) and not a.by and a.layout == first[0].label
+            isinstance(a, Shuffle) and not a.by and a.layout == first[0].label
             for a in args
         )
         return replace(
@@ -70,7 +70,7 @@ class Journal:
     def _given(self, now: View) -> int | None:
         """Partitions of the training data before this run has cut any."""
         first = next(iter((self.views or [now])[0].layouts), None)
-        return None if first is None else first.members[0].n_pieces
+        return None if first is None else first.members[0].n_partitions
 
     def _replaced(self, now: View) -> dict[str | int, int]:
         """Bytes, by worker, of given partitions that this call has replaced."""

@@ -31,18 +31,18 @@ from clustertune.collections.inputs import Given
 from clustertune.core import decoding
 from clustertune.core.wording import bytes_text, printable
 from clustertune.errors import RefusedError, SaveError
-from clustertune.remote.worker import pieces
+from clustertune.remote.worker import partitions
 
 SCHEMA_VERSION = 2
 MANIFEST = "clustertune.json"
 FOLDER = re.compile(r"clustertune-[0-9a-f]{8}")
 # of numbers, dates and text of fixed length: these types hold no objects
-_DTYPE = re.compile(rf"[<>|][{pieces.KINDS}][0-9]+(\[\w+\])?")
+_DTYPE = re.compile(rf"[<>|][{partitions.KINDS}][0-9]+(\[\w+\])?")
 
 Count = Annotated[int, Meta(ge=0)]
 
 
-class ArrayPiece(Struct, frozen=True):
+class ArrayPartition(Struct, frozen=True):
     """One chunk of an array: files, and the facts that they must match."""
 
     shape: list[Count]
@@ -52,7 +52,7 @@ class ArrayPiece(Struct, frozen=True):
     crc32: list[Count]  # by file
 
 
-class FramePiece(Struct, frozen=True):
+class FramePartition(Struct, frozen=True):
     """One partition of a DataFrame or Series: one file."""
 
     shape: list[Count]
@@ -67,7 +67,7 @@ class SavedArray(Struct, frozen=True, tag_field="kind", tag="array"):
     folder: str
     dtype: str
     chunks: Annotated[list[list[Count]], Meta(min_length=1)]
-    pieces: list[ArrayPiece]
+    partitions: list[ArrayPartition]
 
 
 class SavedFrame(Struct, frozen=True, tag_field="kind", tag="dataframe"):
@@ -76,7 +76,7 @@ class SavedFrame(Struct, frozen=True, tag_field="kind", tag="dataframe"):
     label: str
     folder: str
     divisions: bool  # whether they are known
-    pieces: Annotated[list[FramePiece], Meta(min_length=1)]
+    partitions: Annotated[list[FramePartition], Meta(min_length=1)]
     crc32: dict[str, Count]  # of the files with the empty frame and the divisions
 
 
@@ -97,7 +97,11 @@ class Manifest(Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.bytes for saved in self.collections for piece in saved.pieces)
+        return sum(
+            partition.bytes
+            for saved in self.collections
+            for partition in saved.partitions
+        )
 
 
 # --- paths ----------------------------------------------------------------------------
@@ -235,12 +239,12 @@ def _manifest(data: Any) -> Manifest:
 
 def _refuse_unlike_array(saved: SavedArray, where: str) -> None:
     _refuse_objects(saved.dtype, where)
-    if prod(map(len, saved.chunks)) != len(saved.pieces):
-        raise ValueError(f"{where}.pieces: their number does not match the chunks")
-    for block, piece in zip(product(*saved.chunks), saved.pieces, strict=True):
-        _refuse_objects(piece.dtype, f"{where}.pieces")
-        if piece.shape != list(block):
-            raise ValueError(f"{where}.pieces: a shape does not match the chunks")
+    if prod(map(len, saved.chunks)) != len(saved.partitions):
+        raise ValueError(f"{where}.partitions: their number does not match the chunks")
+    for block, partition in zip(product(*saved.chunks), saved.partitions, strict=True):
+        _refuse_objects(partition.dtype, f"{where}.partitions")
+        if partition.shape != list(block):
+            raise ValueError(f"{where}.partitions: a shape does not match the chunks")
 
 
 def _refuse_objects(dtype: str, where: str) -> None:
@@ -323,16 +327,16 @@ def complete(target: Target, folder: str, x: Given, answers: Sequence[Any]) -> S
     collection = x.collection
     _refuse_missing(files, f"{root}/{folder}", x, answers)
     if isinstance(collection, da.Array):
-        parts = decoding.convert(answers, list[ArrayPiece])
+        parts = decoding.convert(answers, list[ArrayPartition])
         chunks = array_chunks(x.label, collection.numblocks, [p.shape for p in parts])
         return SavedArray(x.label, folder, collection.dtype.str, chunks, parts)
     checksums = {}
     for name, frame in small_frames(collection).items():
-        data = pieces.encode(frame)
+        data = partitions.encode(frame)
         files.pipe_file(f"{root}/{folder}/{name}.parquet", data)
         checksums[name] = crc32(data)
     divided = bool(collection.known_divisions)
-    written = decoding.convert(answers, list[FramePiece])
+    written = decoding.convert(answers, list[FramePartition])
     kind = SavedSeries if collection.ndim == 1 else SavedFrame
     return kind(x.label, folder, divided, written, checksums)
 
@@ -385,4 +389,4 @@ def read_small_frame(
             f"{saved.folder}/{name}.parquet is not as it was saved: its checksum is "
             "another"
         )
-    return pieces.decode(data, series=series)
+    return partitions.decode(data, series=series)

@@ -107,7 +107,7 @@ async def _plan(
     plan = planner.make_plan(found, view, actions.available())
     if restarts and not (plan.steps and plan.phase in ("trim", "restart")):
         _refuse(unfixable)
-    if plan.steps and plan.phase == "cut":
+    if plan.steps and plan.phase == "rechunk":
         # the best number of partitions depends on the overhead of a task
         overhead = await cluster.overhead(view)
         now = replace(view.now, overhead=overhead)
@@ -330,8 +330,8 @@ def prepare(
         Load what is not in memory. None: unless the workload reads its data only once.
     shuffle
         ``"rows"``: put all rows in a random order; all of them are transferred.
-        ``"pieces"``: only the partitions; nothing is transferred. ``.row_order`` of the
-        result has the previous row numbers.
+        ``"partitions"``: only the partitions; nothing is transferred. ``.row_order``
+        of the result has the previous row numbers.
     sort
         Sort rows by query group (``qid``) where they are not sorted. Rows of a group
         keep their order; ``.row_order`` has the previous row numbers. Without it,
@@ -347,7 +347,7 @@ def prepare(
         Raise if the fit will lack memory, instead of reporting it.
     only
         Limit the call to these steps, by their names in a report: ``"trim"``,
-        ``"restart"``, ``"adapt"``, ``"scale"``, ``"persist"``, ``"reorder"``,
+        ``"restart"``, ``"adapt"``, ``"scale"``, ``"load"``, ``"shuffle"``,
         ``"rechunk"``, ``"rebalance"``, ``"replicate"``. They run in this order. A fit
         needs another call without ``only``.
     dry_run

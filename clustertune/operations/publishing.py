@@ -302,7 +302,7 @@ async def _prepare(request: _Request) -> Report:
         return report
     new = roles.handed_back(prepared)
     before = {name: _loaded_keys(data) for name, data in old.items()}
-    after = {name: inputs.pieces(data)[0] for name, data in new.items()}
+    after = {name: inputs.partitions(data)[0] for name, data in new.items()}
     # other uses of an eval set need each row once, so its own name stays
     changed = {extras.copies.get(n, n): new[n] for n in replaced(before, after)}
     changed |= extras.handed_back(prepared)
@@ -310,7 +310,7 @@ async def _prepare(request: _Request) -> Report:
 
 
 def _loaded_keys(collection: Any) -> list[Key] | None:
-    names, futures = inputs.pieces(collection)
+    names, futures = inputs.partitions(collection)
     return None if futures is None else names
 
 

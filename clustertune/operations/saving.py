@@ -53,7 +53,7 @@ from clustertune.operations.manifests import (
     Target,
 )
 from clustertune.remote import ship
-from clustertune.remote.worker import pieces
+from clustertune.remote.worker import partitions
 
 NEEDED = {SavedArray: "numcodecs", SavedFrame: "pyarrow", SavedSeries: "pyarrow"}
 SEEN = 30.0  # seconds until other processes see a new file, at most
@@ -235,7 +235,7 @@ def refuse(given: Inputs, loaded: Mapping[str, Any]) -> None:
 def _refuse_types(collection: Any) -> None:
     if isinstance(collection, da.Array):
         meta, dtype = meta_from_array(collection), collection.dtype
-        if type(meta) is not np.ndarray or dtype.kind not in pieces.KINDS:
+        if type(meta) is not np.ndarray or dtype.kind not in partitions.KINDS:
             raise TypeError(
                 f"its chunks are {type(meta).__name__} of {dtype}; only NumPy arrays "
                 "of numbers, dates and text of fixed length can be saved: convert it "
@@ -243,7 +243,7 @@ def _refuse_types(collection: Any) -> None:
             )
         return
     for frame in manifests.small_frames(collection).values():
-        pieces.refuse_lossy(frame)
+        partitions.refuse_lossy(frame)
 
 
 async def _refuse_unshared(
@@ -273,13 +273,13 @@ async def _refuse_unshared(
 
     packages = sorted({NEEDED[manifests.kind_of(x.collection)] for x in given})
     try:
-        answers = await ask(pieces.leave_mark, packages=packages)
+        answers = await ask(partitions.leave_mark, packages=packages)
         for worker, answer in answers.items():
             _refuse_unable(target, worker, answer)
         marks = {answers[worker]["name"]: worker for worker in workers}
         unseen = await _storage(target, partial(_unseen, target, marks))
     finally:
-        await ask(pieces.remove_mark)
+        await ask(partitions.remove_mark)
     if unseen:
         raise RefusedError(
             f"this process does not see the files that {plural(len(unseen), 'worker')} "
@@ -350,15 +350,15 @@ async def _written(
     graph = graphs.Graph()
     for number, x in enumerate(given):
         array = isinstance(x.collection, da.Array)
-        task = ship.Tasks(pieces.save_array if array else pieces.save_frame)
+        task = ship.Tasks(partitions.save_array if array else partitions.save_frame)
         where, names = (
             (target.url, dict(target.options)),
             manifests.file_names(x.collection),
         )
         name, below = f"save-{uuid4().hex}", f"{folder}/{number}"
-        graph.pieces[x.label] = [(name, i) for i in range(len(names))]
+        graph.partitions[x.label] = [(name, i) for i in range(len(names))]
         for key, file, future in zip(
-            graph.pieces[x.label], names, loaded[x.label], strict=True
+            graph.partitions[x.label], names, loaded[x.label], strict=True
         ):
             path = f"{below}/{file}"
             graph.tasks[key] = task(key, *where, path, TaskRef(future.key))
@@ -368,7 +368,7 @@ async def _written(
     notify("checking all files", None)
     saved = []
     for number, x in enumerate(given):
-        own = [answers[key] for key in graph.pieces[x.label]]
+        own = [answers[key] for key in graph.partitions[x.label]]
         work = partial(manifests.complete, target, f"{folder}/{number}", x, own)
         saved.append(await _storage(target, work))
     return saved
@@ -403,7 +403,7 @@ async def _submitted(
         while pending := [f for f in futures.values() if f.status != "finished"]:
             await _refuse_failed(client, graph, pending, doing)
             done = 1 - len(pending) / len(futures)
-            notify(f"{doing} {plural(len(futures), 'piece')}", done)
+            notify(f"{doing} {plural(len(futures), 'partition')}", done)
             await asyncio.sleep(POLL / 2)
     except BaseException:
         for future in futures.values():
@@ -419,7 +419,7 @@ async def _refuse_failed(
     failed = next((f for f in pending if f.status in ("error", "cancelled")), None)
     if failed is None:
         return
-    label = next(name for name, keys in graph.pieces.items() if failed.key in keys)
+    label = next(name for name, keys in graph.partitions.items() if failed.key in keys)
     if failed.status == "cancelled":
         raise SaveError(
             f"{doing} {label} failed: a partition was lost or cancelled; load the data "
@@ -457,7 +457,7 @@ async def read(
     futures = await _submitted(client, graph, "loading", notify)
     collections = []
     for saved in manifest.collections:
-        own = {key: futures[key] for key in graph.pieces[saved.folder]}
+        own = {key: futures[key] for key in graph.partitions[saved.folder]}
         make = partial(_collection, target, saved, own)
         collections.append(await _storage(target, make))
     return tuple(collections[i] for i in manifest.order)
@@ -472,17 +472,17 @@ async def _wait_for_worker(client: Client, remaining: Remaining) -> None:
 
 def _add_reads(graph: graphs.Graph, target: Target, saved: Saved) -> None:
     name, where = f"load-{uuid4().hex}", (target.url, dict(target.options))
-    graph.pieces[saved.folder] = keys = []
+    graph.partitions[saved.folder] = keys = []
     if isinstance(saved, SavedArray):
-        load = ship.Tasks(pieces.load_array)
+        load = ship.Tasks(partitions.load_array)
         blocks = np.ndindex(*map(len, saved.chunks))
-        for block, piece in zip(blocks, saved.pieces, strict=True):
+        for block, partition in zip(blocks, saved.partitions, strict=True):
             keys.append(key := (name, *block))
             path = f"{saved.folder}/{'.'.join(map(str, block))}"
-            graph.tasks[key] = load(key, *where, path, msgspec.to_builtins(piece))
+            graph.tasks[key] = load(key, *where, path, msgspec.to_builtins(partition))
         return
-    load = ship.Tasks(pieces.load_frame)
-    for i, part in enumerate(saved.pieces):
+    load = ship.Tasks(partitions.load_frame)
+    for i, part in enumerate(saved.partitions):
         keys.append(key := (name, i))
         path = f"{saved.folder}/{i}.parquet"
         how = (part.crc32, part.shape, isinstance(saved, SavedSeries))

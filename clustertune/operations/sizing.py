@@ -36,7 +36,9 @@ RESERVED = 0.1  # of a host's memory: for its system, the scheduler, the user's 
 MIN_RESERVED = 2**29  # bytes
 TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
 TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
-PIECES_PER_THREAD = 2  # of data that is read by piece: the current and the next one
+PARTITIONS_PER_THREAD = (
+    2  # of data that is read by partition: the current and the next one
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,16 +280,18 @@ class Fit:
     base: int  # bytes of a process without data
     multiple: float  # process bytes in the fit, as a multiple of the worker's data
     held: int  # largest managed memory, as a multiple of the worker's data
-    piece: int | None  # bytes of a piece of data that is not kept; None: it is kept
+    partition: (
+        int | None
+    )  # bytes of a partition of data that is not kept; None: it is kept
     fraction: float  # of the memory limit that the fit may fill
 
     def data(self, n_workers: int, threads: int) -> float:
         """Bytes of data on the fullest of ``n_workers`` workers."""
         uneven = 1 + TOLERANCE if n_workers > 1 else 1
         share = self.shared / n_workers * uneven + self.copied
-        if self.piece is None:
+        if self.partition is None:
             return share
-        return min(share, PIECES_PER_THREAD * threads * self.piece)
+        return min(share, PARTITIONS_PER_THREAD * threads * self.partition)
 
     def process(self, data: float) -> float:
         """Bytes of the process of a worker that has ``data`` bytes."""
@@ -395,7 +399,7 @@ def _fit(
         multiple=profile.multiple(data.itemsize)
         * (widened if profile.one_number_type else 1),
         held=2 if profile.persist else 0,
-        piece=None if profile.persist else profile.max_piece_bytes,
+        partition=None if profile.persist else profile.max_partition_bytes,
         fraction=memory_fraction,
     )
 
@@ -441,13 +445,14 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
     if fit.held:
         yield (
             f"managed memory: Dask counts the data up to {times_text(fit.held)}, since "
-            "cuts keep old and new pieces for a while, and libraries pack pieces for "
-            f"the fit; above {TARGET:.0%} of the limit Dask would spill"
+            "cuts keep old and new partitions for a while, and libraries pack "
+            f"partitions for the fit; above {TARGET:.0%} of the limit Dask would spill"
         )
-    if fit.piece is not None:
+    if fit.partition is not None:
         yield (
-            "data is read piece by piece and not kept: a thread has "
-            f"{plural(PIECES_PER_THREAD, 'piece')} of up to {bytes_text(fit.piece)}"
+            "data is read partition by partition and not kept: a thread has "
+            f"{plural(PARTITIONS_PER_THREAD, 'partition')} of up to "
+            f"{bytes_text(fit.partition)}"
         )
     if fit.copied:
         yield f"eval sets: each worker has all {bytes_text(fit.copied)} of them"

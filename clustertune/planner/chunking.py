@@ -1,9 +1,9 @@
 """Decide at which rows data is cut into partitions (pure).
 
 Partitions of X stay if they suit the workers. Otherwise they are cut near the old
-boundaries, into as many as :func:`piece_count` returns; or into up to twice as many; or
-evenly. A boundary that stays on an old one saves a copy, and a transfer if the parts
-are on two workers.
+boundaries, into as many as :func:`partition_count` returns; or into up to twice as
+many; or evenly. A boundary that stays on an old one saves a copy, and a transfer if
+the parts are on two workers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from clustertune.planner import (
 )
 from clustertune.planner.grouping import Groups
 
-PIECES = frozenset(  # checks
-    ("large_pieces", "missing_evals", "too_few_pieces", "too_many_pieces")
+PARTITIONS = frozenset(  # checks
+    ("large_partitions", "missing_evals", "too_few_partitions", "too_many_partitions")
 )
 MIN_TASK_LENGTH = 100  # of a partition's task, as a multiple of the task overhead
 #: bytes per second that a thread reads once: variances and products of columns ran at
@@ -56,9 +56,9 @@ class Parts(NamedTuple):
     stop: Int64s  # one past the last
 
 
-def even(n_rows: int, n_pieces: int) -> Int64s:
-    """Return rows of ``n_pieces`` partitions that differ by one row at most."""
-    edges = np.arange(n_pieces + 1, dtype=np.int64) * n_rows // n_pieces
+def even(n_rows: int, n_partitions: int) -> Int64s:
+    """Return rows of ``n_partitions`` partitions that differ by one row at most."""
+    edges = np.arange(n_partitions + 1, dtype=np.int64) * n_rows // n_partitions
     return np.diff(edges)
 
 
@@ -71,7 +71,7 @@ def near(rows: Int64s, most: int) -> Int64s:
 
     Parameters
     ----------
-    rows : (pieces,)
+    rows : (partitions,)
         Rows of the old partitions.
     most
         Maximum rows of a new partition, 1 or more.
@@ -151,9 +151,9 @@ def parts(old: Int64s, new: Int64s) -> Parts:
 
     Parameters
     ----------
-    old : (pieces,)
+    old : (partitions,)
         Rows of the old partitions; not all are 0.
-    new : (new pieces,)
+    new : (new partitions,)
         Rows of the new partitions, with the same sum.
 
     Raises
@@ -169,9 +169,9 @@ def parts(old: Int64s, new: Int64s) -> Parts:
     edges = edges[np.diff(edges, prepend=-1) > 0]
     first, last = edges[:-1], edges[1:]
     # the partition of a row is the first that ends after it, so never an empty one
-    piece = np.searchsorted(ends, first, side="right")
+    partition = np.searchsorted(ends, first, side="right")
     target = np.searchsorted(new_ends, first, side="right")
-    start = first - (ends - old)[piece]
+    start = first - (ends - old)[partition]
     stop = start + (last - first)
     empty = np.flatnonzero(new == 0)
     if len(empty):
@@ -179,11 +179,11 @@ def parts(old: Int64s, new: Int64s) -> Parts:
         nearby = np.minimum(nearby, len(old) - 1)
         nothing = np.zeros_like(empty)
         target = np.concatenate((target, empty))
-        piece = np.concatenate((piece, nearby))
+        partition = np.concatenate((partition, nearby))
         start = np.concatenate((start, nothing))
         stop = np.concatenate((stop, nothing))
     order = np.argsort(target, kind="stable")
-    return Parts(*(x[order].astype(np.int64) for x in (target, piece, start, stop)))
+    return Parts(*(x[order].astype(np.int64) for x in (target, partition, start, stop)))
 
 
 # --- number of partitions -------------------------------------------------------------
@@ -193,47 +193,47 @@ def parts(old: Int64s, new: Int64s) -> Parts:
 # more only while the task of a partition is long compared with the task overhead.
 
 
-def piece_count(nbytes: float | None, view: View, n_threads: int) -> int:
+def partition_count(nbytes: float | None, view: View, n_threads: int) -> int:
     """Return a number of partitions for these bytes (None: unknown) and threads."""
     profile = view.goal.workload
     if nbytes is None:
-        return n_threads * profile.pieces_per_thread
+        return n_threads * profile.partitions_per_thread
     each = nbytes / n_threads
-    least = max(1, math.ceil(each / max(1, max_piece_bytes(view))))
+    least = max(1, math.ceil(each / max(1, max_partition_bytes(view))))
     return n_threads * max(least, _affordable(each, view))
 
 
-def max_piece_bytes(view: View) -> int:
+def max_partition_bytes(view: View) -> int:
     """Return the bytes above which a partition is cut, of all collections together."""
     limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
-    return min([view.goal.workload.max_piece_bytes, *(n // 10 for n in limits)])
+    return min([view.goal.workload.max_partition_bytes, *(n // 10 for n in limits)])
 
 
 def _affordable(nbytes: float, view: View) -> int:
     """Return into how many long tasks a thread's bytes can be divided."""
     profile, overhead = view.goal.workload, view.now.overhead
     # a model that depends on the number of partitions must not depend on a timing
-    if overhead is None or profile.keeps_pieces:
-        return profile.pieces_per_thread
+    if overhead is None or profile.keeps_partitions:
+        return profile.partitions_per_thread
     long = nbytes / (MIN_TASK_LENGTH * overhead * PASS)
-    return min(profile.pieces_per_thread, int(long))
+    return min(profile.partitions_per_thread, int(long))
 
 
 def overhead_text(view: View) -> str:
     """Return the measured task overhead in words, or "" if it is not used."""
     overhead = view.now.overhead
-    if overhead is None or view.goal.workload.keeps_pieces:
+    if overhead is None or view.goal.workload.keeps_partitions:
         return ""
     return f"a task costs {overhead * 1e3:.2g} ms here"
 
 
-def wanted_pieces(view: View, n_rows: int) -> int | None:
+def wanted_partitions(view: View, n_rows: int) -> int | None:
     """Return the requested number of partitions, or that of the model; None: any."""
     if not isinstance(view.goal.rechunk, bool):
         return view.goal.rechunk
-    rows, pieces = view.goal.kept or (0, 0)
-    possible = rows == n_rows and len(view.eligible_workers) <= pieces <= n_rows
-    return pieces if possible and view.goal.workload.keeps_pieces else None
+    rows, partitions = view.goal.kept or (0, 0)
+    possible = rows == n_rows and len(view.eligible_workers) <= partitions <= n_rows
+    return partitions if possible and view.goal.workload.keeps_partitions else None
 
 
 # --- partitions of a layout -----------------------------------------------------------
@@ -274,27 +274,27 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
 def fresh(layout: Layout, view: View) -> Int64s:
     """Return rows of even partitions for rows that all travel."""
     total = int(rows_of(layout.members[0]).sum())
-    wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
-    n_pieces = _count_for(layout, view) if wanted is None else wanted
-    return even(total, min(max(1, total), n_pieces))
+    wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
+    n_partitions = _count_for(layout, view) if wanted is None else wanted
+    return even(total, min(max(1, total), n_partitions))
 
 
 def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     """Return rows of partitions that may be cut at any row."""
     old = rows_of(layout.members[0])
     total = int(old.sum())
-    wanted = wanted_pieces(view, total) if layout is view.layouts[0] else None
+    wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
     if wanted is not None:
         return even(total, min(total, wanted))
     if _suits(layout, old, view, about):
         return old
-    n_pieces = min(total, _count_for(layout, view))
-    most = -(-total // n_pieces)
+    n_partitions = min(total, _count_for(layout, view))
+    most = -(-total // n_partitions)
     closest = near(old, most)
     if layout is not view.layouts[0]:
         return closest  # an eval set is only scored, so rows need not be even
     finer = near(old, max(1, most // 2))
-    return _most_even(layout, [closest, finer, even(total, n_pieces)], view)
+    return _most_even(layout, [closest, finer, even(total, n_partitions)], view)
 
 
 def covering(
@@ -372,10 +372,10 @@ def _at_groups(
     # the ends of empty partitions may have moved to other edges
     if _suits(layout, closest, view, about):
         return closest
-    n_pieces = _count_for(layout, view)
+    n_partitions = _count_for(layout, view)
     tries = [closest]
     for factor in (1, 2, 4, 8):
-        cuts = np.cumsum(even(total, min(total, n_pieces * factor)))[:-1]
+        cuts = np.cumsum(even(total, min(total, n_partitions * factor)))[:-1]
         tries.append(at_edges(groups.edges, total, cuts))
     # too few partitions are no improvement, even if they are even
     fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
@@ -402,7 +402,7 @@ def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
 
 def _count_for(layout: Layout, view: View) -> int:
     n_threads = sum(w.nthreads for w in view.eligible_workers)
-    return piece_count(layout.nbytes, view, n_threads)
+    return partition_count(layout.nbytes, view, n_threads)
 
 
 def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -> bool:
@@ -410,13 +410,13 @@ def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -
 
     Checks see aligned layouts only, so the rules are applied to X alone as well.
     """
-    if any(f.check in PIECES for f in about):
+    if any(f.check in PARTITIONS for f in about):
         return False
     bare = _bare(layout, rows)
     only = replace(view, layouts=(bare,))
     if layout.members[0].column_blocks > 1:
         n_bytes = layout.nbytes / max(1, len(rows))
-        if n_bytes > view.goal.workload.max_piece_bytes:
+        if n_bytes > view.goal.workload.max_partition_bytes:
             return False
     if suitability.too_large(bare, only) or suitability.too_many(bare, only):
         return False

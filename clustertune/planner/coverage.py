@@ -29,7 +29,7 @@ class Classes:
 
     label: str
     names: tuple[Any, ...]
-    counts: Int64s  # (pieces, classes) rows
+    counts: Int64s  # (partitions, classes) rows
     witnesses: tuple[Int64s, ...]  # by class, positions of some rows, ascending
 
     @property
@@ -44,18 +44,18 @@ def of(layout: Layout) -> Classes | None:
     member = next((m for m in layout.members if m.label == "y"), None)
     if member is None or member.contents is None or member.rows is None:
         return None
-    pieces = member.contents.pieces
-    if any(p.get("classes") is None for p in pieces):
+    partitions = member.contents.partitions
+    if any(p.get("classes") is None for p in partitions):
         return None
-    names = tuple(dict.fromkeys(c for p in pieces for c, _ in p["classes"]))
+    names = tuple(dict.fromkeys(c for p in partitions for c, _ in p["classes"]))
     number = {name: i for i, name in enumerate(names)}
-    counts = np.zeros((len(pieces), len(names)), dtype=np.int64)
+    counts = np.zeros((len(partitions), len(names)), dtype=np.int64)
     found: list[list[Int64s]] = [[] for _ in names]
     starts = (np.cumsum(member.rows) - member.rows).tolist()
-    for i, (piece, start) in enumerate(zip(pieces, starts, strict=True)):
-        for name, count in piece["classes"]:
+    for i, (partition, start) in enumerate(zip(partitions, starts, strict=True)):
+        for name, count in partition["classes"]:
             counts[i, number[name]] = count
-        for name, rows in piece.get("positions", {}).items():
+        for name, rows in partition.get("positions", {}).items():
             found[number[name]].append(np.asarray(rows, dtype=np.int64) + start)
     none = np.zeros(0, dtype=np.int64)
     witnesses = tuple(np.concatenate([none, *rows]) for rows in found)
@@ -95,7 +95,7 @@ def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int
     ----------
     classes
         Each class has at least as many rows as there are workers.
-    rows : (pieces,)
+    rows : (partitions,)
         Rows of the partitions that may be cut further.
     n_workers
         Number of workers that need each class.
@@ -142,7 +142,7 @@ def shared(
         classes.counts > 0,
         layout.rows,
         claim,
-        nbytes=layouts.piece_bytes(layout),
+        nbytes=layouts.partition_bytes(layout),
         budget=budget,
         tolerance=view.goal.tolerance,
     )
@@ -166,15 +166,15 @@ def spread(
 
     Parameters
     ----------
-    target : (pieces,)
+    target : (partitions,)
         Workers at the start; all have a positive claim.
-    present : (pieces, classes)
+    present : (partitions, classes)
         Whether a partition has rows of a class.
-    rows : (pieces,)
+    rows : (partitions,)
         Rows of each.
     claim : (workers,)
         Rows are even in proportion to it. A worker with claim 0 needs no class.
-    nbytes : (pieces,), optional
+    nbytes : (partitions,), optional
         Bytes of each.
     budget : (workers,), optional
         Free bytes of each worker; exceeded only if no other targets are found.
@@ -216,7 +216,9 @@ class _Sharing:
         self.limit = limit
         self.needs = claim > 0
         self.share = np.maximum(rows.sum() * claim / claim.sum(), TINY)
-        self.held = np.zeros((n_workers, present.shape[1]), dtype=np.int64)  # pieces
+        self.held = np.zeros(
+            (n_workers, present.shape[1]), dtype=np.int64
+        )  # partitions
         np.add.at(self.held, target, present)
         self.load = np.bincount(target, rows, n_workers)
         self.used = np.bincount(target, self.nbytes, n_workers)
@@ -264,16 +266,16 @@ class _Sharing:
         if take >= 0:
             self._move(take, source)
 
-    def _move(self, piece: int, worker: int) -> None:
-        source = self.target[piece]
+    def _move(self, partition: int, worker: int) -> None:
+        source = self.target[partition]
         for sums, amounts in (
             (self.held, self.present),
             (self.load, self.rows),
             (self.used, self.nbytes),
         ):
-            sums[source] -= amounts[piece]
-            sums[worker] += amounts[piece]
-        self.target[piece] = worker
+            sums[source] -= amounts[partition]
+            sums[worker] += amounts[partition]
+        self.target[partition] = worker
 
 
 class _Ways:
@@ -303,12 +305,12 @@ class _Ways:
             for w, _, n in pair
         )
 
-    def _few(self, pieces: Int64s) -> Int64s:
+    def _few(self, partitions: Int64s) -> Int64s:
         """Return the partitions whose worker would lose the fewest classes."""
         now = self._now
-        missed = (now.held[now.target[pieces]] == 1) & now.present[pieces]
+        missed = (now.held[now.target[partitions]] == 1) & now.present[partitions]
         order = np.argsort(missed.sum(axis=1), kind="stable")
-        return pieces[order[:NEAR]]
+        return partitions[order[:NEAR]]
 
     def _shift(self, amounts: Int64s) -> Int64s:
         """Return (give, take): what the worker gets, minus what it gives back."""

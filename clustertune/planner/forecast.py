@@ -28,7 +28,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.wording import bytes_text, plural, variable
-from clustertune.planner.layouts import held as pieces_held
+from clustertune.planner.layouts import held as partitions_held
 from clustertune.planner.layouts import held_bytes, member_bytes, weights
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
 
@@ -142,9 +142,11 @@ def peaks(view: View) -> dict[str | int, int]:
     taken = np.zeros(n_workers)
     for layout in divided:
         size = _itemsize(layout.members[0], AS_IT_IS)
-        of_all, of_pieces = profile.parts(size)
+        of_all, of_partitions = profile.parts(size)
         held = held_bytes((layout,), n_workers)
-        taken += of_all * held + of_pieces * np.minimum(held, _in_work(layout, view))
+        taken += of_all * held + of_partitions * np.minimum(
+            held, _in_work(layout, view)
+        )
     trains = training > 0
     base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
     total = base + _kept_bytes(view) + taken + copied * trains
@@ -156,7 +158,7 @@ def _in_work(layout: Layout, view: View) -> Float64s:
 
     Each thread is assumed to process the largest partition of its worker.
     """
-    there = pieces_held(layout, len(view.now.workers))
+    there = partitions_held(layout, len(view.now.workers))
     largest = np.zeros(len(view.now.workers), dtype=np.float64)
     np.maximum.at(largest, there.worker, there.nbytes)
     threads = [w.nthreads for w in view.now.workers]

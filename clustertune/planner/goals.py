@@ -81,11 +81,11 @@ def other_type(view: View) -> Iterator[Finding]:
 def other_order(view: View) -> Iterator[Finding]:
     """Find rows that are not shuffled yet, as ``shuffle=`` asks for.
 
-    ``shuffle="rows"`` puts all rows in another order. ``shuffle="pieces"`` does so with
-    whole partitions. That moves no data, and helps if partitions differ (by date or
-    source) and a library takes them one after the other.
+    ``shuffle="rows"`` puts all rows in another order. ``shuffle="partitions"`` does so
+    with whole partitions. That moves no data, and helps if partitions differ (by date
+    or source) and a library takes them one after the other.
     """
-    if view.goal.order not in ("rows", "pieces") or not view.layouts:
+    if view.goal.order not in ("rows", "partitions") or not view.layouts:
         return
     layout = view.layouts[0]
     labels = tuple(m.label for m in layout.members)
@@ -98,7 +98,7 @@ def other_order(view: View) -> Iterator[Finding]:
             f"{TOO_MANY_TO_SHUFFLE:,}; nothing was shuffled",
             subject=labels,
             evidence={"rows": rows, "limit": TOO_MANY_TO_SHUFFLE},
-            remedy='Put the partitions in random order with shuffle="pieces", or '
+            remedy='Put the partitions in random order with shuffle="partitions", or '
             "shuffle the rows before you load them.",
         )
         return
@@ -107,7 +107,7 @@ def other_order(view: View) -> Iterator[Finding]:
         severity=Severity.info,
         message=f"the {what} of the {layout.label} are not shuffled yet",
         subject=labels,
-        fixed_by="reorder",
+        fixed_by="shuffle",
     )
 
 
@@ -135,7 +135,7 @@ def other_number(view: View) -> Iterator[Finding]:
         message=f"the {layout.label} has {plural(len(rows), 'partition')} of up to "
         f"{int(rows.max(initial=0)):,} rows, and not {wanted:,} even ones yet",
         subject=tuple(m.label for m in layout.members),
-        evidence={"pieces": len(rows), "wanted": wanted},
+        evidence={"partitions": len(rows), "wanted": wanted},
         fixed_by=view.goal.cutting,
     )
 

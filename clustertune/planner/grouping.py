@@ -36,7 +36,7 @@ def member_of(layout: Layout) -> Member | None:
     for member in layout.members:
         if member.label.rpartition(".")[2] == "qid":
             looked = member.contents is not None and all(
-                "counts" in piece for piece in member.contents.pieces
+                "counts" in partition for partition in member.contents.partitions
             )
             return member if looked else None
     return None
@@ -51,14 +51,14 @@ def of(layout: Layout) -> Groups | None:
     if member is None or layouts.is_copied(layout):
         return None
     assert member.contents is not None
-    pieces = [p for p in member.contents.pieces if len(p["counts"])]
-    if not pieces:
+    partitions = [p for p in member.contents.partitions if len(p["counts"])]
+    if not partitions:
         return None
-    values = np.concatenate([p["values"] for p in pieces])
-    counts = np.concatenate([p["counts"] for p in pieces]).astype(np.int64)
+    values = np.concatenate([p["values"] for p in partitions])
+    counts = np.concatenate([p["counts"] for p in partitions]).astype(np.int64)
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     values, counts = values[starts], np.add.reduceat(counts, starts)
-    scattered = any(p["scattered"] for p in pieces)
+    scattered = any(p["scattered"] for p in partitions)
     together = not scattered and len(np.unique(values)) == len(values)
     return Groups(
         label=member.label,

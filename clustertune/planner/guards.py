@@ -22,9 +22,9 @@ from clustertune.core.model import (
     Recut,
     Refusal,
     Release,
-    Reorder,
     Restart,
     Room,
+    Shuffle,
     Step,
     Unknown,
     View,
@@ -103,7 +103,7 @@ def _targets(step: Step) -> list[str]:
     args = step.args
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
-    elif isinstance(args, Recut) or (isinstance(args, Reorder) and args.whole is None):
+    elif isinstance(args, Recut) or (isinstance(args, Shuffle) and args.whole is None):
         used = set(args.targets.tolist())
     elif isinstance(args, Load):
         used = {i for targets in args.targets.values() for i in targets.tolist()}
@@ -120,9 +120,9 @@ def targets_still_run(step: Step, view: View) -> str | None:
     return f"{names_text(away)} no longer runs" if away else None
 
 
-def pieces_are_in_memory(step: Step, view: View) -> str | None:
+def partitions_are_in_memory(step: Step, view: View) -> str | None:
     """Refuse to move data while some of its partitions are not in memory."""
-    if not isinstance(step.args, Moves | Recut | Reorder):
+    if not isinstance(step.args, Moves | Recut | Shuffle):
         return None
     for layout in view.layouts:
         for m in layout.members:
@@ -144,11 +144,11 @@ def thresholds_are_known(step: Step, view: View) -> str | None:
     return None
 
 
-def pieces_are_those_planned(step: Step, view: View) -> str | None:
+def partitions_are_those_planned(step: Step, view: View) -> str | None:
     """Refuse to rechunk partitions that another step has replaced."""
     if isinstance(step.args, Recut):
         planned = {c.label: c.keys for c in step.args.cuts}
-    elif isinstance(step.args, Reorder):
+    elif isinstance(step.args, Shuffle):
         planned = {s.label: s.keys for s in step.args.sources}
     else:
         return None
@@ -304,8 +304,8 @@ GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
     restart_loses_nothing,
     size_holds_what_is_there,
     targets_still_run,
-    pieces_are_those_planned,
-    pieces_are_in_memory,
+    partitions_are_those_planned,
+    partitions_are_in_memory,
     thresholds_are_known,
 )
 

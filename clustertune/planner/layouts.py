@@ -37,7 +37,7 @@ Targets = npt.NDArray[np.intp] | Int64s
 class Held:
     """Bytes of partitions on the workers that hold some of them, as coordinates."""
 
-    piece: Int64s
+    partition: Int64s
     worker: Int64s
     nbytes: Int64s
 
@@ -45,9 +45,9 @@ class Held:
 # --- holders and rows -----------------------------------------------------------------
 
 
-def piece_bytes(layout: Layout) -> Int64s:
+def partition_bytes(layout: Layout) -> Int64s:
     """Return the bytes of every partition of a loaded, aligned layout."""
-    total = np.zeros(layout.members[0].n_pieces, dtype=np.int64)
+    total = np.zeros(layout.members[0].n_partitions, dtype=np.int64)
     for member in layout.members:
         if member.nbytes is not None:
             total += member.nbytes
@@ -60,36 +60,36 @@ def held(layout: Layout, n_workers: int) -> Held:
     for member in layout.members:
         if member.holders is None or member.nbytes is None:
             continue
-        piece, worker = member.holders
-        codes.append(piece * n_workers + worker)
-        amounts.append(member.nbytes[piece])
+        partition, worker = member.holders
+        codes.append(partition * n_workers + worker)
+        amounts.append(member.nbytes[partition])
     if not codes:
         empty = np.zeros(0, dtype=np.int64)
-        return Held(piece=empty, worker=empty, nbytes=empty)
+        return Held(partition=empty, worker=empty, nbytes=empty)
     code, index = np.unique(np.concatenate(codes), return_inverse=True)
     nbytes = np.zeros(len(code), dtype=np.int64)
     np.add.at(nbytes, index.reshape(-1), np.concatenate(amounts))
-    return Held(piece=code // n_workers, worker=code % n_workers, nbytes=nbytes)
+    return Held(partition=code // n_workers, worker=code % n_workers, nbytes=nbytes)
 
 
 def copied(layout: Layout) -> Bools:
     """Return for every partition whether several workers hold one of its keys."""
-    n_pieces = layout.members[0].n_pieces
-    result = np.zeros(n_pieces, dtype=np.bool_)
+    n_partitions = layout.members[0].n_partitions
+    result = np.zeros(n_partitions, dtype=np.bool_)
     for member in layout.members:
         if member.holders is not None:
-            result |= np.bincount(member.holders[0], minlength=n_pieces) > 1
+            result |= np.bincount(member.holders[0], minlength=n_partitions) > 1
     return result
 
 
 def homes(layout: Layout, n_workers: int) -> Int64s:
     """Return for every partition the worker that holds most of it; -1 means none."""
     spread = held(layout, n_workers)
-    home = np.full(layout.members[0].n_pieces, -1, dtype=np.int64)
+    home = np.full(layout.members[0].n_partitions, -1, dtype=np.int64)
     # The last write of a repeated index wins. The sort puts the largest amount last,
     # and among equal amounts the first worker.
     order = np.lexsort((-spread.worker, spread.nbytes))
-    home[spread.piece[order]] = spread.worker[order]
+    home[spread.partition[order]] = spread.worker[order]
     return home
 
 
@@ -100,7 +100,7 @@ def apart(layout: Layout, n_workers: int) -> Bools:
         for member in layout.members
         if member.holders is not None
     ]
-    result = np.ones(layout.members[0].n_pieces, dtype=np.bool_)
+    result = np.ones(layout.members[0].n_partitions, dtype=np.bool_)
     if len(codes) == len(layout.members):
         code, count = np.unique(np.concatenate(codes), return_counts=True)
         result[code[count == len(codes)] // n_workers] = False
@@ -125,14 +125,16 @@ def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
     home = homes(layout, n_workers)
     known = home >= 0
     rows = np.bincount(home[known], layout.rows[known], minlength=n_workers)
-    nbytes = np.bincount(home[known], piece_bytes(layout)[known], minlength=n_workers)
-    pieces = np.bincount(home[known], minlength=n_workers)
+    nbytes = np.bincount(
+        home[known], partition_bytes(layout)[known], minlength=n_workers
+    )
+    partitions = np.bincount(home[known], minlength=n_workers)
     claim = weights(view)
     due = layout.rows.sum() * claim / max(claim.sum(), 1.0)
     return tuple(
         WorkerShare(
             worker=w.id,
-            pieces=int(pieces[i]),
+            partitions=int(partitions[i]),
             rows=int(rows[i]),
             nbytes=int(nbytes[i]),
             share=float(rows[i] / due[i]) if due[i] > 0 else 0.0,
@@ -154,7 +156,7 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
     return LayoutSummary(
         label=layout.label,
         members=tuple(m.label for m in layout.members),
-        pieces=layout.members[0].n_pieces,
+        partitions=layout.members[0].n_partitions,
         loaded=layout.loaded,
         rows=int(layout.rows.sum()) if layout.aligned else None,
         nbytes=layout.nbytes if layout.loaded else None,
@@ -191,10 +193,10 @@ def layout_bytes(layout: Layout) -> int | Unknown:
     return sum_bytes(layout.members)
 
 
-def largest_piece(layout: Layout) -> int | Unknown:
+def largest_partition(layout: Layout) -> int | Unknown:
     """Return the bytes of the largest partition, of all collections if aligned."""
     if layout.loaded and layout.aligned:
-        return int(piece_bytes(layout).max(initial=0))
+        return int(partition_bytes(layout).max(initial=0))
     largest = 0
     for amount in map(_largest_of, layout.members):
         if isinstance(amount, Unknown):
@@ -210,7 +212,7 @@ def _largest_of(member: Member) -> int | Unknown:
     if isinstance(total, Unknown):
         return total
     if member.rows is None or not member.rows.sum():
-        return total // max(1, member.n_pieces)
+        return total // max(1, member.n_partitions)
     return int(total * member.rows.max() / member.rows.sum())
 
 
@@ -219,8 +221,8 @@ def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
     total = np.zeros(n_workers, dtype=np.int64)
     for member in (m for layout in layouts for m in layout.members):
         if member.holders is not None and member.nbytes is not None:
-            piece, worker = member.holders
-            np.add.at(total, worker, member.nbytes[piece])
+            partition, worker = member.holders
+            np.add.at(total, worker, member.nbytes[partition])
     return total
 
 
@@ -277,10 +279,10 @@ def _moves(layout: Layout, target: Targets) -> Iterator[Move]:
     for member in layout.members:
         if member.holders is None:
             continue
-        piece, holder = member.holders
+        partition, holder = member.holders
         stray = np.ones(len(target), dtype=bool)
-        alone = np.bincount(piece, minlength=len(target)) == 1
-        stray[piece[(holder == target[piece]) & alone[piece]]] = False
+        alone = np.bincount(partition, minlength=len(target)) == 1
+        stray[partition[(holder == target[partition]) & alone[partition]]] = False
         which = np.flatnonzero(stray)
         if len(which):
             yield Move(
@@ -301,11 +303,11 @@ def _pause_bytes(worker: WorkerSnapshot) -> int:
 def travelling(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
     """Return the bytes that every worker receives, and that every worker sends."""
     n_workers = len(view.now.workers)
-    total = piece_bytes(layout)
+    total = partition_bytes(layout)
     there = held(layout, n_workers)
     present = np.zeros(len(target), dtype=np.int64)
-    stays = there.worker == target[there.piece]
-    present[there.piece[stays]] = there.nbytes[stays]
+    stays = there.worker == target[there.partition]
+    present[there.partition[stays]] = there.nbytes[stays]
     travels = total - present
     home = homes(layout, n_workers)
     known = home >= 0
@@ -314,7 +316,7 @@ def travelling(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int
     return into.astype(np.int64), out.astype(np.int64)
 
 
-def in_runs(n_pieces: int, held: Held, may: Bools) -> Int64s:
+def in_runs(n_partitions: int, held: Held, may: Bools) -> Int64s:
     """Choose targets that give each worker one run of equally many partitions.
 
     The run with the largest saving is placed first, on the worker that holds most of
@@ -322,7 +324,7 @@ def in_runs(n_pieces: int, held: Held, may: Bools) -> Int64s:
 
     Parameters
     ----------
-    n_pieces
+    n_partitions
         Number of partitions: the same number for each worker, or a few more. The rest
         goes to the worker of the last run.
     held
@@ -331,10 +333,10 @@ def in_runs(n_pieces: int, held: Held, may: Bools) -> Int64s:
         Workers that take part.
     """
     workers = np.flatnonzero(may)
-    each = max(1, n_pieces // len(workers))
-    run = np.minimum(np.arange(n_pieces) // each, len(workers) - 1)
+    each = max(1, n_partitions // len(workers))
+    run = np.minimum(np.arange(n_partitions) // each, len(workers) - 1)
     saved = np.zeros((len(workers), len(may)))
-    np.add.at(saved, (run[held.piece], held.worker), held.nbytes)
+    np.add.at(saved, (run[held.partition], held.worker), held.nbytes)
     saved = saved[:, workers]
     target = np.full(len(workers), -1, dtype=np.int64)
     free = np.ones(len(workers), dtype=bool)
@@ -371,13 +373,13 @@ def copies(layout: Layout) -> int:
 def original(layout: Layout) -> tuple[tuple[int, int, int], ...]:
     """Return each row once, as (partition, first row, one past the last), in order."""
     rows = layout.rows.tolist()
-    pieces = [i for i, n in enumerate(rows) if n] or [0]
+    partitions = [i for i, n in enumerate(rows) if n] or [0]
     if is_copied(layout):
-        pieces = pieces[:1]
-    return tuple((i, 0, rows[i]) for i in pieces)
+        partitions = partitions[:1]
+    return tuple((i, 0, rows[i]) for i in partitions)
 
 
-def first_pieces(view: View) -> Int64s:
+def first_partitions(view: View) -> Int64s:
     """Return each worker's first partition with rows of the training data."""
     training = view.layouts[0]
     home = homes(training, len(view.now.workers))
@@ -395,7 +397,7 @@ def are_in_place(layout: Layout, view: View) -> bool:
     real = np.flatnonzero(layout.rows > 0)
     full = np.unique(layout.rows[real])
     return (
-        np.array_equal(real, first_pieces(view))
+        np.array_equal(real, first_partitions(view))
         and len(full) == 1
         and (is_copied(layout) or len(real) == 1)
         # an empty partition elsewhere would pull its training partition with it

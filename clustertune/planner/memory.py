@@ -234,7 +234,7 @@ def refuse_too_much(labels: Sequence[str], size: int, free: Float64s) -> None:
 
 
 def refuse_overfull(
-    labels: Sequence[str], free: Float64s, n_pieces: int, there: int, nbytes: int
+    labels: Sequence[str], free: Float64s, n_partitions: int, there: int, nbytes: int
 ) -> None:
     """Refuse data of unknown size once its loaded partitions exceed the free memory.
 
@@ -244,7 +244,7 @@ def refuse_overfull(
         Names of the collections.
     free
         Free bytes of each worker that may hold some, without spilling.
-    n_pieces
+    n_partitions
         Number of partitions.
     there, nbytes
         Number of partitions in memory, and their bytes.
@@ -255,13 +255,13 @@ def refuse_overfull(
         The message contains the number of workers that would be enough if the other
         partitions have the same size.
     """
-    if nbytes <= free.sum() or there >= n_pieces:
+    if nbytes <= free.sum() or there >= n_partitions:
         return
-    size = nbytes / there * n_pieces
+    size = nbytes / there * n_partitions
     raise CapacityError(
         f"{names_text(labels)} cannot be loaded: {there:,} of "
-        f"{plural(n_pieces, 'partition')} took {bytes_text(nbytes)}, so all take about "
-        f"{bytes_text(size)}; {_room_text(len(free), free.sum())}. The loaded "
+        f"{plural(n_partitions, 'partition')} took {bytes_text(nbytes)}, so all take "
+        f"about {bytes_text(size)}; {_room_text(len(free), free.sum())}. The loaded "
         f"partitions are released{_remedy(size, free)}"
     )
 

@@ -44,7 +44,7 @@ TINY = 1e-9  # replaces a share or a budget of 0 in divisions
 class Placement:
     """The target of every partition, and the bytes to move."""
 
-    target: npt.NDArray[np.intp]  # (pieces,) index of a worker
+    target: npt.NDArray[np.intp]  # (partitions,) index of a worker
     moved: int  # bytes that are not on their target yet
     rows: npt.NDArray[np.int64]  # (workers,) rows afterwards
     imbalance: float  # max over workers of rows / share, 1.0 is perfect
@@ -55,14 +55,14 @@ class Placement:
 class _Problem:
     """Partitions, their holders, and the eligible workers, numbered from 0."""
 
-    rows: Array  # (pieces,)
-    nbytes: Array  # (pieces,)
-    piece: Array  # (holdings,) ascending
-    holder: Array  # (holdings,) worker, most bytes first within a piece
+    rows: Array  # (partitions,)
+    nbytes: Array  # (partitions,)
+    partition: Array  # (holdings,) ascending
+    holder: Array  # (holdings,) worker, most bytes first within a partition
     held: Array  # (holdings,) bytes
-    start: Array  # (pieces + 1,) index of the first holding of each partition
-    home: Array  # (pieces,) worker with most of its bytes; -1: none
-    most: Array  # (pieces,) bytes on that worker
+    start: Array  # (partitions + 1,) index of the first holding of each partition
+    home: Array  # (partitions,) worker with most of its bytes; -1: none
+    most: Array  # (partitions,) bytes on that worker
     share: Array  # (workers,) rows
     budget: Array  # (workers,) bytes, inf: no bound
 
@@ -80,7 +80,7 @@ def place(
 
     Parameters
     ----------
-    rows, nbytes : (pieces,) int
+    rows, nbytes : (partitions,) int
         Rows and bytes of each partition, of all collections together; may be 0.
     held : three (holdings,) int
         Partition, worker, and bytes of the partition on the worker. Replicas are more
@@ -149,13 +149,13 @@ def _placement(
 
 
 def _check(given: list[Array], weight: Array, bound: Array, tolerance: float) -> None:
-    rows, nbytes, piece, worker, held = given
+    rows, nbytes, partition, worker, held = given
     for values in given:
         if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
             raise ValueError("rows, nbytes and held must be 1-D arrays of integers")
         if (values < 0).any():
             raise ValueError("rows, nbytes and held must not be negative")
-    if rows.size != nbytes.size or not piece.size == worker.size == held.size:
+    if rows.size != nbytes.size or not partition.size == worker.size == held.size:
         raise ValueError(f"lengths differ: {[values.size for values in given]}")
     if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
         raise ValueError("weights must be finite, none below 0 and one above")
@@ -163,7 +163,7 @@ def _check(given: list[Array], weight: Array, bound: Array, tolerance: float) ->
         raise ValueError(f"budget must be {weight.size} numbers, none below 0")
     if not 0 <= tolerance < np.inf:
         raise ValueError(f"tolerance must be 0 or more, not {tolerance}")
-    if (piece >= rows.size).any() or (worker >= weight.size).any():
+    if (partition >= rows.size).any() or (worker >= weight.size).any():
         raise ValueError(
             f"held exceeds {rows.size} partitions or {weight.size} workers"
         )
@@ -171,14 +171,14 @@ def _check(given: list[Array], weight: Array, bound: Array, tolerance: float) ->
 
 def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
     rows, nbytes = (values.astype(np.int64) for values in given[:2])
-    piece, holder, held = _holdings(given, weight)
-    start = np.searchsorted(piece, np.arange(rows.size + 1))
+    partition, holder, held = _holdings(given, weight)
+    start = np.searchsorted(partition, np.arange(rows.size + 1))
     some, first = np.diff(start) > 0, start[:-1]
     budget = np.maximum(bound[weight > 0].astype(np.float64), TINY)
     return _Problem(
         rows=rows,
         nbytes=nbytes,
-        piece=piece,
+        partition=partition,
         holder=holder,
         held=held,
         start=start,
@@ -191,15 +191,15 @@ def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
 
 def _holdings(given: list[Array], weight: Array) -> tuple[Array, Array, Array]:
     """Return holdings in order: equal pairs added, only eligible workers."""
-    nbytes, piece, worker, held = (values.astype(np.int64) for values in given[1:])
-    pairs, entry = np.unique(piece * weight.size + worker, return_inverse=True)
+    nbytes, partition, worker, held = (values.astype(np.int64) for values in given[1:])
+    pairs, entry = np.unique(partition * weight.size + worker, return_inverse=True)
     held = np.bincount(entry, held, pairs.size).astype(np.int64)
-    piece, worker = np.divmod(pairs, weight.size)
-    if (held > nbytes[piece]).any():
+    partition, worker = np.divmod(pairs, weight.size)
+    if (held > nbytes[partition]).any():
         raise ValueError("held: a worker holds more of a partition than its nbytes")
     useful = np.flatnonzero((weight[worker] > 0) & (held > 0))
-    order = useful[np.lexsort((-held[useful], piece[useful]))]
-    return piece[order], (np.cumsum(weight > 0) - 1)[worker[order]], held[order]
+    order = useful[np.lexsort((-held[useful], partition[useful]))]
+    return partition[order], (np.cumsum(weight > 0) - 1)[worker[order]], held[order]
 
 
 def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
@@ -218,10 +218,10 @@ def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
 
 
 def _kept(problem: _Problem, target: Array) -> Array:
-    """Return (pieces,) bytes of each partition that are on its target."""
-    there = target[problem.piece] == problem.holder
+    """Return (partitions,) bytes of each partition that are on its target."""
+    there = target[problem.partition] == problem.holder
     kept = np.zeros(target.size, np.int64)
-    kept[problem.piece[there]] = problem.held[there]
+    kept[problem.partition[there]] = problem.held[there]
     return kept
 
 
@@ -279,7 +279,7 @@ def _carried_out(problem: _Problem, target: Array) -> _Problem:
     some = np.flatnonzero(problem.nbytes)
     return replace(
         problem,
-        piece=some,
+        partition=some,
         holder=target[some],
         held=problem.nbytes[some],
         start=np.searchsorted(some, np.arange(target.size + 1)),
@@ -362,7 +362,7 @@ def _fill(problem: _Problem, limit: float, *, stay: bool) -> Array:
     waiting = np.lexsort((-problem.nbytes, -problem.rows)).tolist()
     if stay:
         # first on a worker with most of its bytes, then on any with some
-        equal = problem.piece[problem.held == problem.most[problem.piece]]
+        equal = problem.partition[problem.held == problem.most[problem.partition]]
         end = problem.start[:-1] + np.bincount(equal, minlength=len(waiting))
         waiting = filling.keep(waiting, problem, end)
         waiting = filling.keep(waiting, problem, problem.start[1:])
@@ -381,39 +381,39 @@ class _Filling:
         self.rate: float = sum(self.rows) / (sum(self.nbytes) or 1) or 1.0
         self.target = [-1] * len(self.rows)
 
-    def put(self, piece: int, worker: int) -> None:
-        self.target[piece] = worker
-        self.room[worker] -= self.rows[piece]
-        self.space[worker] -= self.nbytes[piece]
+    def put(self, partition: int, worker: int) -> None:
+        self.target[partition] = worker
+        self.room[worker] -= self.rows[partition]
+        self.space[worker] -= self.nbytes[partition]
 
     def left(self, worker: int) -> float:
         return min(self.room[worker], self.rate * self.space[worker])
 
-    def keep(self, pieces: list[int], problem: _Problem, ends: Array) -> list[int]:
+    def keep(self, partitions: list[int], problem: _Problem, ends: Array) -> list[int]:
         """Place partitions on holders with room; return the others."""
         start, end = problem.start.tolist(), ends.tolist()
         holder = problem.holder.tolist()
         room, space, leaving = self.room, self.space, []
-        for piece in pieces:
-            rows, nbytes = self.rows[piece], self.nbytes[piece]
-            near = holder[start[piece] : end[piece]]
+        for partition in partitions:
+            rows, nbytes = self.rows[partition], self.nbytes[partition]
+            near = holder[start[partition] : end[partition]]
             fits = [w for w in near if rows <= room[w] and nbytes <= space[w]]
             if fits:
-                self.put(piece, max(fits, key=room.__getitem__))
+                self.put(partition, max(fits, key=room.__getitem__))
             else:
-                leaving.append(piece)
+                leaving.append(partition)
         return leaving
 
-    def send(self, pieces: list[int]) -> None:
+    def send(self, partitions: list[int]) -> None:
         """Place each on the worker with most room in rows and bytes."""
         heap = [(-self.left(worker), worker) for worker in range(len(self.room))]
         heapq.heapify(heap)
-        for piece in pieces:
+        for partition in partitions:
             full = []
-            while len(heap) > 1 and self.nbytes[piece] > self.space[heap[0][1]]:
+            while len(heap) > 1 and self.nbytes[partition] > self.space[heap[0][1]]:
                 full.append(heapq.heappop(heap))
             worker = heap[0][1]
-            self.put(piece, worker)
+            self.put(partition, worker)
             heapq.heapreplace(heap, (-self.left(worker), worker))
             for entry in full:
                 heapq.heappush(heap, entry)
@@ -429,11 +429,11 @@ def _occupy(problem: _Problem, target: Array, limit: float) -> None:
         fits &= problem.rows <= limit * problem.share[worker]
         if fits.any():
             price, copy = kept.copy(), problem.holder == worker
-            price[problem.piece[copy]] -= problem.held[copy]
-            piece = np.where(fits, price, np.inf).argmin()
-            busy[target[piece]] -= 1
+            price[problem.partition[copy]] -= problem.held[copy]
+            partition = np.where(fits, price, np.inf).argmin()
+            busy[target[partition]] -= 1
             busy[worker] += 1
-            target[piece] = worker
+            target[partition] = worker
 
 
 def _polish(problem: _Problem, target: Array, floor: float) -> None:
@@ -443,10 +443,10 @@ def _polish(problem: _Problem, target: Array, floor: float) -> None:
     for _ in range(TRIES):
         if _is_best(problem, target, floor, bound):
             break
-        pieces, workers = _neighbours(problem, target, floor, generator)
-        if not pieces.size or not patience:
+        partitions, workers = _neighbours(problem, target, floor, generator)
+        if not partitions.size or not patience:
             break
-        better = _replace(problem, target, floor, pieces, workers)
+        better = _replace(problem, target, floor, partitions, workers)
         patience = PATIENCE if better else patience - 1
 
 
@@ -458,7 +458,7 @@ def _most_kept(problem: _Problem, limit: float) -> float:
     """
     unit = int(np.gcd.reduce(problem.rows)) or 1
     room = np.floor(limit * problem.share / unit) * unit
-    rows = problem.rows[problem.piece]
+    rows = problem.rows[problem.partition]
     density = np.divide(
         problem.held, rows, out=np.full(rows.size, np.inf), where=rows > 0
     )
@@ -508,52 +508,54 @@ def _neighbours(
     return _few(target, [seed, *others[order]], on)
 
 
-def _few(target: Array, pieces: list[Any], on: set[Any]) -> tuple[Array, Array]:
+def _few(target: Array, partitions: list[Any], on: set[Any]) -> tuple[Array, Array]:
     """Return the first partitions, and workers, with at most WAYS placements."""
     count = 1
-    while count < len(pieces):
-        more = on | {target[pieces[count]]}
+    while count < len(partitions):
+        more = on | {target[partitions[count]]}
         if max(len(more), 2) ** (count + 1) > WAYS:
             break
         on, count = more, count + 1
-    return np.array(pieces[:count]), np.array(sorted(on))
+    return np.array(partitions[:count]), np.array(sorted(on))
 
 
 def _replace(
-    problem: _Problem, target: Array, floor: float, pieces: Array, on: Array
+    problem: _Problem, target: Array, floor: float, partitions: Array, on: Array
 ) -> bool:
-    """Place `pieces` on workers `on` in the best way; return whether it improved."""
-    load, used, kept = _ways(problem, target, pieces, on)
+    """Place `partitions` on workers `on` in the best way; return if it improved."""
+    load, used, kept = _ways(problem, target, partitions, on)
     share, budget = problem.share[on, None], problem.budget[on, None]
     full = _strain(load, used, share, budget).max(0)
     strain = np.maximum(full, floor)
     idle = ((load == 0) & (share > TINY)).sum(0)
-    shape = (on.size,) * pieces.size
-    now = np.ravel_multi_index(tuple(np.searchsorted(on, target[pieces])), shape)
+    shape = (on.size,) * partitions.size
+    now = np.ravel_multi_index(tuple(np.searchsorted(on, target[partitions])), shape)
     best = np.flatnonzero(strain <= strain.min() * EXACT)
     best = best[idle[best] == idle[best].min()]
     best = best[kept[best] == kept[best].max()]
     way = best[full[best].argmin()]
     # an equally good placement is taken too: it may lead to better ones
-    target[pieces] = on[np.array(np.unravel_index(way, shape))]
+    target[partitions] = on[np.array(np.unravel_index(way, shape))]
     new, old = ((strain[at], idle[at], -kept[at]) for at in (way, now))
     return bool(new < old)
 
 
 def _ways(
-    problem: _Problem, target: Array, pieces: Array, on: Array
+    problem: _Problem, target: Array, partitions: Array, on: Array
 ) -> tuple[Array, Array, Array]:
     """Return (on, ways) rows and bytes, and (ways,) bytes kept, for each placement."""
-    others = np.delete(np.arange(target.size), pieces)
+    others = np.delete(np.arange(target.size), partitions)
     load, used = (
         np.bincount(target[others], values[others], problem.share.size)[on, None]
         for values in (problem.rows, problem.nbytes)
     )
     kept, unit = np.zeros(1), np.eye(on.size)[:, None]
-    for piece in pieces:  # multiplies the placements by the number of workers
-        span = slice(problem.start[piece], problem.start[piece + 1])
+    for partition in partitions:  # multiplies the placements by the number of workers
+        span = slice(problem.start[partition], problem.start[partition + 1])
         there = problem.holder[span, None] == on
-        load = (load[:, :, None] + problem.rows[piece] * unit).reshape(on.size, -1)
-        used = (used[:, :, None] + problem.nbytes[piece] * unit).reshape(on.size, -1)
+        load = (load[:, :, None] + problem.rows[partition] * unit).reshape(on.size, -1)
+        used = (used[:, :, None] + problem.nbytes[partition] * unit).reshape(
+            on.size, -1
+        )
         kept = (kept[:, None] + problem.held[span] @ there).ravel()
     return load, used, kept

@@ -23,13 +23,13 @@ PHASES: tuple[tuple[str, str], ...] = (
     # all later phases depend on the number of workers
     ("scale", "scale"),
     # data must be in memory before rows are counted and partitions are moved
-    ("persist", "persist"),
+    ("load", "load"),
     # rows get their order before partitions are cut and placed
-    ("reorder", "reorder"),
+    ("shuffle", "shuffle"),
     # partitions are cut and joined on the workers that will train on them
-    ("cut", "rechunk"),
+    ("rechunk", "rechunk"),
     # no later phase moves a partition of the training data
-    ("place", "rebalance"),
+    ("rebalance", "rebalance"),
     # replicas of eval sets are placed with the training data
     ("replicate", "replicate"),
 )

@@ -37,18 +37,21 @@ def too_large(layout: Layout, view: View, fraction: float = LARGE) -> bool | Unk
     limit = smallest_limit(view)
     if not limit:
         return False
-    largest = layouts.largest_piece(layout)
+    largest = layouts.largest_partition(layout)
     return largest if isinstance(largest, Unknown) else largest > fraction * limit
 
 
 def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
     """Return whether each thread has too many partitions whose mean size is small."""
     threads = sum(w.nthreads for w in view.eligible_workers)
-    n_pieces = max(m.n_pieces for m in layout.members)
-    if not threads or n_pieces <= view.goal.workload.max_pieces_per_thread * threads:
+    n_partitions = max(m.n_partitions for m in layout.members)
+    if (
+        not threads
+        or n_partitions <= view.goal.workload.max_partitions_per_thread * threads
+    ):
         return False
     size = layouts.layout_bytes(layout)
-    return size if isinstance(size, Unknown) else size / n_pieces < small
+    return size if isinstance(size, Unknown) else size / n_partitions < small
 
 
 # --- evenness -------------------------------------------------------------------------
@@ -73,7 +76,7 @@ def attainable(layout: Layout, view: View) -> float:
     there = layouts.held(layout, len(claim))
     found = place(
         rows,
-        (there.piece, there.worker, np.zeros_like(there.nbytes)),
+        (there.partition, there.worker, np.zeros_like(there.nbytes)),
         claim,
         nbytes=np.zeros_like(rows),
         tolerance=view.goal.tolerance,

@@ -92,9 +92,9 @@ def without_aside(view: View) -> View:
 def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
     """Return (partition, id of a worker that holds all of it)."""
     there = layouts.held(layout, len(view.now.workers))
-    whole = there.nbytes == layouts.piece_bytes(layout)[there.piece]
+    whole = there.nbytes == layouts.partition_bytes(layout)[there.partition]
     ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
-    return set(zip(there.piece[whole].tolist(), ids, strict=True))
+    return set(zip(there.partition[whole].tolist(), ids, strict=True))
 
 
 def _lacking(layout: Layout, was: list[str | int], stay: set[int]) -> Iterator[str]:
@@ -212,11 +212,11 @@ class SeenData:
     """A collection; values that are unknown before it is loaded are empty."""
 
     label: str
-    pieces: int
+    partitions: int
     loaded: bool
     keys: str  # digest of its keys, in order
-    nbytes: str  # digest of the bytes of each piece
-    holders: str  # digest of the workers, by id, that hold each piece
+    nbytes: str  # digest of the bytes of each partition
+    holders: str  # digest of the workers, by id, that hold each partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,15 +256,15 @@ def fingerprint(scheduler: str, view: View) -> Fingerprint:
 def _seen_data(member: Member, view: View) -> SeenData:
     holders = ""
     if member.holders is not None:
-        pieces, workers = (side.tolist() for side in member.holders)
+        partitions, workers = (side.tolist() for side in member.holders)
         ids = [str(w.id) for w in view.now.workers]
         holders = _digest(
-            sorted((p, ids[w]) for p, w in zip(pieces, workers, strict=True))
+            sorted((p, ids[w]) for p, w in zip(partitions, workers, strict=True))
         )
     known = member.nbytes is not None
     return SeenData(
         label=member.label,
-        pieces=member.n_pieces,
+        partitions=member.n_partitions,
         loaded=member.loaded,
         keys=_digest([str(key) for key in member.keys]),
         nbytes=_digest(np.asarray(member.nbytes).tolist()) if known else "",
@@ -300,7 +300,7 @@ def differences(was: Fingerprint, now: Fingerprint) -> Iterator[str]:
 
 def _changed(was: SeenData, now: SeenData) -> str:
     if was.keys != now.keys:
-        return f"has other partitions: {now.pieces}, and it had {was.pieces}"
+        return f"has other partitions: {now.partitions}, and it had {was.partitions}"
     if was.loaded != now.loaded:
         return "is now in memory" if now.loaded else "is no longer in memory"
     if was.nbytes != now.nbytes:

@@ -173,12 +173,12 @@ def member(
         Fields of :class:`Member`.
     """
     counts = None if rows is None else np.array(rows, dtype=np.int64)
-    n_pieces = len(rows or ()) if homes is None else len(homes)
+    n_partitions = len(rows or ()) if homes is None else len(homes)
     nbytes = None if counts is None else counts * row_bytes
     built = Member(
         label=label,
         kind="array",
-        keys=tuple((label, i) for i in range(n_pieces)),
+        keys=tuple((label, i) for i in range(n_partitions)),
         loaded=homes is not None,
         rows=counts,
         nbytes=None if homes is None else nbytes,

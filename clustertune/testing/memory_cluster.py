@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustertune.collections.contents import of_need
-from clustertune.collections.reordering import NEW, OLD
+from clustertune.collections.shuffling import NEW, OLD
 from clustertune.core.model import (
     COPIED,
     ORDER,
@@ -32,9 +32,9 @@ from clustertune.core.model import (
     Notify,
     Recut,
     Release,
-    Reorder,
     Restart,
     Result,
+    Shuffle,
     Snapshot,
     Trim,
     View,
@@ -178,8 +178,8 @@ class MemoryCluster:
     async def with_bandwidths(self, view: View) -> View:
         return view
 
-    async def persist(self, load: Load, notify: Notify) -> Result:
-        self.calls.append("persist")
+    async def load(self, load: Load, notify: Notify) -> Result:
+        self.calls.append("load")
         self._refuse_overfull(load)
         addresses = list(self.workers)
         for x in self.layouts:
@@ -242,27 +242,27 @@ class MemoryCluster:
         )
         return Result(nbytes=self.moved - before)
 
-    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
-        self.calls.append(f"reorder {len(reorder.rows)}")
-        for _ in reorder.rows:
+    async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
+        self.calls.append(f"shuffle {len(shuffle.rows)}")
+        for _ in shuffle.rows:
             self._inject_fault()
         before = self.moved
-        wanted = [reorder.workers[i] for i in reorder.targets.tolist()]
+        wanted = [shuffle.workers[i] for i in shuffle.targets.tolist()]
         homes = [{self._running_or_fallback(a)} for a in wanted]
         number = next(
-            i for i, x in enumerate(self.layouts) if x.label == reorder.layout
+            i for i, x in enumerate(self.layouts) if x.label == shuffle.layout
         )
-        sources = {s.label for s in reorder.sources}
-        orders = self._orders(reorder)
+        sources = {s.label for s in shuffle.sources}
+        orders = self._orders(shuffle)
         members = [m for m in self.layouts[number].members if m.label in sources]
         if not number and ORDER not in sources:
             members.append(self._numbered(members[0]))
         changed = replace(
             self.layouts[number],
-            members=tuple(self._reordered(m, reorder, orders, homes) for m in members),
+            members=tuple(self._reordered(m, shuffle, orders, homes) for m in members),
         )
         self.layouts = (*self.layouts[:number], changed, *self.layouts[number + 1 :])
-        if not reorder.by and not number:
+        if not shuffle.by and not number:
             self.goal = replace(self.goal, order="")
         return Result(nbytes=self.moved - before)
 
@@ -430,24 +430,24 @@ class MemoryCluster:
             contents=None,
         )
 
-    def _orders(self, reorder: Reorder) -> tuple[list[Int64s], list[Int64s]]:
+    def _orders(self, shuffle: Shuffle) -> tuple[list[Int64s], list[Int64s]]:
         """Return the row orders within old and within new partitions."""
-        if reorder.whole is not None:
+        if shuffle.whole is not None:
             return [], []
-        if not reorder.by:
-            both = ((OLD, reorder.old.tolist()), (NEW, reorder.rows.tolist()))
+        if not shuffle.by:
+            both = ((OLD, shuffle.old.tolist()), (NEW, shuffle.rows.tolist()))
             drawn = [
                 [
-                    np.random.default_rng([reorder.seed, k, i]).permutation(n)
+                    np.random.default_rng([shuffle.seed, k, i]).permutation(n)
                     for i, n in enumerate(sizes)
                 ]
                 for k, sizes in both
             ]
             return drawn[0], drawn[1]
-        values = self.values[reorder.by]
-        old = [values[rows] for rows in self.contents[reorder.by]]
+        values = self.values[shuffle.by]
+        old = [values[rows] for rows in self.contents[shuffle.by]]
         first = [np.argsort(x, kind="stable") for x in old]
-        taken = _parts(reorder, [x[o] for x, o in zip(old, first, strict=True)])
+        taken = _parts(shuffle, [x[o] for x, o in zip(old, first, strict=True)])
         second = [np.argsort(np.concatenate(x), kind="stable") for x in taken]
         return first, second
 
@@ -463,18 +463,18 @@ class MemoryCluster:
     def _reordered(
         self,
         m: Member,
-        reorder: Reorder,
+        shuffle: Shuffle,
         orders: tuple[list[Int64s], list[Int64s]],
         homes: list[set[str]],
     ) -> Member:
         """Return the member in its new order, following every row range."""
         assert m.nbytes is not None
         old = [np.array(rows, dtype=np.int64) for rows in self.contents[m.label]]
-        if reorder.whole is not None:
-            new = [old[i] for i in reorder.whole.tolist()]
+        if shuffle.whole is not None:
+            new = [old[i] for i in shuffle.whole.tolist()]
         else:
             first, second = orders
-            taken = _parts(reorder, [x[o] for x, o in zip(old, first, strict=True)])
+            taken = _parts(shuffle, [x[o] for x, o in zip(old, first, strict=True)])
             joined = map(np.concatenate, taken)
             new = [rows[o] for rows, o in zip(joined, second, strict=True)]
             size = int(m.nbytes.sum()) // max(1, sum(map(len, old)))
@@ -503,7 +503,7 @@ class MemoryCluster:
         if look is not None and m.label in self.values:
             values = self.values[m.label]
             found = tuple(look(values[rows]) for rows in self.contents[m.label])
-            m = replace(m, contents=Contents(pieces=found))
+            m = replace(m, contents=Contents(partitions=found))
         index = {a: i for i, a in enumerate(addresses)}
         pairs = [
             (partition, index[a])
@@ -528,18 +528,18 @@ class MemoryCluster:
         return replace(w, managed=managed, counted=managed, process=process)
 
 
-def _parts(reorder: Reorder, old: Sequence[Int64s]) -> list[list[Int64s]]:
+def _parts(shuffle: Shuffle, old: Sequence[Int64s]) -> list[list[Int64s]]:
     """Return for each new partition its range of every old partition."""
     return [
-        [x[a:b] for x, (a, b) in zip(old, reorder.starts[:, j : j + 2], strict=True)]
-        for j in range(len(reorder.rows))
+        [x[a:b] for x, (a, b) in zip(old, shuffle.starts[:, j : j + 2], strict=True)]
+        for j in range(len(shuffle.rows))
     ]
 
 
 def _contents(m: Member) -> list[list[Row]]:
     """Return the row numbers of each partition; empty if rows are unknown."""
     if m.rows is None:
-        return [[] for _ in range(m.n_pieces)]
+        return [[] for _ in range(m.n_partitions)]
     ends = np.cumsum(m.rows).tolist()
     return [
         list(range(end - n, end)) for end, n in zip(ends, m.rows.tolist(), strict=True)

@@ -191,7 +191,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         """
         name = next(self._names)
         graph = graphs.Graph(tasks={name: Task(name, identity, value)})
-        graph.pieces["value"] = [name]
+        graph.partitions["value"] = [name]
         future: Future[Any] = graphs.submit(self.client, graph)[name]
         return future
 

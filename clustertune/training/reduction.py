@@ -150,7 +150,7 @@ map_reduce = MapReduce()
 async def _plan(request: SumRequest) -> Plan:
     columns = [list(request.futures)] if request.futures else []
     for collection in request.collections:
-        keys, futures = inputs.pieces(collection)
+        keys, futures = inputs.partitions(collection)
         # a lazy collection has no holders yet, so its partitions are spread evenly
         columns.append(futures or [None] * len(keys))
     return await _planned(request, columns)
@@ -273,7 +273,7 @@ def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
     columns = [list(request.futures)] if request.futures else []
     made: list[Future[Any]] = []
     try:
-        found = [inputs.pieces(x)[1] for x in request.collections]
+        found = [inputs.partitions(x)[1] for x in request.collections]
         lazy = [
             # Dask joins small Parquet partitions, which must happen before loading
             x if isinstance(x, da.Array) else x.optimize()
@@ -282,7 +282,7 @@ def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
         ]
         persisted = iter(request.client.persist(lazy)) if lazy else iter(())
         for futures in found:
-            column = futures or inputs.pieces(next(persisted))[1]
+            column = futures or inputs.partitions(next(persisted))[1]
             assert column is not None
             made += column if futures is None else []
             columns.append(column)
@@ -352,7 +352,7 @@ def _graph(
         graph.where[key] = step.worker
         keys.append(key)
         first.append(numbers[0])
-    graph.pieces["result"] = [keys[-1]]
+    graph.partitions["result"] = [keys[-1]]
     return graph
 
 

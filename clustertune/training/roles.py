@@ -386,7 +386,7 @@ def _candidate(address: str, entry: Any, answer: Any, held: int) -> Candidate:
 
 async def _held(client: Client, collections: Sequence[Any]) -> dict[str, int]:
     """Return by address the bytes of the data that the worker holds."""
-    futures = [f for x in collections for f in inputs.pieces(x)[1] or ()]
+    futures = [f for x in collections for f in inputs.partitions(x)[1] or ()]
     keys = [f.key for f in futures]
     scheduler: Any = client.scheduler
     holders: Mapping[Key, Any] = await scheduler.who_has(keys=keys) if keys else {}
@@ -457,7 +457,7 @@ async def _place(request: _Request, workers: list[str]) -> _PlacedData:
     )
     prepared: Prepared = await placing
     collections = tuple(prepared)
-    columns = [inputs.pieces(x)[0] for x in collections]
+    columns = [inputs.partitions(x)[0] for x in collections]
     scheduler: Any = request.client.scheduler
     keys = [key for column in columns for key in column]
     holders = await scheduler.who_has(keys=keys)
@@ -531,7 +531,7 @@ def _submit(
         graph.tasks[key] = task(key, name, key, pickle.dumps(settings))
         graph.where[key] = state.worker
         graph.priority[key] = PRIORITY
-    graph.pieces["roles"] = list(graph.tasks)
+    graph.partitions["roles"] = list(graph.tasks)
     futures = graphs.submit(request.client, graph)
     for state, future in zip(states, futures.values(), strict=True):
         state.future = future

@@ -93,7 +93,7 @@ def _of_order(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.4:
         return {"sort": True}
     return {
-        "shuffle": rng.choice(("rows", "rows", "pieces")),
+        "shuffle": rng.choice(("rows", "rows", "partitions")),
         "random_state": rng.randrange(9),
     }
 
@@ -154,7 +154,7 @@ def _restart(client: Client, data: Data, options: Any, notify: Notify) -> Done:
 
 def _loaded(data: Data) -> tuple[Any, ...]:
     """What may be given as row-aligned."""
-    return tuple(data) if data.spec.pieces == data.spec.other_pieces else ()
+    return tuple(data) if data.spec.partitions == data.spec.other_partitions else ()
 
 
 def _resize(client: Client, data: Data, options: Any, notify: Notify) -> Done:
@@ -233,8 +233,8 @@ def _schedule(client: Client, data: Data, options: Any, notify: Notify) -> Done:
 _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "prepare": _of_prepare,
     "prepare and hold": lambda rng: _some(rng, {"workload": (0.5, ("xgboost",))}),
-    "cut": _of_cut,
-    "reorder": _of_order,
+    "rechunk": _of_cut,
+    "shuffle": _of_order,
     "rebalance": lambda _: {"only": ["rebalance"]},
     "restart": lambda rng: {"max_unavailable": rng.choice((1, 1, 2, "50%"))},
     "resize": lambda rng: rng.choice(
@@ -249,8 +249,8 @@ _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
 ACTS: Mapping[str, Callable[[Client, Data, Any, Notify], Done]] = {
     "prepare": _prepare,
     "prepare and hold": _held,
-    "cut": _prepare,
-    "reorder": _prepare,
+    "rechunk": _prepare,
+    "shuffle": _prepare,
     "rebalance": _prepare,
     "restart": _restart,
     "resize": _resize,

@@ -24,21 +24,21 @@ class Spec:
     kind: str  # "array" or "dataframe"
     rows: int
     columns: int
-    pieces: int
-    other_pieces: int  # of y and rows; as many as X has: cut alike
+    partitions: int
+    other_partitions: int  # of y and rows; as many as X has: cut alike
     place: str  # "lazy", "one" (all on one worker), "anywhere"
     bound: bool = False  # to the addresses of the workers that are there at first
 
 
 def draw(rng: Random, seed: int) -> Spec:
-    pieces = rng.randint(3, 24)
+    partitions = rng.randint(3, 24)
     return Spec(
         seed=seed,
         kind=rng.choice(("array", "array", "dataframe")),
         rows=rng.choice((60, 500, 3000, 12_000)),
         columns=rng.choice((3, 20, 40)),
-        pieces=pieces,
-        other_pieces=rng.choice((pieces, pieces, rng.randint(3, 24))),
+        partitions=partitions,
+        other_partitions=rng.choice((partitions, partitions, rng.randint(3, 24))),
         place=rng.choice(("lazy", "one", "one", "anywhere")),
     )
 
@@ -60,7 +60,10 @@ def make(spec: Spec, client: Client) -> Data:
     """Load it as the spec says; what is lazy stays so."""
     features, classes, numbers = _functions(spec)
     if spec.kind == "array":
-        edges = _sizes(spec.rows, spec.pieces), _sizes(spec.rows, spec.other_pieces)
+        edges = (
+            _sizes(spec.rows, spec.partitions),
+            _sizes(spec.rows, spec.other_partitions),
+        )
         index, other = (da.arange(spec.rows, chunks=(e,), dtype="i8") for e in edges)
         columns = spec.columns
         X = index.map_blocks(
@@ -68,10 +71,12 @@ def make(spec: Spec, client: Client) -> Data:
         )
         y, rows = other.map_blocks(classes, dtype="i8"), other.map_blocks(numbers)
     else:
-        X = _frame(spec, spec.pieces, features, [f"x{i}" for i in range(spec.columns)])
+        X = _frame(
+            spec, spec.partitions, features, [f"x{i}" for i in range(spec.columns)]
+        )
         both = _frame(
             spec,
-            spec.other_pieces,
+            spec.other_partitions,
             lambda r: np.column_stack([classes(r), numbers(r)]),
             ["y", "row"],
             dtype="i8",
@@ -107,9 +112,9 @@ def _functions(spec: Spec) -> tuple[Any, Any, Any]:
 
 
 def _frame(
-    spec: Spec, pieces: int, values: Any, columns: list[str], dtype: str = "f8"
+    spec: Spec, partitions: int, values: Any, columns: list[str], dtype: str = "f8"
 ) -> Any:
-    edges = np.cumsum([0, *_sizes(spec.rows, pieces)]).tolist()
+    edges = np.cumsum([0, *_sizes(spec.rows, partitions)]).tolist()
 
     def load(start: int, stop: int) -> pd.DataFrame:
         rows = np.arange(start, stop)
@@ -119,8 +124,10 @@ def _frame(
     return dd.from_map(load, edges[:-1], edges[1:], meta=meta)
 
 
-def _sizes(rows: int, pieces: int) -> tuple[int, ...]:
-    return tuple(np.diff([rows * i // pieces for i in range(pieces + 1)]).tolist())
+def _sizes(rows: int, partitions: int) -> tuple[int, ...]:
+    return tuple(
+        np.diff([rows * i // partitions for i in range(partitions + 1)]).tolist()
+    )
 
 
 def wrong(spec: Spec, values: tuple[Any, Any, Any], *, ordered: bool) -> list[str]:

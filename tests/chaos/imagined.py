@@ -2,7 +2,7 @@
 
 Everything that the main loop can be asked for, in combinations: workers of all sizes,
 some of them paused; data that is loaded or not, torn, copied, cut elsewhere, with
-pieces without rows; groups, classes, eval sets; every workload that there is.
+partitions without rows; groups, classes, eval sets; every workload that there is.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _member(rng: Random, label: str, rows: list[int], homes: Any, width: int) ->
 
 
 def _in_blocks(made: Member, homes: Any) -> Member:
-    """The same, each piece in two blocks of columns."""
-    keys = tuple((made.label, i) for i in range(2 * made.n_pieces))
+    """The same, each partition in two blocks of columns."""
+    keys = tuple((made.label, i) for i in range(2 * made.n_partitions))
     twice = None if homes is None else [h for h in homes for _ in range(2)]
     again = member(made.label, None, twice, made.total_bytes or 8, keys=keys)
     return replace(
@@ -192,7 +192,7 @@ def _in_blocks(made: Member, homes: Any) -> Member:
 
 
 def _cut(rng: Random, n_rows: int) -> list[int]:
-    """Rows of pieces: even, or anywhere, some of them without any."""
+    """Rows of partitions: even, or anywhere, some of them without any."""
     count = rng.randint(1, 12)
     if rng.random() < 0.4:
         edges = [n_rows * i // count for i in range(count + 1)]
@@ -203,7 +203,7 @@ def _cut(rng: Random, n_rows: int) -> list[int]:
 
 
 def _homes(rng: Random, count: int, n_workers: int) -> list[list[int]]:
-    """Where pieces lie: all on one worker, evenly, anywhere, some more than once."""
+    """Holders of partitions: one worker, even, random, some with replicas."""
     how, first = rng.choice(("one", "even", "any", "any", "copies")), rng.randrange(64)
     found = []
     for i in range(count):
@@ -243,14 +243,14 @@ def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, 
         "n_workers": maybe(0.15, 2, 4, n_workers, "fit"),
         "persist": maybe(0.1, True, False),
         "rechunk": maybe(0.25, False, 3, 9, 24),
-        "order": maybe(0.15, "rows", "pieces", "sort"),
+        "order": maybe(0.15, "rows", "partitions", "sort"),
         "restart": maybe(0.15, "auto", True),
         "release_inputs": maybe(0.15, True),
         "tolerance": maybe(0.3, 0.0, 0.3, 1.0),
         "memory_fraction": maybe(0.2, 0.1, 1.0),
         "strict": maybe(0.1, True),
         "only": maybe(
-            0.1, {"rebalance"}, {"persist"}, {"rechunk", "rebalance"}, {"restart"}
+            0.1, {"rebalance"}, {"load"}, {"rechunk", "rebalance"}, {"restart"}
         ),
         "goal_workers": maybe(0.15, range(max(1, n_workers - 1))),
         "seed": rng.randrange(9),
@@ -271,8 +271,8 @@ def _arrival(rng: Random) -> Callable[[int, int], Any]:
     def arrives(count: int, n_workers: int) -> Any:
         if how == "any":
             return np.random.default_rng(seed).integers(0, n_workers, count)
-        pieces = np.arange(count)
-        return pieces % n_workers if how == "even" else pieces * 0
+        partitions = np.arange(count)
+        return partitions % n_workers if how == "even" else partitions * 0
 
     return arrives
 
@@ -338,7 +338,7 @@ class Struck(_Shared):
         kind = self.faults.get(self.moment)
         self.moment += 1
         # a cut that is stopped has made nothing yet
-        if kind is None or (kind in STOPS and self.inside in ("recut", "reorder")):
+        if kind is None or (kind in STOPS and self.inside in ("recut", "shuffle")):
             return
         if _BLOWS[kind](self):
             self.hits.append((kind, self.phase))
@@ -388,7 +388,7 @@ def _port(name: str) -> Any:
 
 
 for _name in (
-    *("look", "persist", "scale", "adapt", "recut", "reorder", "move", "restart"),
+    *("look", "load", "scale", "adapt", "recut", "shuffle", "move", "restart"),
     *("trim", "release"),
 ):
     setattr(Struck, _name, _port(_name))
@@ -408,7 +408,7 @@ def _running(c: Struck) -> list[str]:
     return [a for a, w in c.workers.items() if w.running]
 
 
-def _pieces(c: Struck) -> Iterator[tuple[str, int]]:
+def _partitions(c: Struck) -> Iterator[tuple[str, int]]:
     for m in (m for x in c.layouts for m in x.members if m.loaded):
         for i in range(len(m.keys)):
             yield m.label, i
@@ -452,11 +452,11 @@ def _fill(c: Struck) -> bool:
 
 
 def _elsewhere(c: Struck, *, copied: bool) -> bool:
-    pieces, running = list(_pieces(c)), _running(c)
-    # while pieces are made, it would be a piece of which nobody knows yet
-    if not pieces or not running or c.inside in ("recut", "reorder"):
+    partitions, running = list(_partitions(c)), _running(c)
+    # while partitions are made, it would be a partition of which nobody knows yet
+    if not partitions or not running or c.inside in ("recut", "shuffle"):
         return False
-    label, i = c.rng.choice(pieces)
+    label, i = c.rng.choice(partitions)
     target = c.rng.choice(running)
     before = c.homes[label][i]
     c.homes[label][i] = before | {target} if copied else {target}

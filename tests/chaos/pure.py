@@ -153,8 +153,8 @@ def _rows(case: Case, cluster: Struck) -> Iterator[str]:
         for was in old.members:
             if was.rows is None:
                 continue
-            pieces = cluster.contents[was.label]
-            there = [row for piece in pieces for row in piece]
+            partitions = cluster.contents[was.label]
+            there = [row for partition in partitions for row in partition]
             there += cluster.aside.get(was.label, [])
             once = sorted(set(there)) if copied else sorted(there)
             if once != list(range(int(was.rows.sum()))):

@@ -48,7 +48,7 @@ class Lap:
 def soak(rounds: int, tell: Callable[[str], Any]) -> tuple[list[Lap], list[str]]:
     """Train and restart so often; what each round was like, and what is wrong."""
     spec = Spec(
-        seed=1, kind="array", rows=20_000, columns=20, pieces=8, other_pieces=8,
+        seed=1, kind="array", rows=20_000, columns=20, partitions=8, other_partitions=8,
         place="anywhere",
     )  # fmt: skip
     with (

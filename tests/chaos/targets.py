@@ -396,7 +396,7 @@ def _histories() -> list[bytes]:
         record.Record(
             kind="fit", job="j", began=1e9 + i, seconds=10.0 / n, status="done",
             workers=n, threads=n, hosts=1, host_cpus=4.0, rows=1000, columns=3,
-            nbytes=10**6, pieces=4, workload="xgboost", memory=tuple(memory),
+            nbytes=10**6, partitions=4, workload="xgboost", memory=tuple(memory),
             findings=(("warning", "uneven_rows"),), steps=("rebalance",),
             predicted_peak=2**29, actual_bytes=5, predicted_bytes=6, spilled=0,
             busy=1.5, actual_seconds=0.1, predicted_seconds=0.2,
@@ -457,7 +457,7 @@ def _read_argument(data: bytes) -> None:
             arguments.seed,
             arguments.part,
             lambda name, v: arguments.order(v, False),
-            lambda name, v: arguments.some_of(name, v, ["persist", "rebalance"]),
+            lambda name, v: arguments.some_of(name, v, ["load", "rebalance"]),
         ):
             _tolerant(lambda r=read, v=value: r("given", v), (ValueError,))
 
@@ -472,7 +472,7 @@ def _manifests() -> list[bytes]:
     array = {
         "kind": "array", "label": "X", "folder": "clustertune-01234567/0",
         "dtype": "<f8", "chunks": [[2, 3], [4]],
-        "pieces": [
+        "partitions": [
             {"crc32": [5, 6], "shape": [2, 4], "dtype": "<f8", "rows": 2, "bytes": 9},
             {"crc32": [7, 8], "shape": [3, 4], "dtype": "<f8", "rows": 3, "bytes": 9},
         ],
@@ -480,7 +480,7 @@ def _manifests() -> list[bytes]:
     frame = {
         "kind": "dataframe", "label": "y", "folder": "clustertune-01234567/1",
         "divisions": True, "crc32": {"meta": 1, "divisions": 2},
-        "pieces": [{"crc32": 5, "shape": [2], "bytes": 9}],
+        "partitions": [{"crc32": 5, "shape": [2], "bytes": 9}],
     }  # fmt: skip
     whole = {
         "schema_version": 2, "folder": "clustertune-01234567", "order": [0, 1],
@@ -519,7 +519,7 @@ TARGETS: Mapping[str, Target] = {
             lambda: ["GiB", "minutes", "s", "%", "e", "-", ".", "kB", "ns", "days"],
             _as_text, 0.28),
         Target("manifests", _read_manifest, (SaveError,), _manifests,
-            lambda: ["array", "pieces", "shape", "..", "/etc", "clustertune-00000000"],
-            _as_tree, 0.04),
+            lambda: ["array", "partitions", "shape", "..", "/etc",
+            "clustertune-00000000"], _as_tree, 0.04),
     )
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 
 from clustertune.checks import ERRORS
 from clustertune.checks.fit import (
-    changed_pieces,
+    changed_partitions,
     fit_memory,
     missing_evals,
     one_machine,
@@ -324,16 +324,18 @@ def test_lightgbm_is_there():
     assert "every class on every worker: pass estimator=" in finding.message
 
 
-# --- changed_pieces -------------------------------------------------------------------
+# --- changed_partitions ---------------------------------------------------------------
 
 
-def find_changed_pieces(kept, *, keeps=True, workers=2, data=None, given=None, **goal):
+def find_changed_partitions(
+    kept, *, keeps=True, workers=2, data=None, given=None, **goal
+):
     data = layout([10] * 4, [0, 1, 0, 1]) if data is None else data
     seen = view([worker(i) for i in range(workers)], [data], kept=kept, **goal)
     seen = replace(seen, given=given)
-    workload = replace(seen.goal.workload, keeps_pieces=keeps)
+    workload = replace(seen.goal.workload, keeps_partitions=keeps)
     return list(
-        changed_pieces(replace(seen, goal=replace(seen.goal, workload=workload)))
+        changed_partitions(replace(seen, goal=replace(seen.goal, workload=workload)))
     )
 
 
@@ -350,39 +352,39 @@ def find_changed_pieces(kept, *, keeps=True, workers=2, data=None, given=None, *
         pytest.param({"kept": (40, 5), "data": layout(None, [0])}, id="rows unknown"),
     ],
 )
-def test_changed_pieces_silent(how):
-    """Where the model is made of as many pieces, or it cannot be told."""
-    assert find_changed_pieces(**how) == []
-    assert list(changed_pieces(view())) == []
+def test_changed_partitions_silent(how):
+    """Where the model is made of as many partitions, or it cannot be told."""
+    assert find_changed_partitions(**how) == []
+    assert list(changed_partitions(view())) == []
 
 
 def test_another_number():
     """As many can be made again."""
-    (finding,) = find_changed_pieces((40, 5))
+    (finding,) = find_changed_partitions((40, 5))
     assert finding.severity is Severity.warning
     assert finding.message.startswith(
         "the training data has 4 partitions, and had 5 for the fit before: "
     )
-    assert finding.evidence == {"pieces": 4, "before": 5}
+    assert finding.evidence == {"partitions": 4, "before": 5}
     assert finding.fixed_by == "rechunk"
 
 
 def test_what_cannot_be_as_before_is_said_only():
-    """Each worker needs a piece, or another number was asked for, or none may be."""
-    assert find_changed_pieces((40, 3), workers=4)[0].fixed_by == ""
-    assert find_changed_pieces((40, 5), rechunk=8)[0].fixed_by == ""
-    assert find_changed_pieces((40, 5), rechunk=False)[0].fixed_by == ""
+    """Each worker needs a partition, or the call wants another number or none."""
+    assert find_changed_partitions((40, 3), workers=4)[0].fixed_by == ""
+    assert find_changed_partitions((40, 5), rechunk=8)[0].fixed_by == ""
+    assert find_changed_partitions((40, 5), rechunk=False)[0].fixed_by == ""
 
 
 def test_another_number_than_was_given():
     """Without any fit before, too; the remedy makes the model of the given data."""
     for kept in (None, (41, 5)):
-        (finding,) = find_changed_pieces(kept, given=1)
+        (finding,) = find_changed_partitions(kept, given=1)
         assert finding.severity is Severity.info
         assert finding.message.startswith(
             "the training data was given in 1 partition and has 4 now: "
         )
-        assert finding.evidence == {"pieces": 4, "given": 1}
+        assert finding.evidence == {"partitions": 4, "given": 1}
         assert finding.fixed_by == ""
         assert "rechunk=1" in finding.remedy
 
@@ -414,7 +416,7 @@ def test_silent_where_all_have_rows():
 
 
 def test_a_worker_without_rows():
-    """Pieces are moved where there are enough with rows, else cut if there are rows."""
+    """Partitions are moved if enough of them have rows; otherwise they are cut."""
     (finding,) = find_missing_evals([5, 5], [0, 0])
     assert "on worker b: " in finding.message
     assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
@@ -445,7 +447,7 @@ def find_unshared_evals(rows, homes, *, needed=True, copied=True, training=TRAIN
 
 
 def test_silent_where_every_worker_has_all():
-    """In the first piece of each, beside the training data."""
+    """In the first partition of each, beside the training data."""
     assert find_unshared_evals([7, 7, 0, 0], [0, 1, 0, 1]) == []
 
 
@@ -466,10 +468,12 @@ def test_silent_where_it_does_not_matter(how):
     ("rows", "homes", "copied"),
     [
         pytest.param([5, 5], [0, 1], False, id="shared out"),
-        pytest.param([7, 7], [0, 1], True, id="fewer pieces"),
+        pytest.param([7, 7], [0, 1], True, id="fewer partitions"),
         pytest.param([7, 0, 7, 0], [0, 1, 0, 1], True, id="twice on one worker"),
         pytest.param([7, 6, 0, 0], [0, 1, 0, 1], True, id="unlike rows"),
-        pytest.param([7, 7, 0, 0], [0, 1, 1, 1], True, id="an empty piece elsewhere"),
+        pytest.param(
+            [7, 7, 0, 0], [0, 1, 1, 1], True, id="an empty partition elsewhere"
+        ),
         pytest.param([7, 7, 0, 0], [0, 1, 0, 1], False, id="other rows, as it was cut"),
     ],
 )

@@ -15,10 +15,10 @@ from clustertune.testing import layout, view, worker
 # --- group_order ----------------------------------------------------------------------
 
 
-def find_group_order(*pieces, needs="", order="", sorts=False, **goal):
+def find_group_order(*partitions, needs="", order="", sorts=False, **goal):
     """In data with these groups, one for each row."""
-    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
-    data = layout([len(p) for p in pieces], [0] * len(pieces), ("X", "qid"))
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    data = layout([len(p) for p in partitions], [0] * len(partitions), ("X", "qid"))
     X, qid = data.members
     data = replace(data, members=(X, replace(qid, contents=looked)))
     seen = view((), [data], order=order, **goal)
@@ -27,18 +27,20 @@ def find_group_order(*pieces, needs="", order="", sorts=False, **goal):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "needs", "order"),
+    ("partitions", "needs", "order"),
     [
         pytest.param([[3, 1], [3]], "", "", id="nothing is needed"),
-        pytest.param([[3, 3], [3, 1]], "together", "", id="together across pieces"),
-        pytest.param([[1, 1], [], [1, 2]], "sorted", "", id="sorted, an empty piece"),
+        pytest.param([[3, 3], [3, 1]], "together", "", id="together across partitions"),
+        pytest.param(
+            [[1, 1], [], [1, 2]], "sorted", "", id="sorted, an empty partition"
+        ),
         pytest.param([[1], [2]], "", "sort", id="sorted as was asked for"),
         pytest.param([[], []], "sorted", "", id="no rows"),
     ],
 )
-def test_silent_where_groups_lie_as_needed(pieces, needs, order):
+def test_silent_where_groups_lie_as_needed(partitions, needs, order):
     """Or nothing needs it."""
-    assert find_group_order(*pieces, needs=needs, order=order) == []
+    assert find_group_order(*partitions, needs=needs, order=order) == []
 
 
 def test_silent_where_nobody_looked():
@@ -48,9 +50,9 @@ def test_silent_where_nobody_looked():
 
 
 def test_groups_that_come_back():
-    """Within a piece or across pieces; nothing puts it right unless asked for."""
-    for pieces in ([[1, 2, 1]], [[1, 2], [1]]):
-        (finding,) = find_group_order(*pieces, needs="together")
+    """Groups may be unsorted within or across partitions; only sort=True sorts them."""
+    for partitions in ([[1, 2, 1]], [[1, 2], [1]]):
+        (finding,) = find_group_order(*partitions, needs="together")
         assert finding.severity is Severity.critical
         assert finding.message == (
             "groups in qid come back after another group; Any training library would "
@@ -74,20 +76,20 @@ def test_they_are_put_in_order_where_that_was_asked_for():
     """Which is no error, whatever will train."""
     (finding,) = find_group_order([2, 1], needs="", order="sort")
     assert finding.severity is Severity.info
-    assert finding.fixed_by == "reorder"
+    assert finding.fixed_by == "shuffle"
     (finding,) = find_group_order([2, 1], needs="sorted", order="sort")
     assert finding.severity is Severity.critical
-    assert finding.fixed_by == "reorder"
+    assert finding.fixed_by == "shuffle"
 
 
 def test_a_library_that_sorts_rows_itself():
-    """They are sorted without being asked to, unless pieces must stay as they are."""
-    for pieces in ([[1, 2, 1]], [[2, 1], [3]]):
-        (finding,) = find_group_order(*pieces, needs="sorted", sorts=True)
-        assert finding.fixed_by == "reorder"
+    """They are sorted without a request, unless partitions must stay unchanged."""
+    for partitions in ([[1, 2, 1]], [[2, 1], [3]]):
+        (finding,) = find_group_order(*partitions, needs="sorted", sorts=True)
+        assert finding.fixed_by == "shuffle"
         assert "would sort them in every fit" in finding.message
         (finding,) = find_group_order(
-            *pieces, needs="sorted", sorts=True, rechunk=False
+            *partitions, needs="sorted", sorts=True, rechunk=False
         )
         assert finding.severity is Severity.critical
         assert finding.fixed_by == ""
@@ -95,7 +97,7 @@ def test_a_library_that_sorts_rows_itself():
 
 def test_rows_that_were_sorted():
     """Without being asked to: their order is another one, which is said."""
-    looked = Contents(pieces=(content.runs(np.array([1, 1, 2])),))
+    looked = Contents(partitions=(content.runs(np.array([1, 1, 2])),))
     data = layout([3], [0], ("X", "qid", "row_order"))
     X, qid, order = data.members
     data = replace(data, members=(X, replace(qid, contents=looked), order))
@@ -122,28 +124,28 @@ def test_rows_without_a_group(needs, order):
 # --- split_groups ---------------------------------------------------------------------
 
 
-def find_split_groups(*pieces):
-    """From (first, last, whether one comes back), or nothing of an empty piece."""
+def find_split_groups(*partitions):
+    """From (first, last, whether one comes back), or nothing of an empty partition."""
     told = [
         {"ends": None, "scattered": False}
         if p is None
         else {"ends": [p[0], p[1]], "scattered": p[2]}
-        for p in pieces
+        for p in partitions
     ]
     data = layout(
-        [10] * len(told), None, ("qid",), contents=Contents(pieces=tuple(told))
+        [10] * len(told), None, ("qid",), contents=Contents(partitions=tuple(told))
     )
     return list(split_groups(view((), [data])))
 
 
 def test_silent_where_groups_are_whole():
-    """Empty pieces are between nothing."""
+    """Empty partitions are between nothing."""
     assert find_split_groups((1, 2, False), None, (3, 5, False)) == []
     assert list(split_groups(view((), [layout([10], [0], ("qid",))]))) == []
 
 
 def test_groups_that_are_cut():
-    """Also across an empty piece; and those that come back."""
+    """Also across an empty partition; and those that come back."""
     (finding,) = find_split_groups((1, 2, False), None, (2, 5, False))
     assert finding.severity is Severity.warning
     assert (
@@ -157,10 +159,10 @@ def test_groups_that_are_cut():
     )
 
 
-def ranked(*pieces, others=None, needs="together", **goal):
+def ranked(*partitions, others=None, needs="together", **goal):
     """In data with these groups, one for each row; X may be cut otherwise."""
-    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
-    rows = [len(p) for p in pieces]
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    rows = [len(p) for p in partitions]
     qid = layout(rows, [0] * len(rows), ("qid",), contents=looked).members[0]
     others = rows if others is None else others
     X = layout(others, [0] * len(others), ("X",)).members[0]
@@ -170,7 +172,7 @@ def ranked(*pieces, others=None, needs="together", **goal):
     return list(split_groups(replace(seen, goal=replace(seen.goal, workload=workload))))
 
 
-def test_silent_where_pieces_end_with_groups():
+def test_silent_where_partitions_end_with_groups():
     """Of all members; what is out of order is not cut yet, it is refused or sorted."""
     assert ranked([1, 1], [], [2, 3]) == []
     assert ranked([1, 1], [2, 3], others=[2, 1, 1]) == []
@@ -178,7 +180,7 @@ def test_silent_where_pieces_end_with_groups():
     assert ranked([2], [2, 1], needs="sorted") == []
 
 
-def test_groups_that_pieces_cut():
+def test_groups_that_partitions_cut():
     """Where the workload ranks, they are put right, if cutting is allowed."""
     (finding,) = ranked([1, 1], [1, 2])
     assert finding.severity is Severity.critical
@@ -201,13 +203,13 @@ MIB = 2**20
 
 
 def find_large_groups(
-    *pieces, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB
+    *partitions, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB
 ):
     """In data with these groups, one for each row of a MiB."""
-    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
-    homes = [0] * len(pieces) if loaded else None
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    homes = [0] * len(partitions) if loaded else None
     data = layout(
-        [len(p) for p in pieces],
+        [len(p) for p in partitions],
         homes,
         ("X", "qid"),
         row_bytes={"X": row_bytes - 8},

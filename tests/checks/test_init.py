@@ -175,11 +175,11 @@ def test_what_checks_import_is_pure_too(path):
         pytest.param(view(), id="no data"),
         pytest.param(view(snapshots=[snapshot([])]), id="no workers"),
         pytest.param(view(layouts=[layout([0, 0], [0, 1])]), id="no rows"),
-        pytest.param(view(layouts=[layout([], [])]), id="no pieces"),
-        pytest.param(view(layouts=[layout([9], [-1])]), id="lost piece"),
+        pytest.param(view(layouts=[layout([], [])]), id="no partitions"),
+        pytest.param(view(layouts=[layout([9], [-1])]), id="lost partition"),
         pytest.param(
             view(snapshots=[snapshot([])], layouts=[layout([9], [-1])]),
-            id="no workers, lost piece",
+            id="no workers, lost partition",
         ),
         pytest.param(
             view([worker(0, status="paused")], [layout([9], [0])]), id="all paused"
@@ -273,8 +273,8 @@ def test_settings_reach_their_check():
     data = [layout([10] * 600, [0, 1] * 300)]
 
     def crowded(**settings):
-        found = checks.run(view(layouts=data), {"too_many_pieces": settings})
-        return [f.severity for f in found if f.check == "too_many_pieces"]
+        found = checks.run(view(layouts=data), {"too_many_partitions": settings})
+        return [f.severity for f in found if f.check == "too_many_partitions"]
 
     assert crowded() == [Severity.warning]
     assert crowded(excess=1.0) == [Severity.critical]

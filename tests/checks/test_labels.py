@@ -23,16 +23,16 @@ from clustertune.testing import layout, view, worker
 THREE = [worker(i) for i in range(3)]
 
 
-def find_missing_classes(*pieces, homes=(0, 1), needed=False, workers=(), **goal):
-    """In data with pieces of these labels, one for each row; None: no classes."""
+def find_missing_classes(*partitions, homes=(0, 1), needed=False, workers=(), **goal):
+    """In data with partitions of these labels, one for each row; None: no classes."""
     looked = [
         {"classes": None} if p is None else content.classes(np.array([*p]), 64)
-        for p in pieces
+        for p in partitions
     ]
     data = layout(
-        [1 if p is None else len(p) for p in pieces],
+        [1 if p is None else len(p) for p in partitions],
         list(homes),
-        contents=Contents(pieces=tuple(looked)),
+        contents=Contents(partitions=tuple(looked)),
     )
     seen = view(workers, [data], **goal)
     workload = replace(seen.goal.workload, needs_all_classes=needed)
@@ -43,7 +43,7 @@ def find_missing_classes(*pieces, homes=(0, 1), needed=False, workers=(), **goal
 
 @pytest.mark.parametrize("needed", [False, True])
 def test_silent_where_all_are_everywhere(needed):
-    """On every worker, not in every piece; of what are no classes nothing is said."""
+    """Classes are needed on every worker, not in every partition."""
     assert find_missing_classes("ab", "ba", needed=needed) == []
     assert (
         find_missing_classes("a", "b", "b", "a", homes=(0, 0, 1, 1), needed=needed)
@@ -67,9 +67,11 @@ def test_silent_of_workers_without_rows():
     )
 
 
-def test_silent_before_pieces_fit_each_other():
-    """Where y is cut otherwise than X, its pieces are not those of the workers."""
-    data = layout([2, 2], [0, 1], contents=Contents(pieces=({"classes": [["a", 2]]},)))
+def test_silent_before_partitions_fit_each_other():
+    """Where y is cut otherwise than X, its partitions are not those of the workers."""
+    data = layout(
+        [2, 2], [0, 1], contents=Contents(partitions=({"classes": [["a", 2]]},))
+    )
     y = replace(data.members[1], rows=np.array([1, 3]))
     data = replace(data, members=(data.members[0], y))
     assert list(missing_classes(view((), [data]))) == []
@@ -89,7 +91,7 @@ def test_a_worker_lacks_one():
     assert ERRORS["missing_classes"] is ClassCoverageError
 
 
-def test_whole_pieces_move_where_that_will_do():
+def test_whole_partitions_move_where_that_will_do():
     """Else they are cut, if they may be."""
     (finding,) = find_missing_classes(
         "a", "b", "b", "a", homes=(0, 1, 1, 0), needed=True
@@ -99,7 +101,7 @@ def test_whole_pieces_move_where_that_will_do():
     assert finding.fixed_by == "rechunk"
     (finding,) = find_missing_classes("aa", "bb", needed=True, rechunk=False)
     assert finding.fixed_by == ""
-    # each is in two pieces, and yet three pieces cannot be shared out to two workers
+    # each is in two partitions, and yet two workers cannot share three partitions
     (finding,) = find_missing_classes("ab", "ac", "bc", homes=(0, 0, 1), needed=True)
     assert finding.fixed_by == "rechunk"
 
@@ -147,9 +149,9 @@ def test_a_class_of_a_strange_name():
 # --- row_order ------------------------------------------------------------------------
 
 
-def find_row_order(*pieces, homes=(0, 1), needed=None):
-    contents = Contents(pieces=tuple(labels(np.asarray(p)) for p in pieces))
-    rows = [len(p) for p in pieces]
+def find_row_order(*partitions, homes=(0, 1), needed=None):
+    contents = Contents(partitions=tuple(labels(np.asarray(p)) for p in partitions))
+    rows = [len(p) for p in partitions]
     data = layout(rows, list(homes), ("X", "y"), contents=contents)
     seen = view((), [data])
     workload = replace(seen.goal.workload, random_order=needed)
@@ -189,7 +191,7 @@ def test_sorted_labels(kind):
     assert find_row_order(values[:500], values[500:], needed=False) == []
 
 
-def test_pieces_that_differ_on_one_worker_are_mixed_there():
+def test_partitions_that_differ_on_one_worker_are_mixed_there():
     """What counts is what each worker holds."""
     low, high = np.zeros(500), np.ones(500)
     assert find_row_order(low, high, low, high, homes=(0, 0, 1, 1)) == []

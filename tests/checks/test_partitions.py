@@ -8,11 +8,11 @@ from clustertune.checks import ERRORS
 from clustertune.checks.partitions import (
     column_chunks,
     differing_boundaries,
-    large_pieces,
+    large_partitions,
     no_rows,
     scattered_data,
-    too_few_pieces,
-    too_many_pieces,
+    too_few_partitions,
+    too_many_partitions,
 )
 from clustertune.core.model import Layout, Profile, Severity
 from clustertune.errors import AlignmentError
@@ -60,7 +60,7 @@ def test_critical_findings_stop_with_an_alignment_error():
 
 
 def test_other_boundaries_are_critical():
-    """As many pieces and rows, cut elsewhere: the silent case."""
+    """As many partitions and rows, cut elsewhere: the silent case."""
     (finding,) = find_differing_boundaries(pair([100, 100, 100], [100, 50, 150]))
     assert finding.severity is Severity.critical
     assert finding.subject == ("X", "y")
@@ -80,18 +80,18 @@ def test_boundaries_are_compared_before_loading_where_they_are_known():
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "piece", "text"),
+    ("x", "y", "partition", "text"),
     [
         ([10, 10], [20], 0, "10 rows in X, 20 rows in y"),
         ([10], [10, 0], 1, "none in X, 0 rows in y"),
         ([10, 0], [10], 1, "0 rows in X, none in y"),
     ],
 )
-def test_other_numbers_of_pieces_are_critical(x, y, piece, text):
-    """The first piece that the other has not, or has otherwise, is named."""
+def test_other_numbers_of_partitions_are_critical(x, y, partition, text):
+    """The first partition that the other has not, or has otherwise, is named."""
     (finding,) = find_differing_boundaries(pair(x, y))
     assert finding.severity is Severity.critical
-    assert finding.evidence["piece"] == piece
+    assert finding.evidence["partition"] == partition
     assert finding.message.endswith(text)
 
 
@@ -147,12 +147,12 @@ def test_an_eval_set_is_compared_within_itself():
     assert finding.remedy == "y = y.rechunk({0: X.chunks[0]})"
 
 
-@pytest.mark.parametrize("n_pieces", [8, 3])
-def test_counts_of_pieces_prove_nothing_before_loading(n_pieces):
-    """Equal or not, piece counts of lazy frames change when they are loaded."""
+@pytest.mark.parametrize("n_partitions", [8, 3])
+def test_counts_of_partitions_prove_nothing_before_loading(n_partitions):
+    """Equal or not, partition counts of lazy frames change when they are loaded."""
     lazy = [
         member(label, None, None, kind="dataframe", keys=tuple(range(n)))
-        for label, n in (("X", 8), ("y", n_pieces))
+        for label, n in (("X", 8), ("y", n_partitions))
     ]
     (finding,) = find_differing_boundaries(
         Layout(label="training data", members=tuple(lazy))
@@ -164,8 +164,8 @@ def test_counts_of_pieces_prove_nothing_before_loading(n_pieces):
     )
 
 
-def test_counts_of_loaded_pieces_are_what_they_are():
-    """Loaded data whose rows were not counted still has its number of pieces."""
+def test_counts_of_loaded_partitions_are_what_they_are():
+    """Loaded data whose rows were not counted still has its number of partitions."""
     members = [member("X", None, [0] * 8), member("y", None, [0] * 3)]
     severe, unknown = find_differing_boundaries(
         Layout(label="training data", members=tuple(members))
@@ -224,7 +224,7 @@ def test_blocks_of_columns_are_critical():
     "layouts",
     [
         pytest.param([], id="no data"),
-        pytest.param([layout([10, 0], [0, 1])], id="an empty piece"),
+        pytest.param([layout([10, 0], [0, 1])], id="an empty partition"),
         pytest.param([layout(None, [0, 1])], id="rows unknown"),
         pytest.param([layout([10, 10], None)], id="not loaded"),
     ],
@@ -235,59 +235,61 @@ def test_no_rows_silent(layouts):
 
 
 def test_no_row_at_all():
-    """A collection of empty pieces only stops what was asked for, by its name."""
+    """A collection of empty partitions only stops what was asked for, by its name."""
     found = list(no_rows(view(layouts=[layout([0, 0], [0, 1])])))
     assert [f.severity for f in found] == [Severity.critical] * 2
     assert found[0].message == "X has no rows, so nothing can be trained on it"
     assert found[1].subject == ("y",)
 
 
-# --- too_few_pieces -------------------------------------------------------------------
+# --- too_few_partitions ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "layouts",
     [
         pytest.param([], id="no data"),
-        pytest.param([layout([10, 10], [0, 0])], id="a piece each, wherever it is"),
+        pytest.param([layout([10, 10], [0, 0])], id="a partition each, wherever it is"),
         pytest.param([layout([1, 1], [0, 0])], id="a row each"),
-        pytest.param([layout([10, 10], None)], id="a piece each, not loaded"),
+        pytest.param([layout([10, 10], None)], id="a partition each, not loaded"),
         pytest.param([layout([10] * 41, [0] * 41)], id="uneven within the tolerance"),
         pytest.param([layout(None, [0])], id="rows unknown"),
         pytest.param(
             [layout([10, 10], [0, 1]), layout([5], [0], label="eval_set[0]")],
-            id="one piece of an eval set",
+            id="one partition of an eval set",
         ),
     ],
 )
-def test_too_few_pieces_silent(layouts):
-    """Nothing is said where pieces can be shared out evenly, or are not known."""
-    assert list(too_few_pieces(view(layouts=layouts))) == []
+def test_too_few_partitions_silent(layouts):
+    """Nothing is said where partitions can be shared out evenly, or are not known."""
+    assert list(too_few_partitions(view(layouts=layouts))) == []
 
 
 def test_no_workers_are_no_finding():
-    """Without any worker there is nobody to have a piece."""
+    """Without any worker there is nobody to have a partition."""
     assert (
         list(
-            too_few_pieces(view(snapshots=[snapshot([])], layouts=[layout([10], None)]))
+            too_few_partitions(
+                view(snapshots=[snapshot([])], layouts=[layout([10], None)])
+            )
         )
         == []
     )
 
 
-def test_workers_that_may_not_train_need_no_piece():
-    """One piece is enough for the one worker that was asked for."""
+def test_workers_that_may_not_train_need_no_partition():
+    """One partition is enough for the one worker that was asked for."""
     data = [layout([10], [0])]
-    assert list(too_few_pieces(view(layouts=data, goal_workers=[0]))) == []
+    assert list(too_few_partitions(view(layouts=data, goal_workers=[0]))) == []
 
 
-def test_fewer_pieces_than_workers_are_critical():
-    """The remedy has the rows of a piece that give each thread four."""
+def test_fewer_partitions_than_workers_are_critical():
+    """The remedy has the rows of a partition that give each thread four."""
     workers = [worker(i) for i in range(3)]
-    (finding,) = too_few_pieces(
+    (finding,) = too_few_partitions(
         view(workers=workers, layouts=[layout([600, 600], None)])
     )
-    assert ERRORS["too_few_pieces"] is AlignmentError
+    assert ERRORS["too_few_partitions"] is AlignmentError
     assert finding.severity is Severity.critical
     assert finding.subject == ("X", "y")
     assert finding.message == (
@@ -295,48 +297,48 @@ def test_fewer_pieces_than_workers_are_critical():
         "train"
     )
     assert finding.remedy == "X = X.rechunk({0: 100}); y = y.rechunk({0: 100})"
-    assert finding.evidence == {"pieces": 2, "workers": 3}
+    assert finding.evidence == {"partitions": 2, "workers": 3}
 
 
-def test_pieces_without_rows_do_not_count():
-    """An empty piece gives a worker nothing to train on."""
-    (finding,) = too_few_pieces(view(layouts=[layout([10, 0], [0, 1])]))
-    assert finding.evidence["pieces"] == 1
+def test_partitions_without_rows_do_not_count():
+    """An empty partition gives a worker nothing to train on."""
+    (finding,) = too_few_partitions(view(layouts=[layout([10, 0], [0, 1])]))
+    assert finding.evidence["partitions"] == 1
 
 
 def test_workers_still_to_be_started_are_counted():
     """It is said before the cluster is scaled, not after."""
     data = [layout([10, 10], [0, 1])]
-    (finding,) = too_few_pieces(view(layouts=data, n_workers=5))
+    (finding,) = too_few_partitions(view(layouts=data, n_workers=5))
     assert finding.evidence["workers"] == 5
 
 
 def test_the_remedy_suits_frames():
     """Frames are cut into a number of partitions, four for each thread."""
     data = [layout([100], [0], kind="dataframe")]
-    (finding,) = too_few_pieces(view(layouts=data))
+    (finding,) = too_few_partitions(view(layouts=data))
     assert finding.remedy == (
         "X = X.repartition(npartitions=8); y = y.repartition(npartitions=8)"
     )
 
 
 def test_the_remedy_cuts_as_prepare_would():
-    """One piece for every thread where a task costs more than small pieces are worth;
+    """One partition per thread if a task costs more than small partitions are worth;
     those of workers to come count as the others'."""
     threads = [worker(0, nthreads=1), worker(1, nthreads=3)]
     now = snapshot(threads, overhead=1e-3)
-    (finding,) = too_few_pieces(view(snapshots=[now], layouts=[layout([600], [0])]))
+    (finding,) = too_few_partitions(view(snapshots=[now], layouts=[layout([600], [0])]))
     assert finding.remedy == "X = X.rechunk({0: 150}); y = y.rechunk({0: 150})"
-    (finding,) = too_few_pieces(
+    (finding,) = too_few_partitions(
         view(snapshots=[now], layouts=[layout([600], [0])], n_workers=3)
     )
     assert finding.remedy == "X = X.rechunk({0: 100}); y = y.rechunk({0: 100})"
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 17])
-def test_the_remedys_pieces_are_enough(rows):
-    """However few rows there are, pieces so cut suffice for every worker."""
-    (finding,) = too_few_pieces(view(layouts=[layout([rows], [0])]))
+def test_the_remedys_partitions_are_enough(rows):
+    """However few rows there are, partitions so cut suffice for every worker."""
+    (finding,) = too_few_partitions(view(layouts=[layout([rows], [0])]))
     size = int(finding.remedy.split("rechunk({0: ")[1].split("}")[0])
     assert -(-rows // size) >= 2
 
@@ -346,7 +348,7 @@ def test_fewer_rows_than_workers_that_all_need_some():
     seen = view(layouts=[layout([1], [0])])
     exact = replace(seen.goal.workload, exact_rows=True)
     seen = replace(seen, goal=replace(seen.goal, workload=exact))
-    (finding,) = too_few_pieces(seen)
+    (finding,) = too_few_partitions(seen)
     assert finding.message == (
         "the training data has 1 row for 2 workers: Any training library needs as many "
         "rows on each, and cutting makes no more rows"
@@ -360,12 +362,12 @@ def test_fewer_rows_than_workers_that_all_need_some():
 def test_no_more_workers_are_expected_than_can_train(rechunk):
     """Workers to come that will get no rows need no partition."""
     seen = view(layouts=[layout([1, 1], [0, 1])], n_workers=5, rechunk=rechunk)
-    assert list(too_few_pieces(seen)) == []
+    assert list(too_few_partitions(seen)) == []
 
 
-def test_pieces_that_cannot_be_even_are_information():
-    """Three equal pieces on two workers cost a third of the time."""
-    (finding,) = too_few_pieces(view(layouts=[layout([10] * 3, [0, 0, 1])]))
+def test_partitions_that_cannot_be_even_are_information():
+    """Three equal partitions on two workers cost a third of the time."""
+    (finding,) = too_few_partitions(view(layouts=[layout([10] * 3, [0, 0, 1])]))
     assert finding.severity is Severity.info
     assert finding.message == (
         "the training data has 3 partitions, the largest of 10 rows: one of 2 workers "
@@ -377,58 +379,60 @@ def test_pieces_that_cannot_be_even_are_information():
 def test_a_larger_tolerance_accepts_them():
     """What the goal allows is not mentioned."""
     data = [layout([10] * 3, [0, 0, 1])]
-    assert list(too_few_pieces(view(layouts=data, tolerance=1 / 3))) == []
-    assert len(list(too_few_pieces(view(layouts=data, tolerance=0.33)))) == 1
+    assert list(too_few_partitions(view(layouts=data, tolerance=1 / 3))) == []
+    assert len(list(too_few_partitions(view(layouts=data, tolerance=0.33)))) == 1
 
 
-# --- too_many_pieces ------------------------------------------------------------------
+# --- too_many_partitions --------------------------------------------------------------
 
 
-TEN = Profile(name="t", title="T", memory_multiple={8: 2}, max_pieces_per_thread=10)
+TEN = Profile(name="t", title="T", memory_multiple={8: 2}, max_partitions_per_thread=10)
 
 
-def pieces(n, **fields):
-    """Make data of n pieces of 880 bytes, on the first worker."""
+def partitions(n, **fields):
+    """Make data of n partitions of 880 bytes, on the first worker."""
     return layout([10] * n, [0] * n, **fields)
 
 
-def find_too_many_pieces(*layouts, workers=(), **settings):
-    """Findings where 10 pieces are the limit for each thread."""
-    return list(too_many_pieces(view(workers, layouts, workload=TEN), **settings))
+def find_too_many_partitions(*layouts, workers=(), **settings):
+    """Findings where 10 partitions are the limit for each thread."""
+    return list(too_many_partitions(view(workers, layouts, workload=TEN), **settings))
 
 
 @pytest.mark.parametrize(
     "layouts",
     [
         pytest.param([], id="no data"),
-        pytest.param([pieces(20)], id="as many as the limit"),
+        pytest.param([partitions(20)], id="as many as the limit"),
         pytest.param([layout([20_000] * 21, [0] * 21)], id="many but large"),
         pytest.param([layout(None, [0] * 20)], id="few, bytes unknown"),
     ],
 )
-def test_too_many_pieces_silent(layouts):
-    """Nothing is said of few pieces, or of large ones."""
-    assert find_too_many_pieces(*layouts) == []
+def test_too_many_partitions_silent(layouts):
+    """Nothing is said of few partitions, or of large ones."""
+    assert find_too_many_partitions(*layouts) == []
 
 
 def test_the_limit_is_for_each_thread_that_may_train():
-    """More threads may have more pieces; a paused worker's do not count."""
-    assert find_too_many_pieces(pieces(21), workers=[worker(0, nthreads=3)]) == []
+    """More threads may have more partitions; a paused worker's do not count."""
+    assert (
+        find_too_many_partitions(partitions(21), workers=[worker(0, nthreads=3)]) == []
+    )
     nobody = [worker(0, status="paused")]
-    assert find_too_many_pieces(pieces(21), workers=nobody) == []
+    assert find_too_many_partitions(partitions(21), workers=nobody) == []
     one = [worker(0), worker(1, nthreads=3, status="paused")]
-    assert len(find_too_many_pieces(pieces(21), workers=one)) == 1
+    assert len(find_too_many_partitions(partitions(21), workers=one)) == 1
 
 
-def test_many_small_pieces_are_a_warning():
+def test_many_small_partitions_are_a_warning():
     """Number, threads and mean size are said."""
-    (finding,) = find_too_many_pieces(pieces(21))
+    (finding,) = find_too_many_partitions(partitions(21))
     assert finding.severity is Severity.warning
     assert finding.message == (
         "the training data has 21 partitions for 2 threads: 880 B each, so handling "
         "them can take longer than their work"
     )
-    assert finding.evidence == {"pieces": 21, "threads": 2}
+    assert finding.evidence == {"partitions": 21, "threads": 2}
 
 
 @pytest.mark.parametrize(
@@ -436,43 +440,47 @@ def test_many_small_pieces_are_a_warning():
 )
 def test_far_too_many_are_critical(n, severity):
     """From eight times the limit on, prepare stops."""
-    (finding,) = find_too_many_pieces(pieces(n))
+    (finding,) = find_too_many_partitions(partitions(n))
     assert finding.severity is severity
-    assert ERRORS["too_many_pieces"] is AlignmentError
+    assert ERRORS["too_many_partitions"] is AlignmentError
 
 
 def test_eval_sets_are_never_critical():
-    """An eval set in far too many pieces is slow, but no reason to stop."""
-    (finding,) = find_too_many_pieces(pieces(2), pieces(1000, label="eval_set[0]"))
+    """An eval set in far too many partitions is slow, but no reason to stop."""
+    (finding,) = find_too_many_partitions(
+        partitions(2), partitions(1000, label="eval_set[0]")
+    )
     assert finding.severity is Severity.warning
 
 
 def test_a_number_that_is_wanted_is_never_critical():
     """Asked for, or kept as the model depends on it: nothing would join them."""
-    kept = replace(TEN, keeps_pieces=True)
+    kept = replace(TEN, keeps_partitions=True)
     for goal in ({"rechunk": 161}, {"workload": kept, "kept": (1610, 161)}):
-        seen = view((), [pieces(161)], **{"workload": TEN} | goal)
-        (finding,) = too_many_pieces(seen)
+        seen = view((), [partitions(161)], **{"workload": TEN} | goal)
+        (finding,) = too_many_partitions(seen)
         assert finding.severity is Severity.warning
         assert not finding.fixed_by
     for goal in ({"rechunk": 80}, {"workload": TEN, "kept": (1610, 161)}):
-        seen = view((), [pieces(161)], **{"workload": TEN} | goal)
-        (finding,) = too_many_pieces(seen)
+        seen = view((), [partitions(161)], **{"workload": TEN} | goal)
+        (finding,) = too_many_partitions(seen)
         assert finding.severity is Severity.critical
         assert finding.fixed_by == "rechunk"
 
 
 def test_settings_say_what_is_small_and_what_is_excess():
-    """Smaller pieces may be allowed, and fewer of them be too many."""
-    assert find_too_many_pieces(pieces(21), small=880) == []
-    (finding,) = find_too_many_pieces(pieces(21), excess=1.0)
+    """Smaller partitions may be allowed, and fewer of them be too many."""
+    assert find_too_many_partitions(partitions(21), small=880) == []
+    (finding,) = find_too_many_partitions(partitions(21), excess=1.0)
     assert finding.severity is Severity.critical
 
 
-def test_many_pieces_of_unknown_size_are_unknown():
-    """Before loading a frame does not say whether its pieces are small."""
+def test_many_partitions_of_unknown_size_are_unknown():
+    """Before loading a frame does not say whether its partitions are small."""
     keys = tuple(range(21))
-    (finding,) = find_too_many_pieces(layout(None, None, kind="dataframe", keys=keys))
+    (finding,) = find_too_many_partitions(
+        layout(None, None, kind="dataframe", keys=keys)
+    )
     assert finding.severity is Severity.unknown
     assert finding.message == (
         "the training data has 21 partitions for 2 threads: their size is unknown: X "
@@ -480,7 +488,7 @@ def test_many_pieces_of_unknown_size_are_unknown():
     )
 
 
-# --- large_pieces ---------------------------------------------------------------------
+# --- large_partitions -----------------------------------------------------------------
 
 
 WORKERS = [worker(0, memory_limit=8000), worker(1, memory_limit=4000)]
@@ -494,17 +502,20 @@ WORKERS = [worker(0, memory_limit=8000), worker(1, memory_limit=4000)]
         pytest.param([layout([11, 11], None)], id="968 of 4000 bytes, not loaded"),
     ],
 )
-def test_large_pieces_silent(layouts):
-    """Nothing is said of pieces up to a quarter of the smallest worker."""
-    assert list(large_pieces(view(workers=WORKERS, layouts=layouts))) == []
+def test_large_partitions_silent(layouts):
+    """Nothing is said of partitions up to a quarter of the smallest worker."""
+    assert list(large_partitions(view(workers=WORKERS, layouts=layouts))) == []
 
 
 def test_just_a_quarter_is_silent():
     """The limit may be reached."""
     workers = [worker(0, memory_limit=4 * 880)]
-    assert list(large_pieces(view(workers=workers, layouts=[layout([10], [0])]))) == []
     assert (
-        len(list(large_pieces(view(workers=workers, layouts=[layout([11], [0])])))) == 1
+        list(large_partitions(view(workers=workers, layouts=[layout([10], [0])]))) == []
+    )
+    assert (
+        len(list(large_partitions(view(workers=workers, layouts=[layout([11], [0])]))))
+        == 1
     )
 
 
@@ -512,41 +523,47 @@ def test_without_a_limit_nothing_is_compared():
     """No worker, or none with a memory limit, is no finding."""
     data = [layout([1000], [0])]
     assert (
-        list(large_pieces(view(workers=[worker(memory_limit=0)], layouts=data))) == []
+        list(large_partitions(view(workers=[worker(memory_limit=0)], layouts=data)))
+        == []
     )
-    assert list(large_pieces(view(snapshots=[snapshot([])], layouts=data))) == []
+    assert list(large_partitions(view(snapshots=[snapshot([])], layouts=data))) == []
 
 
 def test_small_workers_that_may_not_train_do_not_count():
     """Only workers that may hold the data are compared."""
     data = [layout([20], [0])]
     assert (
-        list(large_pieces(view(workers=WORKERS, layouts=data, goal_workers=[0]))) == []
+        list(large_partitions(view(workers=WORKERS, layouts=data, goal_workers=[0])))
+        == []
     )
 
 
-def test_a_large_piece_is_a_warning():
+def test_a_large_partition_is_a_warning():
     """Its bytes are compared with the smallest worker's limit."""
-    (finding,) = large_pieces(view(workers=WORKERS, layouts=[layout([5, 20], [0, 1])]))
+    (finding,) = large_partitions(
+        view(workers=WORKERS, layouts=[layout([5, 20], [0, 1])])
+    )
     assert finding.severity is Severity.warning
     assert finding.subject == ("X", "y")
     assert finding.message == (
         "a partition of the training data has 1.7 KiB, 44% of the 3.9 KiB that "
         "worker 1 may use: moving or cutting it takes twice that memory"
     )
-    assert finding.evidence == {"piece_bytes": 1760, "limit_bytes": 4000}
+    assert finding.evidence == {"partition_bytes": 1760, "limit_bytes": 4000}
 
 
 def test_fraction_sets_how_large_is_large():
     """Half of a worker may be allowed."""
     data = [layout([20], [0])]
-    assert list(large_pieces(view(workers=WORKERS, layouts=data), fraction=0.5)) == []
+    assert (
+        list(large_partitions(view(workers=WORKERS, layouts=data), fraction=0.5)) == []
+    )
 
 
 def test_sizes_that_are_not_known_are_unknown():
-    """A frame that is not loaded does not tell how large its pieces are."""
+    """A frame that is not loaded does not tell how large its partitions are."""
     lazy = layout(None, None, keys=(0, 1))
-    (finding,) = large_pieces(view(workers=WORKERS, layouts=[lazy]))
+    (finding,) = large_partitions(view(workers=WORKERS, layouts=[lazy]))
     assert finding.severity is Severity.unknown
     assert finding.message == (
         "the size of the partitions of the training data is unknown: X is not loaded, "

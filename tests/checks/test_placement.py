@@ -22,10 +22,10 @@ THREE = [worker(i) for i in range(3)]
     "layouts",
     [
         pytest.param([], id="no data"),
-        pytest.param([layout([10] * 3, [0, 1, 2])], id="one piece each"),
+        pytest.param([layout([10] * 3, [0, 1, 2])], id="one partition each"),
         pytest.param([layout([1] * 3, [0, 1, 2])], id="one row each"),
-        pytest.param([layout([10] * 2, [0, 1])], id="fewer pieces than workers"),
-        pytest.param([layout([10, 10, 0], [0, 1, 1])], id="fewer pieces with rows"),
+        pytest.param([layout([10] * 2, [0, 1])], id="fewer partitions than workers"),
+        pytest.param([layout([10, 10, 0], [0, 1, 1])], id="fewer partitions with rows"),
         pytest.param([layout([10] * 3, None)], id="not loaded"),
         pytest.param([layout(None, [0] * 3)], id="rows unknown"),
         pytest.param(
@@ -51,7 +51,7 @@ def test_workers_that_may_not_train_may_be_empty():
     )
 
 
-def test_a_worker_without_pieces_is_a_warning():
+def test_a_worker_without_partitions_is_a_warning():
     """All data on the first of three workers leaves two that will not train."""
     (finding,) = empty_workers(view(workers=THREE, layouts=[layout([10] * 3, [0] * 3)]))
     assert finding.severity is Severity.warning
@@ -62,15 +62,15 @@ def test_a_worker_without_pieces_is_a_warning():
     )
 
 
-def test_pieces_without_rows_do_not_count():
-    """A worker that holds only empty pieces is empty."""
+def test_partitions_without_rows_do_not_count():
+    """A worker that holds only empty partitions is empty."""
     data = layout([10, 10, 10, 0], [0, 1, 1, 2])
     (finding,) = empty_workers(view(workers=THREE, layouts=[data]))
     assert finding.subject == (2,)
 
 
-def test_one_row_makes_a_piece():
-    """However small pieces are, each can give a worker something to do."""
+def test_one_row_makes_a_partition():
+    """However small partitions are, each can give a worker something to do."""
     (finding,) = empty_workers(
         view(workers=THREE, layouts=[layout([1] * 3, [0, 1, 1])])
     )
@@ -151,7 +151,7 @@ def test_the_tolerance_is_the_goals():
 
 
 def test_what_no_move_can_better_is_information():
-    """Three equal pieces on two workers lie as evenly as they can."""
+    """Three equal partitions on two workers lie as evenly as they can."""
     (finding,) = uneven_rows(view(layouts=[layout([10] * 3, [0, 1, 0])]))
     assert finding.severity is Severity.info
     assert finding.message.endswith("whole partitions cannot be placed more evenly")
@@ -202,7 +202,9 @@ def test_no_eligible_worker_is_survived():
         pytest.param(
             [layout([10] * 2, {"X": [0, 1], "y": [[0, 1], [0, 1]]})], id="y copied"
         ),
-        pytest.param([layout([10, 0], {"X": [0, 0], "y": [0, 1]})], id="empty piece"),
+        pytest.param(
+            [layout([10, 0], {"X": [0, 0], "y": [0, 1]})], id="empty partition"
+        ),
         pytest.param([layout([10] * 2, None)], id="not loaded"),
         pytest.param(
             [layout(None, {"X": [0, 0], "y": [1, 1]})], id="rows unknown: no pairs"
@@ -210,11 +212,11 @@ def test_no_eligible_worker_is_survived():
     ],
 )
 def test_separated_pairs_silent(layouts):
-    """Nothing is said where each piece is whole on some worker, or not known."""
+    """Nothing is said where each partition is whole on some worker, or not known."""
     assert list(separated_pairs(view(layouts=layouts))) == []
 
 
-def test_separated_pieces_are_counted_with_what_must_travel():
+def test_separated_partitions_are_counted_with_what_must_travel():
     """Of a separated pair at least the smaller part travels."""
     torn = layout([10] * 4, {"X": [0, 0, 1, 1], "y": [0, 1, 1, 0]})
     (finding,) = separated_pairs(view(layouts=[torn]))
@@ -224,17 +226,17 @@ def test_separated_pieces_are_counted_with_what_must_travel():
         "2 of 4 partitions (50%) of the training data are split over several workers; "
         "a fit ships at least 160 B to join them"
     )
-    assert finding.evidence == {"apart": 2, "pieces": 4, "bytes": 160}
+    assert finding.evidence == {"apart": 2, "partitions": 4, "bytes": 160}
 
 
-def test_a_piece_of_one_row_counts():
-    """Only pieces without rows are of no concern."""
+def test_a_partition_of_one_row_counts():
+    """Only partitions without rows are of no concern."""
     (finding,) = separated_pairs(view(layouts=[layout([1], {"X": [0], "y": [1]})]))
-    assert finding.evidence == {"apart": 1, "pieces": 1, "bytes": 8}
+    assert finding.evidence == {"apart": 1, "partitions": 1, "bytes": 8}
 
 
 def test_every_member_counts():
-    """A weight on a third worker separates a piece whose X and y are together."""
+    """A weight on a third worker separates a partition whose X and y are together."""
     members = ["X", "y", "sample_weight"]
     workers = [worker(i) for i in range(3)]
     torn = layout([10], {"X": [0], "y": [0], "sample_weight": [2]}, members=members)
@@ -266,9 +268,9 @@ def test_surplus_copies_silent(layouts):
     assert list(surplus_copies(view(layouts=layouts))) == []
 
 
-def test_copies_are_counted_by_piece():
-    """A piece counts once, however many of its members have copies."""
+def test_copies_are_counted_by_partition():
+    """A partition counts once, however many of its members have copies."""
     given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
     (finding,) = surplus_copies(view(layouts=[given]))
     assert finding.severity is Severity.info
-    assert finding.evidence == {"copied": 2, "pieces": 3}
+    assert finding.evidence == {"copied": 2, "partitions": 3}

@@ -220,7 +220,7 @@ def find_large_results(*prefixes):
 
 
 def test_silent_where_results_are_small_or_spread():
-    """Pieces may be large together."""
+    """Partitions may be large together."""
     assert find_large_results(prefix(ARRAYS, memory=3, nbytes=2**30)) == []
     assert find_large_results(prefix(ARRAYS, waiting=3, inputs=2**30)) == []
     assert (
@@ -244,10 +244,10 @@ def test_a_large_result_that_is_to_come():
     assert "1 result of 8.0 GiB in all is about to be joined" in finding.message
 
 
-def _after(piece, gate):
+def _after(partition, gate):
     if get_worker().name == 1:
         Event(gate).wait(30)
-    return piece.copy()
+    return partition.copy()
 
 
 FRAME = pd.DataFrame(np.ones((8000, 100)))
@@ -262,7 +262,7 @@ FRAME = pd.DataFrame(np.ones((8000, 100)))
     ids=["array", "frame"],
 )
 def test_large_results_live(collection):
-    """As Dask names what it makes: before all pieces are joined, and after."""
+    """As Dask names what it makes: before all partitions are joined, and after."""
 
     @gen_cluster(
         client=True,
@@ -274,9 +274,9 @@ def test_large_results_live(collection):
         await wait(X)
         assert await _messages(c) == []
         gate = Event("gate", client=c)
-        map_pieces = getattr(X, "map_blocks", None) or X.map_partitions
-        result = c.compute(map_pieces(_after, gate=gate.name, meta=X._meta))
-        # From the first piece on sizes are known; frames have other tasks between.
+        map_partitions = getattr(X, "map_blocks", None) or X.map_partitions
+        result = c.compute(map_partitions(_after, gate=gate.name, meta=X._meta))
+        # From the first partition on sizes are known; frames have other tasks between.
         await soon(
             lambda: any("after" in k[0] and t.who_has for k, t in s.tasks.items())
         )

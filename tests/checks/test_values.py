@@ -17,9 +17,9 @@ from clustertune.testing import layout, view
 # --- not_finite -----------------------------------------------------------------------
 
 
-def find_not_finite(label, *pieces):
-    contents = Contents(pieces=tuple({"not_finite": list(p)} for p in pieces))
-    data = layout([10] * len(pieces), None, (label,), contents=contents)
+def find_not_finite(label, *partitions):
+    contents = Contents(partitions=tuple({"not_finite": list(p)} for p in partitions))
+    data = layout([10] * len(partitions), None, (label,), contents=contents)
     return list(not_finite(view((), [data])))
 
 
@@ -49,14 +49,14 @@ def test_what_no_fit_can_use():
 # --- unlike_categories ----------------------------------------------------------------
 
 
-def find_unlike_categories(*pieces):
-    contents = Contents(pieces=tuple({"categories": p} for p in pieces))
-    data = layout([10] * len(pieces), None, ("X",), contents=contents)
+def find_unlike_categories(*partitions):
+    contents = Contents(partitions=tuple({"categories": p} for p in partitions))
+    data = layout([10] * len(partitions), None, ("X",), contents=contents)
     return list(unlike_categories(view((), [data])))
 
 
 def test_silent_where_they_are_the_same():
-    """In every piece, in the same order."""
+    """In every partition, in the same order."""
     assert find_unlike_categories({"a": "['u', 'v']"}, {"a": "['u', 'v']"}) == []
     assert find_unlike_categories({}, {}) == []
     assert list(unlike_categories(view((), [layout([10], [0])]))) == []

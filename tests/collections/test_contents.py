@@ -72,7 +72,7 @@ def test_types_of_columns():
 
 
 def looked(*frames):
-    return Contents(pieces=tuple(map(content.types, frames)))
+    return Contents(partitions=tuple(map(content.types, frames)))
 
 
 def frame(values, listed=None):
@@ -97,7 +97,7 @@ def test_lists_of_categories_become_one():
 
 
 def test_the_type_of_all_numbers():
-    """Of a frame, as far as all pieces allow it."""
+    """Of a frame, as far as all partitions allow it."""
     wanted = goal(one_number_type=True)
     data = pd.DataFrame({"a": np.ones(2, "f4"), "b": [1, 2]})
     x = Given("X", dd.from_pandas(data, npartitions=1))
@@ -107,7 +107,7 @@ def test_the_type_of_all_numbers():
     assert contents.number_type(x, looked(data), goal()) is None
     array = Given("X", da.ones((2, 2)))
     assert contents.number_type(array, looked(np.ones((2, 2))), wanted) is None
-    other = Contents(pieces=({"counts": 1},))
+    other = Contents(partitions=({"counts": 1},))
     assert contents.number_type(x, other, wanted) is None
 
 
@@ -124,7 +124,7 @@ class Begun(SchedulerPlugin):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 2)])
 async def test_one_task_for_each_thread(c, s, a, b):
-    """Where the pieces are; what is found is in the order of pieces."""
+    """Where the partitions are; what is found is in the order of partitions."""
     blocks = [np.repeat([0, 1], [10 + i, 1]) for i in range(9)]
     lie = [(b, a)[i % 3 == 1] for i in range(9)]
     made = da.from_array(np.concatenate(blocks), chunks=(tuple(map(len, blocks)),))
@@ -141,6 +141,6 @@ async def test_one_task_for_each_thread(c, s, a, b):
     await cluster.open(None)
     seen = await cluster.look(lambda *_: None)
     (found,) = (m.contents for m in seen.layouts[0].members if m.label == "y")
-    counts = [dict(piece["classes"])[0] for piece in found.pieces]
+    counts = [dict(partition["classes"])[0] for partition in found.partitions]
     assert counts == [10 + i for i in range(9)]
     assert sorted(begun.where) == sorted([a.address, b.address, b.address])

@@ -34,10 +34,10 @@ FRAME = pd.DataFrame(
 X = dd.from_pandas(FRAME, npartitions=2)
 
 
-def converted(x, conversion, piece):
+def converted(x, conversion, partition):
     for function in converter(x, conversion):
-        piece = function(piece)
-    return piece
+        partition = function(partition)
+    return partition
 
 
 def goal(**wanted):
@@ -157,10 +157,11 @@ def test_numbers_that_would_not_fit_are_refused(x, dtype):
             asked("X", x, goal(to="array", dtype=dtype))
 
 
-def test_pieces_of_another_type_than_they_say():
+def test_partitions_of_another_type_than_they_say():
     """A whole number that is lacking in one file makes it floats: an error, not -2**63.
 
-    Where they happen to be whole, and there, it is as well: other pieces may not be.
+    Where they happen to be whole, and there, it is as well: other partitions may not
+    be.
     """
     ints = X[["i"]]
     found = asked("X", ints, goal(to="array"))
@@ -177,8 +178,10 @@ def test_pieces_of_another_type_than_they_say():
     assert made.dtype == "float64"
     mixed = X[["f", "g"]]  # only one of them has another type, as Dask says
     found = asked("X", mixed, goal(dtype="float64"))
-    piece = pd.DataFrame({"f": [1.5, None], "g": [1.0, 2.0]}, dtype="double[pyarrow]")
-    made = converted(mixed, found, piece)
+    partition = pd.DataFrame(
+        {"f": [1.5, None], "g": [1.0, 2.0]}, dtype="double[pyarrow]"
+    )
+    made = converted(mixed, found, partition)
     assert made.dtypes.tolist() == ["float64", "float64"]
     assert made["f"].isna().tolist() == [False, True]
     array = da.ones(3, dtype="i4", chunks=3)

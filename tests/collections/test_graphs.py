@@ -1,4 +1,4 @@
-"""Graphs of our own, and collections of some of their pieces."""
+"""Graphs of our own, and collections of some of their partitions."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def test_constants():
     """Small arrays by key, one on each worker."""
     values = [np.array([1, 2]), np.array([3])]
     graph = graphs.constants("qid", values, ["a", "b"])
-    keys = graph.pieces["qid"]
+    keys = graph.partitions["qid"]
     assert [graph.where[k] for k in keys] == ["a", "b"]
     found = dask.get(dict(graph.tasks), keys)
     assert [f.tolist() for f in found] == [[1, 2], [3]]
 
 
-def test_later_pieces_of_an_array():
+def test_later_partitions_of_an_array():
     """Those of rows that are set aside: an array's keys begin with 0."""
     x = da.ones((6, 2), chunks=(2, 2))
-    pieces = {("new", i, 0): np.full((2, 2), i) for i in (1, 2)}
-    made = graphs.collection(x, pieces, [2, 2])
+    partitions = {("new", i, 0): np.full((2, 2), i) for i in (1, 2)}
+    made = graphs.collection(x, partitions, [2, 2])
     assert made.name != "new"
     assert made.compute(scheduler="sync")[:, 0].tolist() == [1, 1, 2, 2]
     first = {("new", 0, 0): np.zeros((2, 2))}
@@ -41,9 +41,9 @@ def test_later_pieces_of_an_array():
 async def test_what_was_bound_is_let_go(c, s, a, b):
     """Also data that is a part of the graph: lost, it would wait for its worker."""
     numbers = np.arange(40.0).reshape(20, 2)
-    for chunks, n_pieces in ((10, 2), (20, 8)):
+    for chunks, n_partitions in ((10, 2), (20, 8)):
         p = await clustertune.prepare(
-            c, da.from_array(numbers, chunks=(chunks, 2)), rechunk=n_pieces
+            c, da.from_array(numbers, chunks=(chunks, 2)), rechunk=n_partitions
         )
         assert not [k for k, ts in s.tasks.items() if ts.worker_restrictions]
     await b.close()

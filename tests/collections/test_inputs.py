@@ -41,7 +41,7 @@ def labels(given: Inputs) -> list[tuple[str, list[str]]]:
 
 
 def loaded(*collections: Any) -> list[bool]:
-    return [inputs.pieces(c)[1] is not None for c in collections]
+    return [inputs.partitions(c)[1] is not None for c in collections]
 
 
 # --- groups ---------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_what_the_workload_cannot_have() -> None:
     inputs.refuse_unfit(frame, Goal(workload=arrays, to="array"))
     ranks = replace(GENERIC.profile, groups="together", title="The library")
     ranked = gather(X, Y, qid=Y * 2)
-    for order in ("rows", "pieces"):
+    for order in ("rows", "partitions"):
         with pytest.raises(ValueError, match=r"would tear groups \(qid\) apart"):
             inputs.refuse_unfit(ranked, Goal(workload=ranks, order=order))
     inputs.refuse_unfit(ranked, Goal(workload=ranks, order="sort"))
@@ -262,7 +262,7 @@ def test_an_array_tells_its_bytes() -> None:
     found = inputs.member(Given("X", X), *_keys(X))
     assert (found.kind, found.columns, found.column_blocks) == ("array", 4, 1)
     assert (found.total_bytes, found.itemsize, found.loaded) == (3200, 8, False)
-    assert found.n_pieces == 10
+    assert found.n_partitions == 10
 
 
 def test_an_array_of_unknown_rows_says_so() -> None:
@@ -274,10 +274,10 @@ def test_an_array_of_unknown_rows_says_so() -> None:
 
 
 def test_blocks_of_columns_are_counted() -> None:
-    """An array that is cut by columns has fewer pieces than keys."""
+    """An array that is cut by columns has fewer partitions than keys."""
     cut = da.ones((100, 4), chunks=(10, 2))
     found = inputs.member(Given("X", cut), *_keys(cut))
-    assert (len(found.keys), found.column_blocks, found.n_pieces) == (20, 2, 10)
+    assert (len(found.keys), found.column_blocks, found.n_partitions) == (20, 2, 10)
 
 
 def test_a_frame_tells_columns_but_not_rows() -> None:
@@ -297,23 +297,23 @@ def test_a_series_is_a_column() -> None:
 
 
 def _keys(collection: Any) -> tuple[Any, bool]:
-    keys, futures = inputs.pieces(collection)
+    keys, futures = inputs.partitions(collection)
     return keys, futures is not None
 
 
-# --- pieces ---------------------------------------------------------------------------
+# --- partitions -----------------------------------------------------------------------
 
 
 def test_lazy_collections_have_no_futures() -> None:
     """What is not persisted has keys, in order, and no futures."""
-    keys, futures = inputs.pieces(X)
+    keys, futures = inputs.partitions(X)
     assert futures is None
     assert keys == [(X.name, i, 0) for i in range(10)]
     assert loaded(FRAME, FRAME["a"], FRAME[["a"]]) == [False] * 3
 
 
 @gen_cluster(client=True, nthreads=ONE)
-async def test_pieces_of_persisted_collections(c, s, a):
+async def test_partitions_of_persisted_collections(c, s, a):
     """Keys are those of the futures, in row order, for arrays, frames and series."""
     array = da.arange(400, chunks=40).reshape(100, 4)
     values = await c.compute(array)
@@ -327,7 +327,7 @@ async def test_pieces_of_persisted_collections(c, s, a):
         [PANDAS["a"][i : i + 20] for i in range(0, 100, 20)],
     ]
     for collection, parts in zip(given, expected, strict=True):
-        keys, futures = inputs.pieces(collection)
+        keys, futures = inputs.partitions(collection)
         assert keys == [f.key for f in futures]
         assert all(s.tasks[key].state == "memory" for key in keys)
         found = await c.gather(futures)
@@ -337,10 +337,10 @@ async def test_pieces_of_persisted_collections(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_aliases_are_followed(c, s, a):
-    """Parts of a persisted frame that keep its pieces are persisted under its keys."""
+    """A part of a persisted frame that keeps its partitions keeps the keys too."""
     frame = await c.persist(FRAME)
-    keys, _ = inputs.pieces(frame)
-    part, futures = inputs.pieces(frame.partitions[1:3])
+    keys, _ = inputs.partitions(frame)
+    part, futures = inputs.partitions(frame.partitions[1:3])
     assert part == keys[1:3]
     assert [f.key for f in futures] == part
     # the frame's own keys are aliases: nothing on the scheduler has their names
@@ -366,7 +366,7 @@ def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
     monkeypatch.setattr(dd.DataFrame, "__dask_graph__", refuse)
     monkeypatch.setattr(dd.Series, "__dask_graph__", refuse)
     for lazy in (FRAME, FRAME["a"], FRAME[["a"]] + 1):
-        assert inputs.pieces(lazy)[1] is None
+        assert inputs.partitions(lazy)[1] is None
         assert inputs.missing(lazy) == 0
 
 
@@ -594,7 +594,7 @@ def parquet(tmp_path: Path) -> dd.DataFrame:
 
 
 @gen_cluster(client=True, nthreads=ONE)
-async def test_pieces_that_dask_joins(c, s, a, parquet):
+async def test_partitions_that_dask_joins(c, s, a, parquet):
     """Dask persists fewer partitions than a frame has; here it keeps all."""
     for frame in (parquet[["f1", "s"]], parquet["f1"]):
         joined = c.persist(frame)
@@ -611,7 +611,7 @@ async def test_pieces_that_dask_joins(c, s, a, parquet):
 
 
 @gen_cluster(client=True, nthreads=ONE)
-async def test_joined_pieces_are_refused(c, s, a, parquet):
+async def test_joined_partitions_are_refused(c, s, a, parquet):
     """A frame that Dask has spoilt is refused before anything is done, by its name."""
     y = c.persist(parquet["f1"])
     with pytest.raises(
@@ -622,7 +622,7 @@ async def test_joined_pieces_are_refused(c, s, a, parquet):
 
 @pytest.mark.parametrize("kind", ["frames", "one frame", "array and series"])
 @gen_cluster(client=True, nthreads=ONE)
-async def test_parquet_is_loaded_in_the_pieces_that_it_has(c, s, a, kind, parquet):
+async def test_parquet_is_loaded_in_the_partitions_that_it_has(c, s, a, kind, parquet):
     """Some columns of small files, also with an array: all partitions and values."""
     array = da.arange(8000, chunks=1000)
     given = {
@@ -633,6 +633,6 @@ async def test_parquet_is_loaded_in_the_pieces_that_it_has(c, s, a, kind, parque
     prepared = await clustertune.prepare(c, *given)
     for collection, lazy in zip(prepared, given, strict=True):
         assert type(collection) is type(lazy)
-        assert len(inputs.pieces(collection)[1]) == 8
+        assert len(inputs.partitions(collection)[1]) == 8
         found, expected = await c.compute(collection), await c.compute(lazy)
         assert np.array_equal(found, expected)

@@ -161,7 +161,7 @@ def assert_same(found: Any, wanted: Any) -> None:
             np.testing.assert_array_equal(np.ma.filled(found), np.ma.filled(wanted))
 
 
-@pytest.mark.parametrize("how", ["cut", "rows", "sort"])
+@pytest.mark.parametrize("how", ["rechunk", "rows", "sort"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds(client: Client, kind: str, how: str) -> None:
     """Values, order, types and masks are those of the rows; labels go with them."""
@@ -171,13 +171,13 @@ def test_kinds(client: Client, kind: str, how: str) -> None:
     wait([X, y, qid])
     given = partitions(X)
     options: dict[str, Any] = {
-        "cut": {"rechunk": 7},
+        "rechunk": {"rechunk": 7},
         "rows": {"shuffle": "rows"},
         "sort": {"sort": True, "qid": qid},
     }[how]
     prepared = clustertune.prepare(client, X, y, progress=False, **options)
     order = np.arange(ROWS)
-    if how != "cut":
+    if how != "rechunk":
         order = prepared.row_order.compute()
         assert sorted(order) == list(range(ROWS))
     if how == "sort":

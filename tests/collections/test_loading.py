@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.actions import persist
+from clustertune.actions import load
 from clustertune.collections.loading import Lazy, build, lengths
 from clustertune.errors import CapacityError, IncompleteError
 from clustertune.testing import layout, view, worker
@@ -31,10 +31,10 @@ FRAME = pd.DataFrame({"a": np.arange(900.0), "b": np.arange(900), "y": 1})
 def parquet(tmp_path):
     """Nine files, of which the rows are uneven."""
     ends = [0, 20, 80, 220, 240, 420, 520, 540, 700, 900]
-    pieces = [FRAME[i:j] for i, j in itertools.pairwise(ends)]
-    for n, piece in enumerate(pieces):
-        piece.to_parquet(tmp_path / f"{n}.parquet")
-    return tmp_path, [len(p) for p in pieces]
+    partitions = [FRAME[i:j] for i, j in itertools.pairwise(ends)]
+    for n, partition in enumerate(partitions):
+        partition.to_parquet(tmp_path / f"{n}.parquet")
+    return tmp_path, [len(p) for p in partitions]
 
 
 def received(*workers):
@@ -68,7 +68,7 @@ def test_rows_of_parquet_files(parquet, filesystem, monkeypatch):
         assert lengths(x, asynchronous=False).tolist() == rows
     for x in (frame[frame.a > 3], frame.map_partitions(lambda f: f[:1], meta=frame)):
         assert lengths(x, asynchronous=False) is None
-    # Dask tells the rows of other pieces than those selected
+    # Dask tells the rows of other partitions than those selected
     for some in ([1, 2], [2, 0], slice(1, 3)):
         assert lengths(frame.partitions[some], asynchronous=False) is None
 
@@ -91,14 +91,14 @@ def test_files_that_are_gone(parquet):
 
 
 def test_what_one_worker_needs_is_made_there():
-    """Ancestors of pieces of one worker are bound to it, shared ones are not."""
+    """Ancestors of partitions of one worker are bound to it, shared ones are not."""
     base = da.random.random((40, 2), chunks=(10, 2))
     shared = base.sum()
     X, y = base * 2 + shared, base[:, 0]
     homes = ["a", "b", "a", "b"]
     graph = build([Lazy("X", X, homes, None), Lazy("y", y, homes, None)])
-    assert [graph.where[k] for k in graph.pieces["X"]] == homes
-    assert [graph.where[k] for k in graph.pieces["y"]] == homes
+    assert [graph.where[k] for k in graph.partitions["X"]] == homes
+    assert [graph.where[k] for k in graph.partitions["y"]] == homes
     free = [k for k in graph.tasks if k not in graph.where]
     assert free
     assert all("sum" in str(k) or "random" in str(k) for k in free)
@@ -108,7 +108,7 @@ def test_without_places_nothing_is_bound():
     """Data of unknown rows is loaded where Dask puts it."""
     graph = build([Lazy("X", da.ones((4, 2), chunks=2), None, None)])
     assert graph.where == {}
-    assert len(graph.pieces["X"]) == 2
+    assert len(graph.partitions["X"]) == 2
 
 
 # --- on clusters ----------------------------------------------------------------------
@@ -123,7 +123,7 @@ async def test_arrays_are_computed_where_they_train(c, s, *workers):
     y = X[:, 0] * 2
     Xp, yp = p = await clustertune.prepare(c, X, y)
     assert received(*workers) == 0
-    assert [plan.phase for plan in p.plan] == ["persist"]
+    assert [plan.phase for plan in p.plan] == ["load"]
     found, labels = [await c.compute(x) for x in (Xp, yp)]
     np.testing.assert_array_equal(found, await c.compute(X))
     np.testing.assert_array_equal(labels, found[:, 0] * 2)
@@ -137,9 +137,9 @@ async def test_parquet_is_read_where_it_trains(c, s, *workers, parquet):
     frame = dd.read_parquet(parquet[0])
     X, y = p = await clustertune.prepare(c, frame[["a", "b"]], frame["y"])
     assert received(*workers) == 0
-    assert p.plan[0].phase == "persist"
+    assert p.plan[0].phase == "load"
     assert "on the workers that train" in p.plan[0].steps[0].gain
-    assert not any(plan.phase == "place" for plan in p.plan)
+    assert not any(plan.phase == "rebalance" for plan in p.plan)
     pd.testing.assert_frame_equal(await c.compute(X), FRAME[["a", "b"]])
     pd.testing.assert_series_equal(await c.compute(y), FRAME["y"])
     assert p.report.after[0].separated == 0
@@ -151,7 +151,7 @@ async def test_labels_are_loaded_beside_data(c, s, *workers):
     """Where X is loaded already, y is computed there, however it is cut."""
     X = c.persist(da.random.random((900, 4), chunks=(100, 4)))
     await wait(X)
-    await clustertune.prepare(c, X)  # Dask may have put 4, 3 and 2 pieces somewhere
+    await clustertune.prepare(c, X)  # Dask may have put 4, 3 and 2 partitions somewhere
     before = received(*workers)
     _, first = await clustertune.prepare(c, X, da.arange(900, chunks=100))
     assert received(*workers) == before
@@ -183,13 +183,13 @@ async def test_frames_become_arrays_while_they_are_loaded(c, s, *workers, parque
     assert X.chunks == (tuple(parquet[1]), (2,))
     assert y.chunks == (tuple(parquet[1]),)
     assert received(*workers) == 0
-    assert [plan.phase for plan in p.plan] == ["persist"]
+    assert [plan.phase for plan in p.plan] == ["load"]
     np.testing.assert_array_equal(await c.compute(X), FRAME[["a", "b"]].to_numpy("f4"))
     np.testing.assert_array_equal(await c.compute(y), FRAME["y"])
 
 
 @gen_cluster(client=True, nthreads=THREE)
-async def test_pieces_keep_nothing_else_alive(c, s, *workers, tmp_path):
+async def test_partitions_keep_nothing_else_alive(c, s, *workers, tmp_path):
     """A column of a wide frame is not a view of all of it, and can be written to."""
     wide = pd.DataFrame({f"c{i}": np.arange(900.0) for i in range(40)})
     for i in range(6):
@@ -201,14 +201,14 @@ async def test_pieces_keep_nothing_else_alive(c, s, *workers, tmp_path):
     held = {k: v for w in workers for k, v in w.data.items()}
     for x in (X, y):
         for key in x.__dask_keys__():
-            piece = held[key[0] if isinstance(key, list) else key]
-            assert piece.base is None
-            assert piece.flags.writeable
-            assert piece.flags.c_contiguous
+            partition = held[key[0] if isinstance(key, list) else key]
+            assert partition.base is None
+            assert partition.flags.writeable
+            assert partition.flags.c_contiguous
 
 
 @gen_cluster(client=True, nthreads=THREE)
-async def test_selected_pieces_in_another_order(c, s, *workers):
+async def test_selected_partitions_in_another_order(c, s, *workers):
     """Their rows are counted, not taken from what Dask tells."""
     frame = dd.from_pandas(pd.DataFrame({"a": range(10)}), npartitions=3)
     (X,) = await clustertune.prepare(
@@ -233,7 +233,7 @@ async def test_unknown_chunks_are_known_afterwards(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_a_worker_lost_while_loading(c, s, a, b, d):
-    """Pieces bound to a worker that is gone are loaded elsewhere."""
+    """Partitions bound to a worker that is gone are loaded elsewhere."""
 
     def slow(block):
         sleep(0.2)
@@ -268,7 +268,7 @@ async def test_stopped_while_loading(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=THREE)
-async def test_a_piece_that_fails(c, s, *workers):
+async def test_a_partition_that_fails(c, s, *workers):
     """Its error is raised, and nothing stays bound."""
 
     def fail(block):
@@ -285,7 +285,7 @@ def test_too_much_is_refused_while_all_workers_are_paused() -> None:
     full = [worker(i, status="paused", memory_limit=100) for i in range(2)]
     lazy = layout([100], None, ["X"], {"X": 80})
     with pytest.raises(CapacityError, match="2 workers can take 0 B before they spill"):
-        list(persist.propose((), view(full, [lazy])))
+        list(load.propose((), view(full, [lazy])))
 
 
 @gen_cluster(client=True, nthreads=THREE, worker_kwargs={"memory_limit": "64 MiB"})
@@ -300,7 +300,7 @@ async def test_too_much_is_not_loaded(c, s, *workers):
 GO_ON, COUNT = threading.Event(), itertools.count()
 
 
-def _piece(i):
+def _partition(i):
     assert next(COUNT) < 20 or GO_ON.wait(30)
     return pd.DataFrame({"a": np.full(250_000, float(i))})
 
@@ -313,7 +313,7 @@ def _piece(i):
 )
 async def test_what_turns_out_to_be_too_much(c, s, *workers):
     """Loading stops at the lines at which workers spill; nothing stays behind."""
-    X = dd.from_map(_piece, range(30), meta=pd.DataFrame({"a": [0.0]}))
+    X = dd.from_map(_partition, range(30), meta=pd.DataFrame({"a": [0.0]}))
     text = (
         r"X cannot be loaded: \d+ of 30 partitions took .*, "
         r"so all take about 5.\.. MiB;"

@@ -160,7 +160,7 @@ def test_neither_true_nor_false_nor_none(value: object) -> None:
         (False, False, ""),
         (False, True, "sort"),
         ("rows", False, "rows"),
-        ("pieces", False, "pieces"),
+        ("partitions", False, "partitions"),
     ],
 )
 def test_an_order(shuffle: object, sort: object, expected: str) -> None:
@@ -200,7 +200,7 @@ def test_no_seed(value: object) -> None:
         arguments.seed("random_state", value)
 
 
-@pytest.mark.parametrize("value", ["persist", [], ["a", "divine"], [[1]], 3, b"a"])
+@pytest.mark.parametrize("value", ["load", [], ["a", "divine"], [[1]], 3, b"a"])
 def test_some_of_what_there_is(value: object) -> None:
     """A list of known names is accepted; errors list the known names."""
     assert arguments.some_of("only", None, ["a", "b"]) == frozenset()

@@ -107,10 +107,10 @@ def test_without_a_terminal_it_is_logged(
     """Without a terminal each text is logged once, and so are the last lines."""
     shown = stderr.progress(wanted=None)
     for fraction in (0.1, 0.2, 0.3):
-        shown.notify("loading 7 pieces", fraction)
+        shown.notify("loading 7 partitions", fraction)
     shown.notify("moving \x1b[2J")
     shown.finish(["did: it"])
-    assert log.messages == ["loading 7 pieces", "moving \\x1b[2J", "did: it"]
+    assert log.messages == ["loading 7 partitions", "moving \\x1b[2J", "did: it"]
     assert stderr.getvalue() == ""
 
 

@@ -69,9 +69,9 @@ def test_ratios_have_three_figures(ratio, text):
 
 
 def test_nouns_agree_with_their_count():
-    """One piece, any other number of pieces, with thousands separated."""
-    assert plural(1, "piece") == "1 piece"
-    assert plural(0, "piece") == "0 pieces"
+    """One partition, any other number of partitions, with thousands separated."""
+    assert plural(1, "partition") == "1 partition"
+    assert plural(0, "partition") == "0 partitions"
     assert plural(12000, "copy", "copies") == "12,000 copies"
     assert plural(3.5, "CPU") == "3.5 CPUs"
     assert plural(1.0, "CPU") == "1 CPU"

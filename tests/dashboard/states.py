@@ -28,7 +28,7 @@ def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.Sta
     share = {
         "id": list(workers["id"]),
         "rows": held,
-        "pieces": [r // 10 for r in held],
+        "partitions": [r // 10 for r in held],
         "due": [sum(held) / max(1, n)] * n,
     }
     return (
@@ -44,7 +44,7 @@ def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.Sta
 
 
 def layout(share: states.Columns, **parts: Any) -> dict[str, Any]:
-    data = {"label": "training data", "pieces": sum(share["pieces"])}
+    data = {"label": "training data", "partitions": sum(share["partitions"])}
     data |= {"rows": sum(share["rows"]), "apart": 0, "missing": 0, "counted": 0.0}
     return data | {"workers": share} | parts
 

@@ -151,6 +151,8 @@ async def test_a_saved_report_needs_no_network(tmp_path):
     report.save(file)
     async with chromium(offline=True) as tab:
         await tab.look_at(file.as_uri())
-        await tab.shows(f"wrong: {EVIL}", "Found", "training data: 2 pieces, 100 rows")
+        await tab.shows(
+            f"wrong: {EVIL}", "Found", "training data: 2 partitions, 100 rows"
+        )
         assert tab.complaints == []
         await tab.picture(pictures(tmp_path) / "report-light.png")

@@ -76,7 +76,7 @@ def test_threads_and_cpus() -> None:
 
 def test_before_and_after() -> None:
     share = of()["collections"][0]["workers"]
-    told = {"label": "training data", "pieces": 40, "rows": 400, "separated": 7}
+    told = {"label": "training data", "partitions": 40, "rows": 400, "separated": 7}
     told |= {"imbalance": 2.1, "workers": share}
     last = {"status": "done", "lines": ["moved it"], "before": [told], "after": [told]}
     text = pages.prepared(of(prepared=last))
@@ -101,7 +101,7 @@ def hostile() -> Any:
     state["hosts"]["host"] = [EVIL]
     share = state["collections"][0]["workers"] | {"id": [EVIL] * 4}
     state["collections"] = [layout(share, label=EVIL, apart=1)]
-    told = {"label": EVIL, "pieces": 1, "rows": 1, "separated": 1, "imbalance": 1.0}
+    told = {"label": EVIL, "partitions": 1, "rows": 1, "separated": 1, "imbalance": 1.0}
     told |= {"workers": share}
     state["prepared"] = {"lines": [EVIL], "before": [told], "after": [told]}
     found = finding(**dict.fromkeys(finding(), EVIL))

@@ -59,12 +59,12 @@ def test_uneven_rows_and_torn_pairs() -> None:
     assert "uneven (2 times the even share)" in text
 
 
-def test_lost_pieces_stop_a_fit() -> None:
+def test_lost_partitions_stop_a_fit() -> None:
     """Data that is missing as a whole was released after a fit."""
     state = of()
     state["collections"][0]["missing"] = 3
     assert verdict(state)[1] == "Not ready: 3 partitions of training data not in memory"
-    state["collections"][0]["missing"] = state["collections"][0]["pieces"]
+    state["collections"][0]["missing"] = state["collections"][0]["partitions"]
     assert verdict(state)[0] == "ready"
 
 

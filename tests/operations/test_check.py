@@ -87,13 +87,16 @@ async def test_what_else_is_there(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_data_in_graphs_and_without_recipe(c, s, a, b):
-    """A graph that carries an array; pieces that were sent."""
+    """A graph that carries an array; partitions that were sent."""
     big = da.from_array(np.zeros((3_000_000, 1)), chunks=(1_000_000, 1))
     report = await clustertune.check(c, big)
     assert "embedded_data" in names(report)
-    pieces = await c.scatter([np.zeros(5), np.ones(5)])
+    partitions = await c.scatter([np.zeros(5), np.ones(5)])
     X = da.Array(
-        dict(zip([("x", 0), ("x", 1)], pieces, strict=True)), "x", ((5, 5),), dtype="f8"
+        dict(zip([("x", 0), ("x", 1)], partitions, strict=True)),
+        "x",
+        ((5, 5),),
+        dtype="f8",
     )
     report = await clustertune.check(c, X)
     assert "scattered_data" in names(report)
@@ -148,7 +151,7 @@ async def test_deep(c, s, a, b):
     assert "lack some of" in finding.message
 
 
-def _fail(piece):
+def _fail(partition):
     raise ZeroDivisionError("a\x1b[31mred")
 
 
@@ -186,7 +189,7 @@ async def test_clocks_need_not_agree(c, s, a, b, monkeypatch):
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_deep_looks_at_pieces_and_leaves_nothing(c, s, a, b):
+async def test_deep_looks_at_partitions_and_leaves_nothing(c, s, a, b):
     """What is lazy is not kept, and what is loaded stays where it is."""
     X = da.random.random((400, 4), chunks=(100, 4))
     report = await clustertune.check(c, X, deep=True)

@@ -88,4 +88,4 @@ def test_a_state_is_plain_and_short() -> None:
     assert (state["workers"], state["threads"]) == (2, 3)
     assert state["process_bytes"] == 12
     assert state["findings"] == {"warning": 2}
-    assert [d["pieces"] for d in state["data"]] == [2] * len(state["data"])
+    assert [d["partitions"] for d in state["data"]] == [2] * len(state["data"])

@@ -61,7 +61,7 @@ def test_something_was_refused() -> None:
     """What a guard forbids is left, and in the report with the guard's reason."""
     journal = after(GOOD)
     refused = Refusal(step=STEP, guard="targets_still_run", reason="w is paused")
-    journal.plans[-1] = Plan(phase="place", refused=(refused,))
+    journal.plans[-1] = Plan(phase="rebalance", refused=(refused,))
     assert journal.status(dry_run=False) == "left"
     (done,) = journal.report("left", 1.0).steps
     assert (done.status, done.reason) == ("refused", "w is paused (targets_still_run)")

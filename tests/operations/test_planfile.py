@@ -40,11 +40,11 @@ def stored(**changes: Any) -> StoredPlan:
         evidence={"bytes": np.int64(5), "share": 0.5, "why": None},
         check="memory_growth",
     )
-    share = WorkerShare(worker=0, pieces=1, rows=10, nbytes=80, share=1.0)
+    share = WorkerShare(worker=0, partitions=1, rows=10, nbytes=80, share=1.0)
     summary = LayoutSummary(
         label="training data",
         members=("X",),
-        pieces=1,
+        partitions=1,
         loaded=True,
         rows=10,
         nbytes=80,
@@ -267,7 +267,7 @@ def test_expired() -> None:
         stored().refuse_expired(8200)
 
 
-# --- calls ------------------------------------------------------------------------
+# --- calls ----------------------------------------------------------------------------
 
 
 def test_arguments_are_as_a_file_gives_them_back() -> None:

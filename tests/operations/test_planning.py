@@ -59,7 +59,7 @@ def tuned(cluster: MemoryCluster, **how: Any) -> Journal:
     return journal
 
 
-# --- comparison (pure, or in memory) ----------------------------------------
+# --- comparison (pure, or in memory) --------------------------------------------------
 
 
 def crowded(**how: Any) -> MemoryCluster:
@@ -206,7 +206,7 @@ def test_other_clusters() -> None:
         refuse_other(plan, "Scheduler-2", address)
 
 
-# --- on a cluster -----------------------------------------------------------------
+# --- on a cluster ---------------------------------------------------------------------
 
 
 async def published(client: Any, worker: Any) -> np.ndarray[Any, Any]:

@@ -33,7 +33,7 @@ LIMIT = {"memory_limit": "4GiB"}  # their process is that of all tests
 
 
 async def uneven(c: Any, worker: Any, n: int = 2000) -> tuple[Any, Any]:
-    """X and y in 20 pieces, all on one worker."""
+    """X and y in 20 partitions, all on one worker."""
     X = da.random.default_rng(0).random((n, 4), chunks=(n // 20, 4))
     y = da.arange(n, chunks=n // 20)
     with dask.annotate(workers=[worker.address], allow_other_workers=True):
@@ -43,7 +43,7 @@ async def uneven(c: Any, worker: Any, n: int = 2000) -> tuple[Any, Any]:
 
 
 def where(s: Any, collection: Any) -> list[set[str]]:
-    """Who holds each piece, in order."""
+    """Who holds each partition, in order."""
     keys = [f.key for f in futures_of(collection)]
     return [{ws.address for ws in s.tasks[k].who_has} for k in keys]
 
@@ -64,7 +64,7 @@ async def test_data_that_lies_well_is_left_alone(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_rows_are_even_and_pairs_together(c, s, a, b):
-    """Half of the pieces move; X_i lies with y_i; the user's names see it too."""
+    """Half of the partitions move; X_i lies with y_i; the user's names see it too."""
     X, y = await uneven(c, a)
     expected = await asyncio.gather(*c.compute([X.sum(axis=1), y]))
     X2, y2 = prepared = await clustertune.prepare(c, X, y)
@@ -72,7 +72,7 @@ async def test_rows_are_even_and_pairs_together(c, s, a, b):
     assert y2 is y
     assert where(s, X) == where(s, y)
     assert sorted(len(h) for h in where(s, X)) == [1] * 20
-    # 1.05 times the share of 10 pieces is less than 11
+    # 1.05 times the share of 10 partitions is less than 11
     assert sum(h == {a.address} for h in where(s, X)) == 10
     assert prepared.report.status == "done"
     assert prepared.report.after[0].imbalance == 1.0
@@ -201,12 +201,12 @@ async def test_a_dry_run_says_what_it_does_not_know(c, s, a, b):
     frame = dd.from_pandas(pd.DataFrame({"p": range(10), "t": 1}), npartitions=2)
     p = await clustertune.prepare(c, frame[["p"]], frame["t"], dry_run=True)
     assert not s.tasks
-    assert [x.action for x in p.plan[0].steps] == ["persist"]
+    assert [x.action for x in p.plan[0].steps] == ["load"]
     assert p.report.needs
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_pieces_with_other_rows_are_refused(c, s, a, b):
+async def test_partitions_with_other_rows_are_refused(c, s, a, b):
     """Cut elsewhere, and not to be cut alike: refused before anything moves."""
     X, _ = await uneven(c, a)
     y = da.ones(2000, chunks=(150, *[100] * 17, 50, 100))
@@ -238,7 +238,7 @@ async def test_different_lengths_are_refused(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_column_chunks_are_refused(c, s, a, b):
-    """Pieces without all columns are refused, with the line to type."""
+    """Partitions without all columns are refused, with the line to type."""
     X = da.ones((100, 4), chunks=(10, 2))
     with pytest.raises(errors.AlignmentError, match="rechunk"):
         await clustertune.prepare(c, X, da.ones(100, chunks=10), rechunk=False)
@@ -269,10 +269,10 @@ async def test_a_failed_load_says_what_failed(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_lost_data_is_said(c, s, a, b):
-    """Scattered pieces that died with their worker are named as lost."""
-    pieces = await c.scatter([np.ones((5, 2))] * 4, workers=[b.address])
+    """Scattered partitions that died with their worker are named as lost."""
+    partitions = await c.scatter([np.ones((5, 2))] * 4, workers=[b.address])
     X = da.concatenate(
-        [da.from_delayed(dask.delayed(p), (5, 2), dtype=float) for p in pieces]
+        [da.from_delayed(dask.delayed(p), (5, 2), dtype=float) for p in partitions]
     )
     X = c.persist(X)
     await wait(X)
@@ -325,8 +325,8 @@ def _sleep(block: Any) -> Any:
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_spilled_pieces_are_counted_and_placed(c, s, a, b):
-    """Pieces on disk have their rows counted through tasks and are placed as well."""
+async def test_spilled_partitions_are_counted_and_placed(c, s, a, b):
+    """Tasks count the rows of spilled partitions, which are placed as well."""
     source = pd.DataFrame({"p": np.arange(1000.0), "t": 1})
     frame = dd.from_pandas(source, npartitions=10)
     X, y = c.persist([frame[["p"]], frame["t"]], workers=[a.address])
@@ -341,7 +341,7 @@ async def test_spilled_pieces_are_counted_and_placed(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_no_room_is_a_capacity_error(c, s, a, b):
-    """Pieces that would make workers spill are refused before anything moves."""
+    """Partitions that would make workers spill are refused before anything moves."""
     X, y = await uneven(c, a)
     for w in (a, b):
         # what the scheduler knows of its memory, as on a worker that is nearly full
@@ -511,7 +511,7 @@ async def test_given_twice_it_is_one(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_surplus_copy_goes(c, s, a, b):
-    """Of a piece on two workers the copy that is not where it should be is dropped."""
+    """The misplaced replica of a partition on two workers is dropped."""
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y)
     await c.amm.stop()

@@ -33,7 +33,7 @@ async def test_rows_that_are_left_over(c, s, *workers, kind):
         )
     to = "array" if kind == "frames" else None
     p = await clustertune.prepare(c, x, y, workload="torch_ddp", to=to)
-    # before anything else copies pieces: of two copies Dask may delete either
+    # before anything else copies partitions: of two copies Dask may delete either
     assert (await p.verify()).status == "fine"
     left, labels = await c.gather(c.compute(p.remainder))
     found, own = await c.gather(c.compute([p.X, p.y]))
@@ -68,7 +68,7 @@ async def test_prepared_again_for_fewer_workers(c, s, a, b, d):
         {"workload": "xgboost_rank", "sort": True},
         {"shuffle": "rows"},
     ],
-    ids=["cut", "sorted", "shuffled"],
+    ids=["rechunk", "sorted", "shuffled"],
 )
 @gen_cluster(client=True, nthreads=THREE)
 async def test_what_it_replaces_is_nobodys(c, s, *workers, options):
@@ -94,7 +94,7 @@ async def test_the_order_of_rows(c, s, *workers):
     """With it a prediction comes back to the order that was given; also twice."""
     x, y = da.from_array(X, chunks=(30, 2)), da.from_array(X[:, 0], chunks=25)
     p = await clustertune.prepare(c, x, y, shuffle="rows", random_state=3)
-    # before anything else copies pieces: of two copies Dask may delete either
+    # before anything else copies partitions: of two copies Dask may delete either
     assert (await p.verify()).status == "fine"
     found, labels, order = await c.gather(c.compute([p.X, p.y, p.row_order]))
     assert not np.array_equal(found, X)

@@ -33,7 +33,7 @@ import clustertune
 from clustertune.core import decoding
 from clustertune.errors import RefusedError, SaveError
 from clustertune.operations import manifests, saving
-from clustertune.remote.worker import pieces
+from clustertune.remote.worker import partitions
 from tests.processes import blocking, cluster
 
 # zarr and fsspec start threads that keep running
@@ -55,7 +55,7 @@ PANDAS = pd.DataFrame(
 )
 
 
-# --- one piece ------------------------------------------------------------------------
+# --- one partition --------------------------------------------------------------------
 
 COLUMNS = st.one_of(
     st.sampled_from(
@@ -73,7 +73,7 @@ def test_any_frame(data: Any) -> None:
     columns = [replace(column, name=f"c{i}") for i, column in enumerate(drawn)]
     frame = data.draw(frames.data_frames(columns, index=frames.range_indexes()))
     for one in (frame, frame[::-1], frame["c0"], frame["c0"].rename(None)):
-        again = pieces.decode(pieces.encode(one), series=one.ndim == 1)
+        again = partitions.decode(partitions.encode(one), series=one.ndim == 1)
         if one.ndim == 1:
             pd.testing.assert_series_equal(again, one, check_freq=False)
         else:
@@ -85,7 +85,7 @@ def test_texts_are_stored_as_they_were(storage: str) -> None:
     """The default of pandas does not matter: before pandas 3 Dask has another one."""
     texts = pd.Series(["x", None], dtype=f"string[{storage}]", name="s")
     for one in (texts, texts.to_frame().assign(n=1)):
-        again = pieces.decode(pieces.encode(one), series=one.ndim == 1)
+        again = partitions.decode(partitions.encode(one), series=one.ndim == 1)
         dtype = again.dtype if one.ndim == 1 else again["s"].dtype
         assert (dtype, dtype.storage) == (texts.dtype, storage)
         assert again.equals(one)
@@ -105,8 +105,8 @@ KINDS = ["i1", "u8", ">f4", "f2", "f8", "c16", "?", "M8[ns]", "M8[D]", "m8[s]", 
 def test_any_array(array: np.ndarray[Any, Any]) -> None:
     """Every bit stays the same, also of NaN and -0.0."""
     url = "memory://test-any-array"
-    said = pieces.save_array(url, {}, "0.0", array)
-    again = pieces.load_array(url, {}, "0.0", said)
+    said = partitions.save_array(url, {}, "0.0", array)
+    again = partitions.load_array(url, {}, "0.0", said)
     assert again.dtype == array.dtype
     assert again.tobytes() == array.tobytes()
 
@@ -119,14 +119,14 @@ def test_zarr_reads_it(
     import zarr
 
     array = np.arange(35).reshape(7, 5).astype(np.dtype(kind))
-    monkeypatch.setattr(pieces, "MOST", 2 * array.nbytes // 7)
-    said = pieces.save_array(str(tmp_path), {}, "x", array)
+    monkeypatch.setattr(partitions, "MOST", 2 * array.nbytes // 7)
+    said = partitions.save_array(str(tmp_path), {}, "x", array)
     assert len(said["crc32"]) == 4
     opened: Any = zarr.open_array(str(tmp_path / "x"), mode="r")
     assert opened.dtype == array.dtype
     np.testing.assert_array_equal(opened[...], array)
     np.testing.assert_array_equal(
-        pieces.load_array(str(tmp_path), {}, "x", said), array
+        partitions.load_array(str(tmp_path), {}, "x", said), array
     )
 
 
@@ -144,14 +144,14 @@ def test_what_parquet_does_not_keep(
 ) -> None:
     """Saving raises an error for types that Parquet changes."""
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=match):
-        pieces.save_frame(str(tmp_path), {}, "0", column.to_frame("c"))
+        partitions.save_frame(str(tmp_path), {}, "0", column.to_frame("c"))
 
 
 def test_names_that_parquet_does_not_keep() -> None:
     """Parquet would return these names as text."""
     for columns in ([0, "a"], ["a", "a"]):
         with pytest.raises(ValueError, match="names of several types, or the same"):
-            pieces.encode(pd.DataFrame([[1, 2]], columns=columns))
+            partitions.encode(pd.DataFrame([[1, 2]], columns=columns))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_names_that_parquet_does_not_keep() -> None:
 def test_what_zarr_does_not_keep(array: Any) -> None:
     """Objects, masks and records are refused."""
     with pytest.raises(TypeError, match="convert it with astype"):
-        pieces.save_array("memory://none", {}, "0", array)
+        partitions.save_array("memory://none", {}, "0", array)
 
 
 # --- collections ----------------------------------------------------------------------
@@ -226,8 +226,8 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
     for name, what in shown.items():
         assert "hunter2" not in repr(what), name
     files, root = manifests.target("path", path, options).files()
-    (piece, *_) = [name for name in files.find(root) if name.endswith("0.0/0.0")]
-    files.pipe_file(piece, b"x")
+    (partition, *_) = [name for name in files.find(root) if name.endswith("0.0/0.0")]
+    files.pipe_file(partition, b"x")
     with pytest.raises(SaveError) as caught:
         await clustertune.load_data(c, path, storage_options=options)
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
@@ -408,7 +408,7 @@ def test_a_save_that_is_to_run_code(
             (folder / ".zarray").write_text(json.dumps(described | changes))
             (folder / "0.0").write_bytes(payload)
             if honest:
-                saved = manifest["collections"][0]["pieces"][0]
+                saved = manifest["collections"][0]["partitions"][0]
                 saved["crc32"] = [crc32(payload)]
                 (path / manifests.MANIFEST).write_text(json.dumps(manifest))
             with pytest.raises(SaveError, match="does not match the manifest"):
@@ -450,7 +450,7 @@ def test_frames_that_are_to_run_code(local_cluster: Any, tmp_path: Path) -> None
         file.write_bytes(changed)
         with pytest.raises(SaveError, match="its checksum is another"):
             clustertune.load_data(client, path)
-        where = entry["pieces"][0] if name == "0.parquet" else entry["crc32"]
+        where = entry["partitions"][0] if name == "0.parquet" else entry["crc32"]
         where["crc32" if name == "0.parquet" else "meta"] = crc32(changed)
         (path / manifests.MANIFEST).write_text(json.dumps(manifest))
         (loaded,) = clustertune.load_data(client, path)
@@ -460,10 +460,10 @@ def test_frames_that_are_to_run_code(local_cluster: Any, tmp_path: Path) -> None
 
 def test_a_pyarrow_that_unpickles(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old pyarrow reads nothing."""
-    data = pieces.encode(PANDAS[["a"]])
+    data = partitions.encode(PANDAS[["a"]])
     monkeypatch.setattr(pa, "__version__", "14.0.0")
     with pytest.raises(ValueError, match=r"pip install 'pyarrow>=14\.0\.1'"):
-        pieces.decode(data, series=False)
+        partitions.decode(data, series=False)
 
 
 @gen_cluster(**TWO)
@@ -576,7 +576,7 @@ GOOD: dict[str, Any] = {
             "folder": "clustertune-0123abcd/0",
             "dtype": "<f8",
             "chunks": [[2]],
-            "pieces": [
+            "partitions": [
                 {"crc32": [1], "shape": [2], "dtype": "<f8", "rows": 2, "bytes": 5}
             ],
         }
@@ -588,13 +588,13 @@ FRAME: dict[str, Any] = {
     "label": "y",
     "folder": "clustertune-0123abcd/0",
     "divisions": True,
-    "pieces": [{"crc32": 1, "shape": [2], "bytes": 5}],
+    "partitions": [{"crc32": 1, "shape": [2], "bytes": 5}],
     "crc32": {"meta": 1, "divisions": 2},
 }
 
 
-def _with_piece(**changes: Any) -> dict[str, Any]:
-    return {"collections": [ARRAY | {"pieces": [ARRAY["pieces"][0] | changes]}]}
+def _with_partition(**changes: Any) -> dict[str, Any]:
+    return {"collections": [ARRAY | {"partitions": [ARRAY["partitions"][0] | changes]}]}
 
 
 @pytest.mark.parametrize(
@@ -614,16 +614,16 @@ def _with_piece(**changes: Any) -> dict[str, Any]:
         {"collections": [ARRAY | {"chunks": []}]},
         {"collections": [FRAME | {"crc32": {"meta": 1}}]},
         {"collections": [FRAME | {"crc32": {"divisions": 1}}]},
-        {"collections": [FRAME | {"pieces": []}]},
+        {"collections": [FRAME | {"partitions": []}]},
         {"collections": [FRAME | {"divisions": 1}]},
         {"collections": [FRAME | {"folder": "clustertune-0123abcd/1"}]},
         {"order": [0, "1"]},
-        _with_piece(dtype="|O"),
-        _with_piece(dtype=["i4", "O"]),
-        _with_piece(rows=0),
-        _with_piece(shape=[3]),
-        _with_piece(shape=[-2]),
-        _with_piece(crc32="pickle"),
+        _with_partition(dtype="|O"),
+        _with_partition(dtype=["i4", "O"]),
+        _with_partition(rows=0),
+        _with_partition(shape=[3]),
+        _with_partition(shape=[-2]),
+        _with_partition(crc32="pickle"),
         {"collections": None},
     ],
 )
@@ -648,7 +648,7 @@ def test_other_files(tmp_path: Path, text: str) -> None:
         manifests.read(manifests.target("path", tmp_path, None))
 
 
-def test_pieces_that_are_no_array() -> None:
+def test_partitions_that_are_no_array() -> None:
     """Chunks whose shapes do not fit together are refused."""
     shapes = [[2, 1], [2, 2], [3, 1], [3, 2]]
     assert manifests.array_chunks("X", (2, 2), shapes) == [[2, 3], [1, 2]]

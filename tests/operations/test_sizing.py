@@ -35,7 +35,7 @@ WHOLE = Profile(
 POOLS = replace(WHOLE, name="pools", threads="pools")
 SERIAL = replace(WHOLE, name="serial", threads="")
 COPIES = replace(WHOLE, name="copies", eval_copies=True)
-STREAMS = replace(SERIAL, name="streams", persist=False, max_piece_bytes=2**27)
+STREAMS = replace(SERIAL, name="streams", persist=False, max_partition_bytes=2**27)
 PROFILES = (WHOLE, POOLS, SERIAL, COPIES, STREAMS)
 
 GIB = 2**30
@@ -95,7 +95,7 @@ def test_a_plan_keeps_the_rules(
     least = data / found.workers
     least += data * eval_fraction / (1 if profile.eval_copies else found.workers)
     if profile is STREAMS:
-        least = min(least, 2 * found.threads * profile.max_piece_bytes)
+        least = min(least, 2 * found.threads * profile.max_partition_bytes)
     assert found.worker_data >= math.floor(least)
     assert found.worker_bytes >= 300 * 2**20 + math.floor(1.8 * least)
     assert found.worker_bytes <= 0.7 * found.memory_limit + 1
@@ -145,7 +145,7 @@ def test_no_fewer_hosts_would_do(shared: float, limit: int, workers: int) -> Non
         base=300 * 2**20,
         multiple=1.8,
         held=2,
-        piece=None,
+        partition=None,
         fraction=0.7,
     )
     n = fit.hosts(shape)
@@ -204,11 +204,11 @@ def test_eval_sets_of_which_each_worker_has_all() -> None:
 
 
 def test_data_that_is_not_kept() -> None:
-    """Only the pieces in work take memory."""
+    """Only the partitions in work take memory."""
     found = sized(rows_of(1000), STREAMS)
     assert found.hosts == 1
     assert found.worker_data == 2 * 2**27
-    assert any("piece by piece" in r for r in found.reasons)
+    assert any("partition by partition" in r for r in found.reasons)
 
 
 def test_columns_that_are_joined() -> None:

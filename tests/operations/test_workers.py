@@ -63,7 +63,7 @@ def test_ceilings_are_those_of_the_others() -> None:
         assert not any(i in step.args.ceilings for i in away)
 
 
-def test_pieces_stay_together() -> None:
+def test_partitions_stay_together() -> None:
     """Keys of collections that are given go along."""
     data = layout([10, 10], [0, 1])
     (step,) = steps(worker(0, burden=burden()), worker(1), layouts=[data])

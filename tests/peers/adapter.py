@@ -61,7 +61,7 @@ class Call:
     error: str = ""
 
 
-# --- how each library names its rows ------------------------------------------------
+# --- how each library names its rows --------------------------------------------------
 
 
 def _xgboost(arguments: Mapping[str, Any]) -> Rows:
@@ -198,7 +198,7 @@ LIBRARIES = {
 }
 
 
-# --- prepare, and the comparison ----------------------------------------------------
+# --- prepare, and the comparison ------------------------------------------------------
 
 
 class Adapter:

@@ -32,7 +32,7 @@ REPOSITORY = HERE.parents[1]
 EXPECTED = HERE / "expected.yaml"
 
 
-# --- expected differences -----------------------------------------------------------
+# --- expected differences -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         left += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
-# --- results ------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------
 
 
 class Results:
@@ -99,7 +99,7 @@ class Results:
         return {entry["test"]: entry for entry in map(json.loads, lines)}
 
 
-# --- the plugin ---------------------------------------------------------------------
+# --- the plugin -----------------------------------------------------------------------
 
 
 class Peers:
@@ -208,7 +208,7 @@ def _distribution(library: str) -> str:
     return package
 
 
-# --- the command --------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------
 
 
 def table(folder: Path) -> str:

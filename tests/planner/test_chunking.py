@@ -1,4 +1,4 @@
-"""Rows of new pieces, where a workload needs more than even ones."""
+"""Rows of new partitions, where a workload needs more than even ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clustertune.remote.worker import content
 from clustertune.testing import MemoryCluster, layout, snapshot, view, worker
 from tests.test_loop import run
 
-# --- chunking ------------------------------------------------------------------------
+# --- chunking -------------------------------------------------------------------------
 
 
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any)
@@ -33,44 +33,44 @@ def array(*rows):
 
 
 def test_even():
-    """Rows of pieces differ by one at most."""
+    """Rows of partitions differ by one at most."""
     assert even(10, 4).tolist() == [2, 3, 2, 3]
     assert even(8, 2).tolist() == [4, 4]
 
 
 @given(st.integers(1, 10**15), st.integers(1, 200))
-def test_even_for_any_number(n_rows, n_pieces):
+def test_even_for_any_number(n_rows, n_partitions):
     """No row is lost, whatever the numbers."""
-    rows = even(n_rows, n_pieces)
+    rows = even(n_rows, n_partitions)
     assert rows.sum() == n_rows
-    assert len(rows) == n_pieces
+    assert len(rows) == n_partitions
     assert np.ptp(rows) <= 1
 
 
-def test_large_pieces_are_cut_within_themselves():
+def test_large_partitions_are_cut_within_themselves():
     """Old boundaries stay: what is not joined need not travel to be."""
     assert near(array(10, 10), 4).tolist() == [3, 3, 4, 3, 3, 4]
 
 
-def test_small_pieces_are_joined():
-    """As many as a piece may have, so that they are few."""
+def test_small_partitions_are_joined():
+    """As many as a partition may have, so that they are few."""
     assert near(array(*[1] * 12), 6).tolist() == [6, 6]
     assert near(array(*[4] * 4), 6).tolist() == [4, 4, 4, 4]
 
 
-def test_pieces_that_suit_stay():
+def test_partitions_that_suit_stay():
     """What is neither small nor large is as it was; what is empty is gone."""
     assert near(array(5, 0, 6, 4), 6).tolist() == [5, 6, 4]
 
 
-def test_a_rest_is_joined_with_the_piece_before_it():
-    """No tiny piece remains at the end."""
+def test_a_rest_is_joined_with_the_partition_before_it():
+    """No tiny partition remains at the end."""
     assert near(array(6, 6, 1), 6).tolist() == [6, 3, 4]
 
 
 @given(ROWS, st.integers(1, 60))
 def test_near_any_rows(old, most):
-    """No row is lost, no piece is empty or too large, few are small."""
+    """No row is lost, no partition is empty or too large, few are small."""
     rows = near(array(*old), most)
     assert rows.sum() == sum(old)
     assert rows.min() > 0
@@ -89,7 +89,7 @@ def test_joined_rows_are_not_cut(old, most):
 
 
 def test_parts():
-    """Rows of old pieces, in the order of the new ones."""
+    """Rows of old partitions, in the order of the new ones."""
     found = parts(array(1500, 1000, 500, 1000), array(*[1000] * 4))
     columns = [x.tolist() for x in found]
     assert list(zip(*columns)) == [
@@ -109,15 +109,15 @@ def test_parts_are_the_rows_in_order(old, data):
     inner = st.lists(st.integers(0, total), max_size=20).map(sorted)
     edges = [0, *data.draw(inner), total]
     new = np.diff(edges)
-    pieces = np.split(np.arange(total), np.cumsum(old)[:-1])
+    partitions = np.split(np.arange(total), np.cumsum(old)[:-1])
     found = parts(array(*old), array(*new.tolist()))
     made = [[] for _ in new]
-    for target, piece, start, stop in zip(*(x.tolist() for x in found)):
-        assert start <= stop <= len(pieces[piece])
-        made[target] += pieces[piece][start:stop].tolist()
+    for target, partition, start, stop in zip(*(x.tolist() for x in found)):
+        assert start <= stop <= len(partitions[partition])
+        made[target] += partitions[partition][start:stop].tolist()
     assert [len(m) for m in made] == new.tolist()
     assert [row for m in made for row in m] == list(range(total))
-    # even an empty piece has a part: something must make it
+    # even an empty partition has a part: something must make it
     assert set(found.new.tolist()) == set(range(len(new)))
 
 
@@ -129,8 +129,8 @@ def test_other_numbers_of_rows_are_refused():
         parts(array(0), array(0))
 
 
-def test_many_pieces_are_cut_quickly():
-    """120,000 tiny pieces are one pass, not one search each."""
+def test_many_partitions_are_cut_quickly():
+    """120,000 tiny partitions are one pass, not one search each."""
     old = np.full(120_000, 3, dtype=np.int64)
     new = near(old, 22_500)
     assert len(new) == 16
@@ -147,10 +147,10 @@ def test_fullest():
     st.lists(st.integers(0, 50), min_size=1, max_size=40).filter(any),
     st.lists(st.sampled_from([0.0, 1.0, 2.0, 4.0]), min_size=1, max_size=8).filter(any),
 )
-def test_fullest_gives_each_piece_to_the_least_full(
+def test_fullest_gives_each_partition_to_the_least_full(
     rows: list[int], claims: list[float]
 ) -> None:
-    """As it is written: of all workers, for each piece."""
+    """As it is written: of all workers, for each partition."""
     claim = np.array([c for c in claims if c])
     shares = sum(rows) * claim / claim.sum()
     loads = np.zeros(len(shares))
@@ -159,7 +159,7 @@ def test_fullest_gives_each_piece_to_the_least_full(
     assert fullest(array(*rows), np.array(claims)) == (loads / shares).max()
 
 
-# --- boundaries ----------------------------------------------------------------------
+# --- boundaries -----------------------------------------------------------------------
 
 
 def seen(data, *, workers=2, needs=None, **goal):
@@ -176,7 +176,7 @@ EXACT = {"exact_rows": True}
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 5))
 def test_as_many_rows_for_each(rows, workers):
-    """Pieces of each worker follow each other; the rest is the last piece."""
+    """Partitions of each worker follow each other; the rest is the last partition."""
     data, total = layout(rows, [0] * len(rows)), sum(rows)
     at = seen(data, workers=workers, needs=EXACT, tolerance=0.0)
     new, left = chunking.new_rows(data, at, []), chunking.remainder(data, at)
@@ -194,7 +194,7 @@ def test_as_many_rows_for_each(rows, workers):
         assert {i * each for i in range(workers + 1)} <= ends
 
 
-def test_pieces_that_suit_stay_boundaries():
+def test_partitions_that_suit_stay_boundaries():
     """Each worker can have as many of their rows, in whatever order."""
     data = layout([6, 4, 4, 6], [0, 0, 1, 1])
     at = seen(data, needs=EXACT, tolerance=0.0)
@@ -210,7 +210,7 @@ def test_exact_rows_where_groups_are_given():
 
 
 def test_nothing_is_set_aside_of_what_is_not_cut():
-    """Else it would be the last piece, whatever rows that has."""
+    """Else it would be the last partition, whatever rows that has."""
     data = layout([4, 5], [0, 1])
     at = seen(data, needs=EXACT, tolerance=0.0, rechunk=False)
     assert chunking.remainder(data, at) == 0
@@ -242,17 +242,17 @@ def test_eval_sets_need_not_be_exact():
         pytest.param({"kept": (40, 9), "rechunk": 7}, 7, id="asked for otherwise"),
     ],
 )
-def test_how_many_pieces_are_wanted(how, expected):
-    """A model that is made of its pieces has as many as before."""
+def test_how_many_partitions_are_wanted(how, expected):
+    """A model that is made of its partitions has as many as before."""
     data = layout([20, 20], [0, 1])
-    at = seen(data, needs={"keeps_pieces": True}, **how)
-    assert chunking.wanted_pieces(at, 40) == expected
+    at = seen(data, needs={"keeps_partitions": True}, **how)
+    assert chunking.wanted_partitions(at, 40) == expected
     other = seen(data, **how)
     asked = how.get("rechunk")
-    assert chunking.wanted_pieces(other, 40) == (asked or None)
+    assert chunking.wanted_partitions(other, 40) == (asked or None)
 
 
-def test_pieces_of_rows_that_all_travel():
+def test_partitions_of_rows_that_all_travel():
     """Even, whatever the old ones are; no more than rows."""
     data = layout([1, 39], [0, 1])
     assert chunking.fresh(data, seen(data)).tolist() == [5] * 8
@@ -264,14 +264,14 @@ def test_pieces_of_rows_that_all_travel():
 # --- groups and copies ----------------------------------------------------------------
 
 
-def ranked(*pieces, **how):
-    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
-    rows = [len(p) for p in pieces]
+def ranked(*partitions, **how):
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    rows = [len(p) for p in partitions]
     data = layout(rows, [0] * len(rows), ("X", "qid"), contents=looked)
     return chunking.new_rows(data, seen(data, needs={"groups": "together"}, **how), [])
 
 
-def test_pieces_end_where_groups_do():
+def test_partitions_end_where_groups_do():
     """Near the old ends, if the workers can lie evenly so."""
     ones, twos = [1] * 9, [2] * 10
     assert ranked([*ones, 2], twos[1:]).tolist() == [9, 10]
@@ -280,12 +280,12 @@ def test_pieces_end_where_groups_do():
 
 
 def test_a_group_that_all_rows_are_of():
-    """There is one piece then, however many there were."""
+    """There is one partition then, however many there were."""
     assert ranked([1], [1], [1]).tolist() == [3]
 
 
 def test_copies_are_not_cut():
-    """New pieces of one would be rows of nothing."""
+    """New partitions of one would be rows of nothing."""
     data = layout([7, 7, 0], [0, 1, 1], ("Xv", "yv"), label="eval_set[0]")
     members = [
         replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(3)))
@@ -300,13 +300,13 @@ def test_copies_are_not_cut():
 # --- classes --------------------------------------------------------------------------
 
 
-def labelled(*pieces):
-    looked = tuple(content.classes(np.array([*p]), 64) for p in pieces)
-    rows = [len(p) for p in pieces]
-    return layout(rows, [0] * len(rows), contents=Contents(pieces=looked))
+def labelled(*partitions):
+    looked = tuple(content.classes(np.array([*p]), 64) for p in partitions)
+    rows = [len(p) for p in partitions]
+    return layout(rows, [0] * len(rows), contents=Contents(partitions=looked))
 
 
-def test_pieces_that_can_be_shared_out():
+def test_partitions_that_can_be_shared_out():
     """With the classes that each surely has."""
     data = labelled("aaaa", "bbbb")
     at = seen(data, needs={"needs_all_classes": True})
@@ -336,7 +336,7 @@ def test_nothing_to_share_out(data, needs, workers):
     assert chunking.covering(data, data.rows, at, alone=False) is None
 
 
-# --- granularity ---------------------------------------------------------------------
+# --- granularity ----------------------------------------------------------------------
 
 
 MIB = 2**20
@@ -354,39 +354,39 @@ def seen_granularity(
     return view(snapshots=[now], workload=workload)
 
 
-def test_one_for_every_thread_where_pieces_are_small() -> None:
+def test_one_for_every_thread_where_partitions_are_small() -> None:
     """A pass over 10 MiB takes 5 ms, which is short compared with tasks of 1 ms."""
-    assert chunking.piece_count(40 * MIB, seen_granularity(1e-3), 4) == 4
+    assert chunking.partition_count(40 * MIB, seen_granularity(1e-3), 4) == 4
 
 
 @pytest.mark.parametrize(
     ("gib", "expected"), [(0.5, 4), (0.8, 8), (1.2, 12), (1.9, 16), (40, 80)]
 )
 def test_more_while_their_tasks_are_long(gib: float, expected: int) -> None:
-    """At 0.5 ms a task a piece has 100 MB at least; and half a GiB at most."""
-    assert chunking.piece_count(gib * 2**30, seen_granularity(5e-4), 4) == expected
+    """At 0.5 ms a task a partition has 100 MB at least; and half a GiB at most."""
+    assert chunking.partition_count(gib * 2**30, seen_granularity(5e-4), 4) == expected
 
 
 def test_where_nothing_was_timed_a_few() -> None:
     """The profile says how many; so it does where the model depends on the number."""
-    assert chunking.piece_count(40 * MIB, seen_granularity(None), 4) == 16
-    assert chunking.piece_count(None, seen_granularity(1e-3), 4) == 16
-    kept = seen_granularity(1e-3, keeps_pieces=True, pieces_per_thread=1)
-    assert chunking.piece_count(40 * MIB, kept, 4) == 4
-    assert chunking.piece_count(2**40, kept, 4) == 2**40 // 2**29
+    assert chunking.partition_count(40 * MIB, seen_granularity(None), 4) == 16
+    assert chunking.partition_count(None, seen_granularity(1e-3), 4) == 16
+    kept = seen_granularity(1e-3, keeps_partitions=True, partitions_per_thread=1)
+    assert chunking.partition_count(40 * MIB, kept, 4) == 4
+    assert chunking.partition_count(2**40, kept, 4) == 2**40 // 2**29
     assert not chunking.overhead_text(kept)
 
 
-def test_no_piece_is_larger_than_a_tenth_of_a_worker() -> None:
+def test_no_partition_is_larger_than_a_tenth_of_a_worker() -> None:
     """Nor than the library can use, whatever a task costs."""
     one = seen_granularity(1.0)
     small = [replace(w, memory_limit=1000 * MIB) for w in one.now.workers]
     full = replace(one, snapshots=(replace(one.now, workers=tuple(small)),))
-    assert chunking.piece_count(400 * MIB, full, 1) == 4
-    assert chunking.piece_count(400 * MIB, one, 1) == 1
+    assert chunking.partition_count(400 * MIB, full, 1) == 4
+    assert chunking.partition_count(400 * MIB, one, 1) == 1
     assert (
-        chunking.piece_count(
-            400 * MIB, seen_granularity(1.0, max_piece_bytes=50 * MIB), 1
+        chunking.partition_count(
+            400 * MIB, seen_granularity(1.0, max_partition_bytes=50 * MIB), 1
         )
         == 8
     )
@@ -399,15 +399,15 @@ def test_no_piece_is_larger_than_a_tenth_of_a_worker() -> None:
     st.integers(1, 8),
 )
 def test_the_rule(nbytes: float, overhead: float, threads: int, few: int) -> None:
-    """As many for every thread; one, unless tasks stay long or pieces would be too
+    """As many for every thread; one, unless tasks stay long or partitions would be too
     large; never more than a few of which none is too large."""
-    now = seen_granularity(overhead, [threads], pieces_per_thread=few)
-    n = chunking.piece_count(nbytes, now, threads)
+    now = seen_granularity(overhead, [threads], partitions_per_thread=few)
+    n = chunking.partition_count(nbytes, now, threads)
     each = n // threads
     assert n == each * threads
-    assert nbytes / n <= chunking.max_piece_bytes(now)
+    assert nbytes / n <= chunking.max_partition_bytes(now)
     fits_with_less = (
-        nbytes / (n - threads) <= chunking.max_piece_bytes(now) if each > 1 else 0
+        nbytes / (n - threads) <= chunking.max_partition_bytes(now) if each > 1 else 0
     )
     if each > 1 and fits_with_less:
         assert nbytes / n / chunking.PASS >= chunking.MIN_TASK_LENGTH * overhead
@@ -415,13 +415,13 @@ def test_the_rule(nbytes: float, overhead: float, threads: int, few: int) -> Non
 
 
 @given(st.floats(1, 1e12), st.floats(1e-6, 1.0), st.floats(1, 10))
-def test_cheaper_tasks_never_make_fewer_pieces(
+def test_cheaper_tasks_never_make_fewer_partitions(
     nbytes: float, overhead: float, times: float
 ) -> None:
     """Nor does more data."""
-    fewer = chunking.piece_count(nbytes, seen_granularity(overhead * times), 4)
-    assert fewer <= chunking.piece_count(nbytes, seen_granularity(overhead), 4)
-    assert fewer <= chunking.piece_count(
+    fewer = chunking.partition_count(nbytes, seen_granularity(overhead * times), 4)
+    assert fewer <= chunking.partition_count(nbytes, seen_granularity(overhead), 4)
+    assert fewer <= chunking.partition_count(
         nbytes * times, seen_granularity(overhead * times), 4
     )
 
@@ -429,7 +429,7 @@ def test_cheaper_tasks_never_make_fewer_pieces(
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(10**4, 10**6))
 @settings(deadline=None, max_examples=30)
 def test_rows_lie_evenly_over_unlike_workers(threads: list[int], rows: int) -> None:
-    """With one piece a thread every worker has its share."""
+    """With one partition a thread every worker has its share."""
     data = layout([rows], [0])
     start = replace(seen_granularity(1e-3, threads), layouts=(data,))
     (step,) = rechunk.propose(checks.run(start), start)
@@ -448,21 +448,21 @@ class Timed(MemoryCluster):
         return await super().overhead(view)
 
 
-def test_it_is_measured_where_pieces_are_cut() -> None:
+def test_it_is_measured_where_partitions_are_cut() -> None:
     """Once for a cut; the report repeats it with the result."""
     start = replace(seen_granularity(None, [1, 3]), layouts=(layout([100_000], [0]),))
     cluster = Timed(start, overhead=1e-3)
     journal = run(cluster)
     assert cluster.timed == 1
     assert [c for c in cluster.calls if c.startswith("recut")] == ["recut 4"]
-    (few,) = (f for f in journal.findings[0] if f.check == "too_few_pieces")
+    (few,) = (f for f in journal.findings[0] if f.check == "too_few_partitions")
     assert "X.rechunk({0: 25000})" in few.remedy
     assert "(a task costs 1 ms here)" in journal.outcomes[0].step.gain
 
 
 @pytest.mark.parametrize("homes", [[0, 1] * 4, [0] * 8])
 def test_it_is_not_measured_for_anything_else(homes: list[int]) -> None:
-    """Neither where nothing is wrong, nor where whole pieces move."""
+    """Neither where nothing is wrong, nor where whole partitions move."""
     cluster = Timed(
         replace(seen_granularity(None, [1, 1]), layouts=(layout([10] * 8, homes),))
     )
@@ -485,7 +485,7 @@ def test_measurements_that_agree_are_enough(found: list[float], enough: bool) ->
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: Any):
-    """As those on pieces are: the scheduler would hold others back."""
+    """As those on partitions are: the scheduler would hold others back."""
     bound: list[frozenset[str]] = []
 
     class Watch(SchedulerPlugin):

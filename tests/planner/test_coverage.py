@@ -1,4 +1,4 @@
-"""Classes on workers: every one has every class, whatever the labels and pieces."""
+"""Classes on workers: every one has every class, whatever the labels and partitions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def array(*rows):
 
 
 def classes(labels, rows, most=64):
-    """What is known of the classes of pieces of these rows."""
+    """What is known of the classes of partitions of these rows."""
     ends = np.cumsum(rows)[:-1]
     looked = [content.classes(x, most) for x in np.split(np.array([*labels]), ends)]
-    data = layout(list(rows), None, ("y",), contents=Contents(pieces=tuple(looked)))
+    data = layout(list(rows), None, ("y",), contents=Contents(partitions=tuple(looked)))
     found = coverage.of(data)
     assert found is not None
     return found
@@ -51,7 +51,7 @@ def share_out(known, rows, target_of, claim, **how):
 
 
 def test_what_is_known_of_classes():
-    """Rows of each in each piece, and where some of them are, in all rows."""
+    """Rows of each in each partition, and where some of them are, in all rows."""
     found = classes("aab" + "bcb", [3, 3])
     assert found.names == ("a", "b", "c")
     assert found.counts.tolist() == [[2, 1, 0], [0, 2, 1]]
@@ -60,17 +60,17 @@ def test_what_is_known_of_classes():
 
 
 def test_of_many_rows_some_are_known():
-    """They lie far apart, so that cuts between them make pieces of some size."""
+    """They lie far apart, so that cuts between them make partitions of some size."""
     found = classes([7] * 1000, [1000], most=3)
     assert [w.tolist() for w in found.witnesses] == [[0, 499, 999]]
     assert found.counts.tolist() == [[1000]]
 
 
 def test_numbers_that_are_equal_are_one_class():
-    """A piece without rows, or of another type, makes no other class."""
-    pieces = [np.array([0, 1]), np.array([], dtype=int), np.array([True])]
-    looked = tuple(content.classes(p, 9) for p in pieces)
-    data = layout([2, 0, 1], None, ("y",), contents=Contents(pieces=looked))
+    """A partition without rows, or of another type, makes no other class."""
+    partitions = [np.array([0, 1]), np.array([], dtype=int), np.array([True])]
+    looked = tuple(content.classes(p, 9) for p in partitions)
+    data = layout([2, 0, 1], None, ("y",), contents=Contents(partitions=looked))
     found = coverage.of(data)
     assert found.names == (0, 1)
     assert found.counts.tolist() == [[1, 1], [0, 0], [0, 1]]
@@ -81,8 +81,8 @@ def test_numbers_that_are_equal_are_one_class():
     [
         layout([3], [0], ("X",)),
         layout([3], [0]),
-        layout([3], [0], contents=Contents(pieces=({"classes": None},))),
-        layout(None, [0], contents=Contents(pieces=({"classes": []},))),
+        layout([3], [0], contents=Contents(partitions=({"classes": None},))),
+        layout(None, [0], contents=Contents(partitions=({"classes": []},))),
     ],
     ids=["no labels", "not looked at", "no classes", "rows unknown"],
 )
@@ -91,17 +91,17 @@ def test_where_nothing_is_known(data):
     assert coverage.of(data) is None
 
 
-# --- finer pieces ---------------------------------------------------------------------
+# --- finer partitions -----------------------------------------------------------------
 
 
-def test_classes_in_enough_pieces_need_no_cut():
+def test_classes_in_enough_partitions_need_no_cut():
     """Rows stay as they are."""
     known = classes("abab", [2, 2])
     assert finer(known, array(2, 2), 2, alone=False).tolist() == [2, 2]
 
 
 def test_sorted_labels_are_cut_within_each_class():
-    """In as many pieces as there are workers, of about as many rows."""
+    """In as many partitions as there are workers, of about as many rows."""
     known = classes("a" * 12 + "b" * 12, [12, 12])
     assert finer(known, array(12, 12), 3, alone=False).tolist() == [3, 5, 4] * 2
     rows = finer(known, array(12, 12), 2, alone=False)
@@ -109,7 +109,7 @@ def test_sorted_labels_are_cut_within_each_class():
 
 
 def test_rows_that_stand_alone():
-    """A piece each, as many of every class as there are workers."""
+    """A partition each, as many of every class as there are workers."""
     known = classes("abcabc", [6])
     assert finer(known, array(6), 2, alone=True).tolist() == [1] * 6
 
@@ -117,7 +117,7 @@ def test_rows_that_stand_alone():
 # --- sharing out ----------------------------------------------------------------------
 
 
-def test_pieces_are_exchanged():
+def test_partitions_are_exchanged():
     """For ones of as many rows: rows stay even."""
     present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
     target = spread(array(0, 0, 1, 1), present, array(5, 7, 7, 5), np.ones(2))
@@ -134,8 +134,8 @@ def test_what_lies_well_stays():
     assert before.tolist() == [0, 1, 1]
 
 
-def test_too_few_pieces():
-    """Three pieces of two classes each, where no part of them has all three twice."""
+def test_too_few_partitions():
+    """Three partitions of two classes each, no subset of which has all three twice."""
     present = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]], dtype=bool)
     assert spread(array(0, 0, 1), present, array(2, 2, 2), np.ones(2)) is None
 
@@ -205,9 +205,11 @@ def test_always_a_way(data):
     assert rows.sum() == n_rows
     assert rows.min() > 0
     assert covered(target, present, claim)
-    piece = np.repeat(np.arange(len(rows)), rows)
+    partition = np.repeat(np.arange(len(rows)), rows)
     for number in range(n_workers):  # in truth too, not only by what is known
-        assert {labels[i] for i in np.flatnonzero(target[piece] == number)} == {*labels}
+        assert {labels[i] for i in np.flatnonzero(target[partition] == number)} == {
+            *labels
+        }
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -228,8 +230,8 @@ def test_rows_stay_even(ordered, skewed, seed):
     assert (np.bincount(target, rows)[:7] / share).max() <= 1.06
 
 
-def test_many_pieces_classes_and_workers():
-    """A thousand pieces of a hundred classes sorted by them, on 64 workers."""
+def test_many_partitions_classes_and_workers():
+    """A thousand partitions of a hundred classes sorted by them, on 64 workers."""
     labels = np.sort(np.random.default_rng(0).integers(0, 100, 200_000))
     rows = chunking.even(len(labels), 1000)
     known = classes(labels, rows)
@@ -241,10 +243,10 @@ def test_many_pieces_classes_and_workers():
     assert np.bincount(target, rows).max() <= 1.05 * 200_000 / 64
 
 
-def test_whole_pieces_from_where_they_are():
+def test_whole_partitions_from_where_they_are():
     """Partitions without a training worker get one."""
     looked = tuple(content.classes(np.array([*x]), 9) for x in ("ab", "ab", "b", "a"))
-    data = layout([2, 2, 1, 1], [0, 2, -1, 1], contents=Contents(pieces=looked))
+    data = layout([2, 2, 1, 1], [0, 2, -1, 1], contents=Contents(partitions=looked))
     seen = view([worker(0), worker(1), worker(2, status="paused")], [data])
     known = coverage.of(data)
     target = coverage.shared(data, known, seen)

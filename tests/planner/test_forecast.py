@@ -125,9 +125,9 @@ def test_peaks_are_of_the_data_where_it_lies() -> None:
     assert forecast.peaks(seen) == {0: 250 + 600 + 30, "b": 100}
 
 
-def test_intermediate_results_are_of_pieces_in_work() -> None:
+def test_intermediate_results_are_of_partitions_in_work() -> None:
     """One a thread, however many there are; the largest count."""
-    profile = replace(TRIPLE, piece_multiple={8: 3.0}, pieces_per_thread=2)
+    profile = replace(TRIPLE, partition_multiple={8: 3.0}, partitions_per_thread=2)
     some = [small(0, process=300, managed=200), small("b", nthreads=2)]
 
     def peak(*nbytes: int) -> int:
@@ -149,16 +149,16 @@ def test_a_report_keeps_it() -> None:
     assert Report.from_json(report.to_json()) == report
 
 
-def test_given_pieces_that_were_cut_will_be_gone() -> None:
+def test_given_partitions_that_were_cut_will_be_gone() -> None:
     """The caller's names keep them while prepare runs, not in the fit: a worker has
     what it would have if they had been cut so before."""
     some = [worker(i, memory_limit=2**30, process=100 * MIB) for i in range(2)]
-    pieces = layout([MIB], [0], ["X"], {"X": 80})
+    partitions = layout([MIB], [0], ["X"], {"X": 80})
     held = 80 * MIB
     some[0] = replace(some[0], managed=held, counted=held, process=held + 100 * MIB)
 
     class Keeps(MemoryCluster):
-        """Whose caller holds the old pieces, as one does."""
+        """Whose caller holds the old partitions, as one does."""
 
         async def look(self, notify: Any) -> View:
             seen = await super().look(notify)
@@ -170,11 +170,11 @@ def test_given_pieces_that_were_cut_will_be_gone() -> None:
             )
             return replace(seen, snapshots=(replace(seen.now, workers=(full, *rest)),))
 
-    journal = run(Keeps(view(some, [pieces], workload=TRIPLE)))
+    journal = run(Keeps(view(some, [partitions], workload=TRIPLE)))
     last = journal.views[-1]
     assert last.replaced == {0: held, 1: 0}
     assert forecast.peaks(last) == {0: 220 * MIB, 1: 220 * MIB}
-    freed = view(some, [pieces], workload=TRIPLE, release_inputs=True)
+    freed = view(some, [partitions], workload=TRIPLE, release_inputs=True)
     assert not run(MemoryCluster(freed)).views[-1].replaced
 
 

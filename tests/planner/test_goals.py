@@ -25,7 +25,7 @@ def find_other_number(rows, wanted):
 
 
 def test_silent_without_a_number():
-    """Whether pieces suit the workers is the subject of other checks."""
+    """Whether partitions suit the workers is the subject of other checks."""
     assert find_other_number([10, 10], True) == []
     assert find_other_number([10, 10], False) == []
 
@@ -36,7 +36,7 @@ def test_silent_without_data():
 
 
 def test_silent_when_there_are_so_many():
-    """As many even pieces as were asked for, or one for each row."""
+    """As many even partitions as were asked for, or one for each row."""
     assert find_other_number([3, 3, 4], 3) == []
     assert find_other_number([1, 1], 5) == []
 
@@ -47,7 +47,7 @@ def test_others_are_found():
         (finding,) = find_other_number(rows, 3)
         assert finding.severity is Severity.info
         assert finding.fixed_by == "rechunk"
-        assert finding.evidence == {"pieces": len(rows), "wanted": 3}
+        assert finding.evidence == {"partitions": len(rows), "wanted": 3}
 
 
 # --- other_order ----------------------------------------------------------------------
@@ -60,28 +60,28 @@ def test_silent_where_no_shuffle_was_asked_for(order):
     assert list(other_order(view(order="rows"))) == []
 
 
-@pytest.mark.parametrize("order", ["rows", "pieces"])
+@pytest.mark.parametrize("order", ["rows", "partitions"])
 def test_a_shuffle_that_was_asked_for(order):
     """Of the training data; once it is done the goal has it no more."""
     valid = layout([5], [0], ("Xv", "yv"), label="eval_set[0]")
     (finding,) = other_order(view((), [layout([10], [0]), valid], order=order))
     assert finding.severity is Severity.info
     assert finding.subject == ("X", "y")
-    what = {"rows": "rows", "pieces": "partitions"}[order]
+    what = {"rows": "rows", "partitions": "partitions"}[order]
     assert finding.message == f"the {what} of the training data are not shuffled yet"
-    assert finding.fixed_by == "reorder"
+    assert finding.fixed_by == "shuffle"
 
 
 @pytest.mark.parametrize(("rows", "refused"), [(10**9 - 1, False), (10**9, True)])
 def test_more_rows_than_can_be_shuffled(rows, refused):
-    """NumPy would raise an error of its own; whole pieces can be shuffled."""
+    """NumPy would raise an error of its own; whole partitions can be shuffled."""
     data = layout([rows - 5, 5], [0, 0])
     (finding,) = other_order(view((), [data], order="rows"))
     assert (finding.severity is Severity.critical) == refused
     assert bool(finding.fixed_by) != refused
     assert ERRORS["other_order"] is RefusedError
-    (pieces,) = other_order(view((), [data], order="pieces"))
-    assert pieces.fixed_by == "reorder"
+    (partitions,) = other_order(view((), [data], order="partitions"))
+    assert partitions.fixed_by == "shuffle"
 
 
 # --- other_type -----------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_silent_where_nothing_was_asked_for():
 
 
 def test_what_must_change_is_found():
-    """Kind or number type; cutting puts it right, also where pieces may not be cut."""
+    """Cutting converts kinds and number types, even with rechunk=False."""
     for kind in ("dataframe", "array"):
         (finding,) = find_other_type(kind=kind, conversion=ARRAY)
         assert finding.severity is Severity.info

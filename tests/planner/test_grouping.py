@@ -20,10 +20,10 @@ def array(*rows):
     return np.array(rows, dtype=np.int64)
 
 
-def data(*pieces, X=None):
-    """Pieces with these groups, one for each row; X may be cut otherwise."""
-    looked = Contents(pieces=tuple(content.runs(np.array(p)) for p in pieces))
-    rows = [len(p) for p in pieces]
+def data(*partitions, X=None):
+    """Partitions with these groups, one for each row; X may be cut otherwise."""
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    rows = [len(p) for p in partitions]
     X = rows if X is None else X
     members = (
         member("X", X, [0] * len(X)),
@@ -35,8 +35,8 @@ def data(*pieces, X=None):
 # --- what is known --------------------------------------------------------------------
 
 
-def test_runs_go_on_across_pieces():
-    """A group that ends one piece and begins the next is one run."""
+def test_runs_go_on_across_partitions():
+    """A group that ends one partition and begins the next is one run."""
     groups = grouping.of(data([1, 1, 2], [], [2, 2], [5]))
     assert groups.values.tolist() == [1, 2, 5]
     assert groups.counts.tolist() == [2, 3, 1]
@@ -46,7 +46,7 @@ def test_runs_go_on_across_pieces():
 
 
 @pytest.mark.parametrize(
-    ("pieces", "together", "ascending"),
+    ("partitions", "together", "ascending"),
     [
         ([[1, 2]], True, True),
         ([[2], [1]], True, False),
@@ -56,9 +56,9 @@ def test_runs_go_on_across_pieces():
         ([["b"], ["aaaa"]], True, False),
     ],
 )
-def test_order(pieces, together, ascending):
-    """Within pieces and across them; of numbers and of texts."""
-    groups = grouping.of(data(*pieces))
+def test_order(partitions, together, ascending):
+    """Within partitions and across them; of numbers and of texts."""
+    groups = grouping.of(data(*partitions))
     assert (groups.together, groups.ascending) == (together, ascending)
     assert grouping.are_in_order(groups, "")
     assert grouping.are_in_order(groups, "together") is together
@@ -69,14 +69,14 @@ def test_where_nothing_is_known():
     """Without groups, before they were read, or without rows."""
     assert grouping.of(layout([1], [0])) is None
     assert grouping.of(layout([1], [0], ("qid",))) is None
-    ends = Contents(pieces=({"ends": [1, 1]},))  # of a diagnosis
+    ends = Contents(partitions=({"ends": [1, 1]},))  # of a diagnosis
     assert grouping.of(layout([1], [0], ("qid",), contents=ends)) is None
     assert grouping.of(data([], [])) is None
 
 
 def test_eval_sets_have_groups_too():
     """Their members have longer labels."""
-    looked = Contents(pieces=(content.runs(np.array([3])),))
+    looked = Contents(partitions=(content.runs(np.array([3])),))
     valid = layout([1], [0], ("eval_set[0].qid",), contents=looked)
     assert grouping.of(valid).label == "eval_set[0].qid"
 
@@ -91,8 +91,10 @@ def test_boundaries_within_groups():
 
 def test_a_million_groups():
     """As arrays: a group costs no object."""
-    pieces = [np.repeat(np.arange(i, i + 100_000), 3) for i in range(0, 10**6, 10**5)]
-    groups = grouping.of(data(*pieces))
+    partitions = [
+        np.repeat(np.arange(i, i + 100_000), 3) for i in range(0, 10**6, 10**5)
+    ]
+    groups = grouping.of(data(*partitions))
     assert len(groups.counts) == 10**6
     assert groups.ascending
     cuts = np.arange(1, 1000) * 3000 + 1
@@ -129,8 +131,8 @@ def test_cuts_at_any_edges(data):
             assert np.abs(ends[:-1] - wanted).min() == nearest
 
 
-def test_an_empty_piece_is_none_for_a_worker():
-    """Two groups of one row are two pieces for two workers, though two are there."""
+def test_an_empty_partition_is_none_for_a_worker():
+    """Two groups of one row become two partitions for two workers."""
     known = data(np.arange(0), np.arange(2))
     seen = view([worker(0), worker(1)], [known])
     goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
@@ -140,8 +142,8 @@ def test_an_empty_piece_is_none_for_a_worker():
 
 @given(st.data())
 @settings(deadline=None)
-def test_new_pieces_end_where_groups_do(data_):
-    """Whatever the pieces were, in as many as there are workers if groups allow it."""
+def test_new_partitions_end_where_groups_do(data_):
+    """There are as many partitions as workers, if groups allow it."""
     sizes = data_.draw(st.lists(st.integers(1, 9), min_size=1, max_size=20))
     qid = np.repeat(np.arange(len(sizes)), sizes)
     cuts = data_.draw(st.lists(st.integers(0, len(qid)), max_size=6), label="cuts")

@@ -1,4 +1,4 @@
-"""What follows from a layout agrees with plain loops over its pieces."""
+"""What follows from a layout agrees with plain loops over its partitions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from clustertune.planner.layouts import (
     Held,
     held_bytes,
     in_runs,
-    largest_piece,
+    largest_partition,
     layout_bytes,
     list_bytes,
     member_bytes,
 )
 from clustertune.testing import layout, member, view, worker
 
-# --- layouts -------------------------------------------------------------------------
+# --- layouts --------------------------------------------------------------------------
 
 
 Spread = dict[str, list[list[int]]]
-"""By label of member, for every piece the workers that hold it."""
+"""By label of member, for every partition the workers that hold it."""
 
 
 @st.composite
 def cases(draw: Any, *, whole: bool = False) -> tuple[Layout, View, Spread]:
-    """Draw a layout with copies, torn and, unless ``whole``, missing pieces."""
+    """Draw a layout with copies, torn and, unless ``whole``, missing partitions."""
     n_workers = draw(st.integers(1, 4))
     rows = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
     holders = st.lists(
@@ -59,26 +59,30 @@ def cases(draw: Any, *, whole: bool = False) -> tuple[Layout, View, Spread]:
 def bytes_by_holder(data: Layout, spread: Spread) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for m in data.members:
-        for piece, workers in enumerate(spread[m.label]):
+        for partition, workers in enumerate(spread[m.label]):
             for w in workers:
-                found[piece, w] = found.get((piece, w), 0) + int(m.nbytes[piece])
+                found[partition, w] = found.get((partition, w), 0) + int(
+                    m.nbytes[partition]
+                )
     return found
 
 
-def home_of(piece: int, held: dict[tuple[int, int], int]) -> int:
-    """The worker with most bytes of a piece, the first among equals; -1: none."""
-    there = {w: n for (p, w), n in held.items() if p == piece}
+def home_of(partition: int, held: dict[tuple[int, int], int]) -> int:
+    """The worker with most bytes of a partition, the first among equals; -1: none."""
+    there = {w: n for (p, w), n in held.items() if p == partition}
     return min(there, key=lambda w: (-there[w], w)) if there else -1
 
 
 @given(cases())
 def test_held(case: tuple[Layout, View, Spread]) -> None:
-    """Bytes of all members add up for each piece on each of its holders."""
+    """Bytes of all members add up for each partition on each of its holders."""
     data, seen, spread = case
     found = layouts.held(data, len(seen.now.workers))
-    triples = zip(found.piece.tolist(), found.worker.tolist(), found.nbytes.tolist())
+    triples = zip(
+        found.partition.tolist(), found.worker.tolist(), found.nbytes.tolist()
+    )
     assert {(p, w): n for p, w, n in triples} == bytes_by_holder(data, spread)
-    assert len(found.piece) == len(bytes_by_holder(data, spread))
+    assert len(found.partition) == len(bytes_by_holder(data, spread))
 
 
 @given(cases())
@@ -103,7 +107,7 @@ def test_homes(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_apart(case: tuple[Layout, View, Spread]) -> None:
-    """A piece with rows is together exactly if some worker holds all members of it."""
+    """A partition is together exactly if some worker holds all its members."""
     data, seen, spread = case
     expected = [
         rows > 0
@@ -115,7 +119,7 @@ def test_apart(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_shares(case: tuple[Layout, View, Spread]) -> None:
-    """Rows, bytes and pieces count at their home; the share is by running threads."""
+    """Rows, bytes and partitions count at their home; shares follow running threads."""
     data, seen, spread = case
     held, workers = bytes_by_holder(data, spread), seen.now.workers
     threads = sum(w.nthreads for w in workers if w.running)
@@ -124,7 +128,7 @@ def test_shares(case: tuple[Layout, View, Spread]) -> None:
         rows = sum(int(data.rows[p]) for p in here)
         due = data.rows.sum() * workers[i].nthreads / max(1, threads)
         assert share.worker == workers[i].id
-        assert share.pieces == len(here)
+        assert share.partitions == len(here)
         assert share.rows == rows
         assert share.nbytes == sum(int(m.nbytes[p]) for m in data.members for p in here)
         expected = rows / due if workers[i].running and due else 0.0
@@ -164,27 +168,27 @@ def test_a_worker_that_was_not_asked_for_is_due_nothing() -> None:
 
 
 def test_more_bytes_than_a_float_counts() -> None:
-    """Rows and bytes of a piece are exact far above a gigabyte."""
+    """Rows and bytes of a partition are exact far above a gigabyte."""
     many = 2**50 + 1
     data = layout([many, many], [0, 0], ["X"], row_bytes={"X": 1})
     only = layouts.shares(data, view([worker(0)], [data]))[0]
     assert only.rows == only.nbytes == 2 * many
-    assert layouts.piece_bytes(data).tolist() == [many, many]
+    assert layouts.partition_bytes(data).tolist() == [many, many]
 
 
 def test_nothing_is_held_of_what_is_not_loaded() -> None:
     """Data that is not in memory has no holder, no copy and no home."""
     data = layout([3, 3], None)
-    assert layouts.held(data, 2).piece.tolist() == []
+    assert layouts.held(data, 2).partition.tolist() == []
     assert layouts.copied(data).tolist() == [False, False]
     assert layouts.homes(data, 2).tolist() == [-1, -1]
     assert np.all(layouts.apart(data, 2))
 
 
-# --- sizes ---------------------------------------------------------------------------
+# --- sizes ----------------------------------------------------------------------------
 
 
-def test_loaded_data_has_the_bytes_of_its_pieces():
+def test_loaded_data_has_the_bytes_of_its_partitions():
     """What is in memory is measured, whatever the collection said before."""
     loaded = member("X", [10, 20], [0, 1], row_bytes=8, total_bytes=1)
     assert member_bytes(loaded) == 240
@@ -204,18 +208,18 @@ def test_sizes_add_up_over_members():
     assert isinstance(layout_bytes(lazy), Unknown)
 
 
-def test_the_largest_piece_has_all_members_of_an_aligned_layout():
-    """A piece of aligned data is X_i and y_i together."""
-    assert largest_piece(layout([10, 30], [0, 1])) == 30 * 88
+def test_the_largest_partition_has_all_members_of_an_aligned_layout():
+    """A partition of aligned data is X_i and y_i together."""
+    assert largest_partition(layout([10, 30], [0, 1])) == 30 * 88
 
 
-def test_the_largest_piece_of_data_not_loaded_is_in_proportion_to_rows():
+def test_the_largest_partition_of_data_not_loaded_is_in_proportion_to_rows():
     """The bytes of a lazy array are spread by rows, of others evenly."""
-    assert largest_piece(layout([10, 30], None, members=["X"])) == 30 * 80
+    assert largest_partition(layout([10, 30], None, members=["X"])) == 30 * 80
     keys = (("X", 0), ("X", 1))
     blind = layout(None, None, members=["X"], keys=keys, total_bytes=100)
-    assert largest_piece(blind) == 50
-    assert isinstance(largest_piece(layout(None, None, keys=keys)), Unknown)
+    assert largest_partition(blind) == 50
+    assert isinstance(largest_partition(layout(None, None, keys=keys)), Unknown)
 
 
 def test_held_bytes_count_every_copy():
@@ -225,13 +229,13 @@ def test_held_bytes_count_every_copy():
     np.testing.assert_array_equal(held_bytes([copied, lazy], 3), [80, 160, 0])
 
 
-# --- arranging -----------------------------------------------------------------------
+# --- arranging ------------------------------------------------------------------------
 
 
 def held(*entries):
-    """From (piece, worker, bytes)."""
-    piece, worker, nbytes = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-    return Held(piece=piece, worker=worker, nbytes=nbytes)
+    """From (partition, worker, bytes)."""
+    partition, worker, nbytes = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+    return Held(partition=partition, worker=worker, nbytes=nbytes)
 
 
 def test_each_run_goes_where_most_of_it_is():
@@ -257,30 +261,30 @@ def test_a_rest_is_with_the_last_run():
     assert target[2] == target[3] == target[4]
 
 
-def test_fewer_pieces_than_workers():
+def test_fewer_partitions_than_workers():
     """One each, and some get none; which is an error of others to say."""
     assert len(set(in_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
 
 
 @given(st.data())
 def test_any_bytes(data):
-    """Each worker that may gets a run of as many pieces, at least half the best."""
+    """Each worker that may gets a run of as many partitions, at least half the best."""
     n_workers = data.draw(st.integers(1, 4))
     each, rest = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1))
-    n_pieces = n_workers * each + rest * (n_workers > 1)
+    n_partitions = n_workers * each + rest * (n_workers > 1)
     entries = st.tuples(
-        st.integers(0, n_pieces - 1), st.integers(0, n_workers), st.integers(1, 9)
+        st.integers(0, n_partitions - 1), st.integers(0, n_workers), st.integers(1, 9)
     )
     there = held(*data.draw(st.lists(entries, max_size=12)))
     may = np.ones(n_workers + 1, dtype=bool)
     may[data.draw(st.integers(0, n_workers))] = False
-    target = in_runs(n_pieces, there, may)
+    target = in_runs(n_partitions, there, may)
     assert set(target.tolist()) == set(np.flatnonzero(may).tolist())
     changes = np.flatnonzero(np.diff(target)) + 1
     assert changes.tolist() == [each * i for i in range(1, n_workers)]
 
 
-# --- replicas ------------------------------------------------------------------------
+# --- replicas -------------------------------------------------------------------------
 
 
 TRAINING = layout([10, 0, 10, 10], [1, 0, 1, 0])
@@ -314,20 +318,20 @@ def test_what_is_a_copy_is_told_by_its_keys():
 
 
 def test_all_rows_once():
-    """The pieces that were given, or one of the copies of all."""
+    """The partitions that were given, or one of the copies of all."""
     assert layouts.original(evals([0, 3, 4], [0, 1, 0])) == ((1, 0, 3), (2, 0, 4))
     copies = evals([0, 5, 5], [0, 1, 0], copied=True)
     assert layouts.original(copies) == ((1, 0, 5),)
     assert layouts.original(evals([0, 0], [0, 1])) == ((0, 0, 0),)
 
 
-def test_first_pieces_are_those_with_rows():
-    """Of each worker, in the order of pieces."""
-    assert layouts.first_pieces(seen(evals([5], [0]))).tolist() == [0, 3]
+def test_first_partitions_are_those_with_rows():
+    """Of each worker, in the order of partitions."""
+    assert layouts.first_partitions(seen(evals([5], [0]))).tolist() == [0, 3]
 
 
 def test_what_is_in_place():
-    """As many pieces, on the same workers, with all rows in the first of each."""
+    """As many partitions, on the same workers, with all rows in the first of each."""
     assert layouts.are_in_place(
         evals([5, 0, 0, 5], [1, 0, 1, 0], copied=True),
         seen(evals([5], [0])),
@@ -345,7 +349,7 @@ def test_what_is_in_place():
 
 
 def test_the_step():
-    """All rows of each member for the first piece of each worker, none for others."""
+    """All rows of each member in the first partition of each worker, none in others."""
     valid = evals([3, 4], [0, 1])
     (step,) = replicate.propose((WRONG,), seen(valid))
     recut = step.args
@@ -363,7 +367,7 @@ def test_the_step():
             (3, 0, 0, 3, 0),
             (3, 1, 0, 4, 1),
         ]
-    # of both members three rows, four, and none for the empty piece, each in a list
+    # of both members three rows, four, and none for the empty partition, each in a list
     (one,) = list_bytes(np.array([1]))
     assert step.price.nbytes == 7 * 88 + 6 * one
     assert step.price.peak == 7 * 88

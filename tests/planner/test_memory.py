@@ -1,4 +1,4 @@
-"""Room for the given pieces: below the first line at which a worker acts."""
+"""Room for the given partitions: below the first line at which a worker acts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from clustertune.planner.memory import (
 )
 from clustertune.testing import layout, view, worker
 
-# --- memory --------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------
 
 
 LIMIT = 1000
-PIECES = layout([10, 10], [0, 0], ["X"], row_bytes={"X": 10})  # 200 bytes on worker 0
+PARTITIONS = layout(
+    [10, 10], [0, 0], ["X"], row_bytes={"X": 10}
+)  # 200 bytes on worker 0
 
 
 def one(**overrides: object) -> float:
-    """The room of one worker that holds PIECES."""
+    """The room of one worker that holds PARTITIONS."""
     given = {"memory_limit": LIMIT, "process": 200, "managed": 200} | overrides
-    return float(room(view([worker(0, **given)], [PIECES]))[0])
+    return float(room(view([worker(0, **given)], [PARTITIONS]))[0])
 
 
 def test_a_worker_with_nothing_else_has_room_up_to_its_target() -> None:
@@ -66,7 +68,7 @@ def test_workers_in_one_process() -> None:
         worker(1, address="inproc://10.0.0.1/77/5", managed=250, **one),
         worker(2, address="inproc://10.0.0.1/78/2", managed=0, **one),
     ]
-    assert fixed_bytes(view(workers, [PIECES])).tolist() == [50, 300, 500]
+    assert fixed_bytes(view(workers, [PARTITIONS])).tolist() == [50, 300, 500]
 
 
 def test_foreign_keys_count_for_both() -> None:
@@ -75,20 +77,20 @@ def test_foreign_keys_count_for_both() -> None:
     assert one(process=500, managed=500, target=0.9) == pytest.approx(700 - 300)
 
 
-def test_given_pieces_can_leave() -> None:
+def test_given_partitions_can_leave() -> None:
     """Given data does not reduce its own room, on any worker."""
     workers = [
         worker(0, memory_limit=LIMIT, process=200, managed=200),
         worker(1, memory_limit=LIMIT, process=0),
     ]
-    seen = view(workers, [PIECES])
+    seen = view(workers, [PARTITIONS])
     assert fixed_bytes(seen).tolist() == [0, 0]
     assert room(seen).tolist() == [600, 600]
 
 
 def test_sizes_that_lag_behind_take_nothing() -> None:
-    """A heartbeat that does not know the newest piece yet makes nothing negative."""
-    assert fixed_bytes(view([worker(0, process=100, managed=100)], [PIECES])) == [0]
+    """A heartbeat from before the newest partition makes nothing negative."""
+    assert fixed_bytes(view([worker(0, process=100, managed=100)], [PARTITIONS])) == [0]
 
 
 def test_no_room_is_not_less_than_none() -> None:
@@ -103,19 +105,19 @@ def test_without_a_limit_the_host_is_the_line() -> None:
         worker(1, memory_limit=0, host_memory=LIMIT, process=0),
         worker(2, memory_limit=0, host_memory=LIMIT, process=0, host="10.0.0.9"),
     ]
-    seen = view(workers, [PIECES])
+    seen = view(workers, [PARTITIONS])
     assert [limit(w, seen) for w in workers] == [500, 500, 1000]
     assert room(seen).tolist() == [400, 500, 1000]
 
 
 def test_what_is_not_known_gives_no_more_room_than_is_used() -> None:
-    """A worker that did not say its thresholds may keep its pieces, not get more."""
+    """A worker without known thresholds keeps its partitions and gets no more."""
     silent = {"facts": Unknown("it did not answer"), "memory_limit": LIMIT}
     workers = [
         worker(0, process=200, managed=200, **silent),
         worker(1, process=0, **silent),
     ]
-    assert room(view(workers, [PIECES])).tolist() == [200, 0]
+    assert room(view(workers, [PARTITIONS])).tolist() == [200, 0]
 
 
 def test_neither_limit_nor_host_known() -> None:
@@ -125,7 +127,7 @@ def test_neither_limit_nor_host_known() -> None:
     assert room(view([silent])).tolist() == [0]
 
 
-# --- thresholds ----------------------------------------------------------------------
+# --- thresholds -----------------------------------------------------------------------
 
 
 GIB = 2**30
@@ -161,7 +163,7 @@ def test_a_level_says_what_is_measured_and_what_comes():
     )
 
 
-# --- capacity ------------------------------------------------------------------------
+# --- capacity -------------------------------------------------------------------------
 
 
 MIB = 2**20

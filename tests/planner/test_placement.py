@@ -1,4 +1,5 @@
-"""Where pieces go: nothing without need, never above a budget, nearly the fewest bytes.
+"""Where partitions go: nothing without need, never above a budget, nearly the fewest
+bytes.
 
 The expected numbers come from trying all placements, from SciPy, or from a pencil.
 """
@@ -18,12 +19,12 @@ from clustertune.planner.placement import place, placed
 
 
 def on(workers, nbytes):
-    """Every piece whole on one worker."""
+    """Every partition whole on one worker."""
     return np.arange(len(workers)), np.array(workers, int), np.array(nbytes, int)
 
 
 def lay(workers, rows, weights, *, nbytes=None, **options):
-    """Place pieces of 10 bytes a row, each whole on one worker."""
+    """Place partitions of 10 bytes a row, each whole on one worker."""
     nbytes = 10 * np.array(rows, int) if nbytes is None else nbytes
     return place(rows, on(workers, nbytes), weights, nbytes=nbytes, **options)
 
@@ -53,15 +54,15 @@ def lay(workers, rows, weights, *, nbytes=None, **options):
         "within the tolerance",
         "by weight",
         "none where it may not be",
-        "no better with whole pieces",
-        "idle, but even the smallest piece is far above its share",
-        "one piece is most of all",
+        "no better with whole partitions",
+        "idle, but even the smallest partition is far above its share",
+        "one partition is most of all",
         "budgets say so",
         "wide tolerance",
-        "pieces without rows",
-        "one piece",
+        "partitions without rows",
+        "one partition",
         "no rows at all",
-        "no pieces",
+        "no partitions",
     ],
 )
 def test_fine_layout_stays(workers, rows, weights, options):
@@ -71,8 +72,8 @@ def test_fine_layout_stays(workers, rows, weights, options):
     assert placement.target.tolist() == workers
 
 
-def test_fine_layout_of_many_pieces_stays():
-    """A thousand pieces within the tolerance are left where they are."""
+def test_fine_layout_of_many_partitions_stays():
+    """A thousand partitions within the tolerance are left where they are."""
     generator = np.random.default_rng(0)
     rows = generator.integers(90, 110, 1000)
     workers = np.arange(1000) % 10
@@ -83,7 +84,7 @@ def test_fine_layout_of_many_pieces_stays():
 
 
 def test_replica_elsewhere_moves_nothing():
-    """With a copy of every piece on all workers, evenness costs no bytes."""
+    """With a copy of every partition on all workers, evenness costs no bytes."""
     held = (np.repeat(np.arange(40), 4), np.tile(np.arange(4), 40), np.full(160, 7))
     placement = place([3] * 40, held, [1] * 4, nbytes=[7] * 40)
     assert placement.moved == 0
@@ -91,7 +92,7 @@ def test_replica_elsewhere_moves_nothing():
 
 
 def test_copy_that_nobody_needs_changes_nothing():
-    """A piece with a second copy stays on the first if the layout is fine so."""
+    """A partition with a second copy stays on the first if the layout is fine so."""
     held = (np.array([0, 1, 1, 2, 3]), np.array([0, 0, 1, 1, 1]), np.full(5, 10))
     placement = place([5] * 4, held, [1, 1], nbytes=[10] * 4, tolerance=1.0)
     assert placement.moved == 0
@@ -145,16 +146,16 @@ def test_pairs_meet_where_most_bytes_lie():
     assert placement.moved == 20
 
 
-def test_entries_of_one_piece_on_one_worker_add_up():
-    """X and y of a piece on one worker are one whole piece there."""
+def test_entries_of_one_partition_on_one_worker_add_up():
+    """X and y of a partition on one worker are one whole partition there."""
     held = ([0, 0, 0], [0, 1, 1], [50, 45, 45])
     placement = place([5], held, [1, 1], nbytes=[90])
     assert placement.target.tolist() == [1]
     assert placement.moved == 0
 
 
-def test_piece_that_nobody_holds_travels_whole():
-    """A piece that is on no worker goes somewhere, at the price of all its bytes."""
+def test_partition_that_nobody_holds_travels_whole():
+    """A partition that is on no worker gets a place, at the price of all its bytes."""
     placement = place([5, 5], ([0], [1], [10]), [1, 1], nbytes=[10, 30])
     assert placement.target.tolist() == [1, 0]
     assert placement.moved == 30
@@ -162,7 +163,7 @@ def test_piece_that_nobody_holds_travels_whole():
 
 @pytest.mark.parametrize("count", [8, 300])
 def test_idle_worker_is_wrong_even_within_the_tolerance(count):
-    """With many workers, one without rows is given a piece though no limit asks so."""
+    """One of many workers without rows gets a partition, though no limit needs it."""
     workers = [*np.arange(count), *np.arange(count)]
     placement = lay(workers, [5] * (2 * count), [1] * (count + 1), tolerance=0.5)
     assert (placement.rows > 0).all()
@@ -170,17 +171,17 @@ def test_idle_worker_is_wrong_even_within_the_tolerance(count):
 
 
 def test_idle_worker_takes_the_copy_that_it_has():
-    """Of what an idle worker could get, it gets a piece of which it has a copy."""
+    """Of what an idle worker could get, it gets a partition of which it has a copy."""
     count = 300
-    piece, worker, nbytes = on([*np.arange(count)] * 2, [50] * (2 * count))
-    held = np.append(piece, 7), np.append(worker, count), np.append(nbytes, 50)
+    partition, worker, nbytes = on([*np.arange(count)] * 2, [50] * (2 * count))
+    held = np.append(partition, 7), np.append(worker, count), np.append(nbytes, 50)
     placement = place([5] * 600, held, [1] * 301, nbytes=[50] * 600, tolerance=0.5)
     assert placement.target[7] == count
     assert placement.moved == 0
 
 
-def test_idle_worker_is_filled_although_one_piece_is_huge():
-    """The limit that one huge piece sets leaves no other worker without rows."""
+def test_idle_worker_is_filled_although_one_partition_is_huge():
+    """The limit that one huge partition sets leaves no other worker without rows."""
     placement = lay([0] + [1] * 29, [1000] + [1] * 29, [1] * 10)
     assert (placement.rows > 0).all()
     assert placement.imbalance == placement.limit == pytest.approx(1000 / 102.9)
@@ -204,13 +205,13 @@ def test_budget_moves_what_balance_would_leave():
 
 
 def test_budget_of_nothing_takes_nothing():
-    """A worker that may hold no bytes gets no piece."""
+    """A worker that may hold no bytes gets no partition."""
     placement = lay([0, 0, 0], [5] * 3, [1, 1], budget=[0, 150])
     assert placement.target.tolist() == [1, 1, 1]
 
 
 def test_tight_budgets_are_packed():
-    """Pieces that fill all budgets to the last byte find their places."""
+    """Partitions that fill all budgets to the last byte find their places."""
     rows = [7, 6, 5, 5, 4, 3]
     placement = lay([0] * 6, rows, [1] * 3, budget=[100, 100, 100])
     assert placement.rows.tolist() == [10, 10, 10]
@@ -223,8 +224,8 @@ def test_too_much_is_refused(count):
         lay([0] * count, [5] * count, [1, 1], budget=[70, 70])
 
 
-def test_pieces_too_big_for_any_worker_are_refused():
-    """Budgets that hold all bytes, but no piece, are too small."""
+def test_partitions_too_big_for_any_worker_are_refused():
+    """Budgets that hold all bytes, but no partition, are too small."""
     with pytest.raises(CapacityError, match=r"largest partition 100.*largest 70"):
         lay([0, 0], [10, 10], [1, 1, 1], budget=[70, 70, 70])
 
@@ -233,20 +234,22 @@ def test_pieces_too_big_for_any_worker_are_refused():
 
 
 @st.composite
-def layouts(draw, most_pieces=30, most_workers=6):
-    """Arguments of `place`: pieces with replicas and parts, weights, some budgets."""
-    size = draw(st.integers(0, most_pieces))
+def layouts(draw, most_partitions=30, most_workers=6):
+    """Arguments of `place`: partitions, replicas, weights, some budgets."""
+    size = draw(st.integers(0, most_partitions))
     count = draw(st.integers(1, most_workers))
     many = st.lists(st.integers(0, 40), min_size=size, max_size=size)
     rows, extra = draw(many), draw(many)
     nbytes = [8 * row + more for row, more in zip(rows, extra)]
     held = []
-    for piece in range(size):
+    for partition in range(size):
         where = draw(st.lists(st.integers(0, count - 1), max_size=3, unique=True))
         for worker in where:
             whole = draw(st.booleans())
-            part = nbytes[piece] if whole else draw(st.integers(0, nbytes[piece]))
-            held.append((piece, worker, part))
+            part = (
+                nbytes[partition] if whole else draw(st.integers(0, nbytes[partition]))
+            )
+            held.append((partition, worker, part))
     weights = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
     weights[draw(st.integers(0, count - 1))] = 1
     budget = None
@@ -288,7 +291,9 @@ def imbalance(target, rows, share):
 
 def cost(target, held, nbytes):
     """Bytes that are not on their target."""
-    there = sum(part for piece, worker, part in zip(*held) if target[piece] == worker)
+    there = sum(
+        part for partition, worker, part in zip(*held) if target[partition] == worker
+    )
     return sum(nbytes) - there
 
 
@@ -303,7 +308,7 @@ def try_place(case):
 @given(layouts())
 @settings(deadline=None, max_examples=40)
 def test_placement_is_what_it_says(case):
-    """Every piece has one eligible target, budgets hold, and the figures are true."""
+    """Every partition has one eligible target, budgets hold, figures are true."""
     rows, held, weights, options = case
     placement = try_place(case)
     if placement is None:
@@ -335,7 +340,7 @@ def test_same_input_has_the_same_output(case):
 @given(layouts(), st.data())
 @settings(deadline=None, max_examples=40)
 def test_rows_are_never_less_even_than_before(case, data):
-    """Where whole pieces lay within the budgets, they lie no worse afterwards."""
+    """Where whole partitions lay within the budgets, they lie no worse afterwards."""
     rows, _, weights, options = case
     eligible = np.flatnonzero(weights)
     choice = st.lists(st.sampled_from(eligible), min_size=len(rows), max_size=len(rows))
@@ -399,10 +404,10 @@ def best_of_all(rows, held, weights, options):
     return best
 
 
-@given(layouts(most_pieces=6, most_workers=3))
+@given(layouts(most_partitions=6, most_workers=3))
 @settings(deadline=None, max_examples=200)
-def test_few_pieces_are_placed_in_the_best_way(case):
-    """Up to 6 pieces on 3 workers, no placement has fewer bytes: the ratio is 1."""
+def test_few_partitions_are_placed_in_the_best_way(case):
+    """Up to 6 partitions on 3 workers, no placement has fewer bytes: the ratio is 1."""
     best, placement = best_of_all(*case), try_place(case)
     if best is None or best[0] == np.inf:
         assert placement is None
@@ -414,7 +419,7 @@ def test_few_pieces_are_placed_in_the_best_way(case):
     assert (idle, placement.moved) == best[1:]
 
 
-@given(layouts(most_pieces=7, most_workers=3))
+@given(layouts(most_partitions=7, most_workers=3))
 @settings(deadline=None, max_examples=12)
 def test_the_search_ends_where_nothing_better_exists(case):
     """As much stays as if it went on and on."""
@@ -435,7 +440,7 @@ def test_the_search_ends_where_nothing_better_exists(case):
         assert early.moved <= late.moved + placement.NEAR * late.moved
 
 
-def test_pieces_alike_are_placed_at_once(monkeypatch):
+def test_partitions_alike_are_placed_at_once(monkeypatch):
     """No search where as much stays as can: 300 of them, all on half of the workers."""
     searched = []
     monkeypatch.setattr(placement, "_neighbours", lambda *_: searched.append(1))
@@ -455,8 +460,8 @@ def test_what_rounding_sets_apart_is_as_good():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_some_pieces_are_placed_in_nearly_the_best_way(seed):
-    """12 to 24 pieces on 5 workers move at most a tenth more than the best way."""
+def test_some_partitions_are_placed_in_nearly_the_best_way(seed):
+    """12 to 24 partitions on 5 workers move at most a tenth more than the best way."""
     generator = np.random.default_rng(seed)
     size, count = 12 + seed, 5
     rows = generator.integers(10, 100, size)
@@ -478,8 +483,8 @@ def test_some_pieces_are_placed_in_nearly_the_best_way(seed):
 
 
 @pytest.mark.parametrize("workers", [4, 40])
-def test_many_pieces_come_near_the_bound(workers):
-    """100 uneven pieces a worker: hardly more moves than the surplus of the rich."""
+def test_many_partitions_come_near_the_bound(workers):
+    """100 uneven partitions per worker need hardly more moves than the surplus."""
     generator = np.random.default_rng(1)
     rows = generator.integers(50, 150, 100 * workers)
     where = generator.integers(0, workers, rows.size) ** 2 // workers
@@ -490,8 +495,8 @@ def test_many_pieces_come_near_the_bound(workers):
     assert placement.moved <= 1.02 * 10 * surplus
 
 
-def test_more_pieces_than_are_polished_are_placed():
-    """25,000 pieces are even after the first pass already, and few bytes moved."""
+def test_more_partitions_than_are_polished_are_placed():
+    """25,000 partitions are even after the first pass already, and few bytes moved."""
     where = np.arange(25_000) % 50
     placement = lay(where, [100] * 25_000, np.ones(100))
     assert placement.imbalance <= 1.05
@@ -526,7 +531,7 @@ def test_more_pieces_than_are_polished_are_placed():
     ],
 )
 def test_malformed_input_is_refused(changes, message):
-    """Arrays that describe no pieces on workers are an error that says why."""
+    """Arrays that describe no partitions on workers are an error that says why."""
     arguments = {
         "rows": [1, 1],
         "held": ([0], [0], [10]),
@@ -554,8 +559,8 @@ def test_the_least_is_no_more_than_the_best(counts, weights, unit):
     assert placement._least(rows, share) <= best * (1 + 1e-9)
 
 
-def test_the_least_of_like_pieces_is_the_best():
-    """Ten pieces on four workers: three on the fullest."""
+def test_the_least_of_like_partitions_is_the_best():
+    """Ten partitions on four workers: three on the fullest."""
     assert placement._least(np.full(10, 7), np.full(4, 17.5)) == 3 / 2.5
 
 
@@ -564,15 +569,15 @@ def test_the_least_of_like_pieces_is_the_best():
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 3))
 def test_the_least_by_count_is_no_more_than_the_best(rows, workers):
-    """Whatever the pieces and the ways to place them."""
+    """Whatever the partitions and the ways to place them."""
     rows, share = np.array(rows), np.full(workers, max(1, sum(rows)) / workers)
     ways = itertools.product(range(workers), repeat=len(rows))
     best = min(np.bincount(way, rows, workers).max() / share[0] for way in ways)
     assert placement._least_by_count(rows, share) <= max(1.0, best) * (1 + 1e-9)
 
 
-def test_the_least_by_count_of_pieces_that_differ_little():
-    """Of 13 pieces one of three workers has five, however their rows divide."""
+def test_the_least_by_count_of_partitions_that_differ_little():
+    """Of 13 partitions one of three workers has five, however their rows divide."""
     rows = np.array([46] * 6 + [47] * 7)
     share = np.full(3, rows.sum() / 3)
     assert placement._least(rows, share) < 1.01

@@ -54,7 +54,7 @@ def two(layouts: list[Layout], **overrides: Any) -> View:
     return view([worker(0), worker(1, **overrides)], layouts)
 
 
-# --- phases -----------------------------------------------------------------------
+# --- phases ---------------------------------------------------------------------------
 
 
 def test_where_nothing_is_wrong_nothing_is_planned() -> None:
@@ -75,8 +75,8 @@ def test_information_alone_is_no_reason_to_act() -> None:
     [
         (3, layout(ROWS, None), "scale", "scale"),
         (3, UNEVEN, "scale", "scale"),
-        (2, layout(ROWS, None), "persist", "persist"),
-        (2, UNEVEN, "place", "rebalance"),
+        (2, layout(ROWS, None), "load", "load"),
+        (2, UNEVEN, "rebalance", "rebalance"),
     ],
 )
 def test_the_first_phase_that_has_something_to_do(
@@ -120,11 +120,11 @@ def test_what_does_not_fit_is_an_error() -> None:
         plan(view(tiny, [UNEVEN]))
 
 
-# --- guards -----------------------------------------------------------------------
+# --- guards ---------------------------------------------------------------------------
 
 
 def test_a_good_move_is_not_refused() -> None:
-    """Running targets, pieces in memory, known thresholds: no guard objects."""
+    """Running targets, partitions in memory, known thresholds: no guard objects."""
     seen = two([UNEVEN])
     assert guards.refusal(move(seen, [1, 1]), seen) is None
 
@@ -132,14 +132,14 @@ def test_a_good_move_is_not_refused() -> None:
 def test_a_step_that_moves_nothing_is_not_refused() -> None:
     """Guards of moves do not concern other steps."""
     gone = two([layout(ROWS, [-1, -1, -1, -1])], status="paused")
-    for action, args in (("scale", 3), ("persist", None)):
+    for action, args in (("scale", 3), ("load", None)):
         price = Price(nbytes=None, seconds=None)
         step = Step(action=action, summary=action, price=price, args=args)
         assert guards.refusal(step, gone) is None
 
 
 def test_workers_that_are_no_target_may_be_gone() -> None:
-    """Only where pieces are sent matters."""
+    """Only where partitions are sent matters."""
     seen = two([UNEVEN])
     paused = two([UNEVEN], status="paused")
     assert guards.refusal(move(seen, [0, 0]), paused) is None
@@ -147,7 +147,7 @@ def test_workers_that_are_no_target_may_be_gone() -> None:
 
 @pytest.mark.parametrize("status", ["paused", "closing_gracefully"])
 def test_a_target_that_no_longer_runs(status: str) -> None:
-    """A worker that pauses or closes between planning and acting gets no piece."""
+    """A worker that pauses or closes between planning and acting gets no partition."""
     seen = two([UNEVEN])
     step = move(seen, [0, 1])
     found = guards.refusal(step, two([UNEVEN], status=status))
@@ -165,40 +165,40 @@ def test_a_target_that_is_gone() -> None:
 
 
 def test_a_target_that_was_not_asked_for() -> None:
-    """Pieces go to workers in workers= alone."""
+    """Partitions go to workers in workers= alone."""
     seen = two([UNEVEN])
     wanted = replace(seen, goal=replace(seen.goal, workers=frozenset((0,))))
     assert guards.refusal(move(seen, [1]), wanted).guard == "targets_still_run"
     assert guards.refusal(move(seen, [0]), wanted) is None
 
 
-def test_a_piece_that_is_not_there() -> None:
-    """While a piece is computed again, nothing is moved; the member is named."""
+def test_a_partition_that_is_not_there() -> None:
+    """While a partition is computed again, nothing is moved; the member is named."""
     torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, -1, 0, -1]})
     seen = two([torn])
     found = guards.refusal(move(seen, [1]), seen)
-    assert found.guard == "pieces_are_in_memory"
+    assert found.guard == "partitions_are_in_memory"
     assert found.reason == "2 partitions of y not in memory"
 
 
-@pytest.mark.parametrize("order", ["rows", "pieces"])
+@pytest.mark.parametrize("order", ["rows", "partitions"])
 def test_another_order_of_what_has_changed(order: str) -> None:
-    """Rows are not put in order where a piece is away, or is another one by now."""
+    """Rows are not put in order where a partition is away, or is another one by now."""
 
     def seen(data: Layout, **others: Any) -> View:
         return view([worker(0), worker(1, **others)], [data], order=order)
 
     fine = layout(ROWS, [0, 1, 0, 1])
     (step,) = plan(seen(fine)).steps
-    assert step.action == "reorder"
+    assert step.action == "shuffle"
     assert guards.refusal(step, seen(fine)) is None
     torn = layout(ROWS, {"X": [0, 1, 0, 1], "y": [0, 1, 0, -1]})
-    assert guards.refusal(step, seen(torn)).guard == "pieces_are_in_memory"
+    assert guards.refusal(step, seen(torn)).guard == "partitions_are_in_memory"
     other = layout(ROWS, [0, 1, 0, 1], keys=tuple(("new", i) for i in range(4)))
-    assert guards.refusal(step, seen(other)).guard == "pieces_are_those_planned"
+    assert guards.refusal(step, seen(other)).guard == "partitions_are_those_planned"
     # whole partitions stay on any worker
     found = guards.refusal(step, seen(fine, status="paused"))
-    assert (found is None) is (order == "pieces")
+    assert (found is None) is (order == "partitions")
 
 
 def test_thresholds_that_are_not_known() -> None:
@@ -214,10 +214,10 @@ def test_a_refused_step_is_in_the_plan() -> None:
     """A plan keeps refused steps apart from allowed ones."""
     lost = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, 0, 0, -1]})
     found = plan(two([lost]))
-    assert found.phase == "place"
+    assert found.phase == "rebalance"
     assert found.steps == ()
     assert [(r.step.action, r.guard) for r in found.refused] == [
-        ("rebalance", "pieces_are_in_memory")
+        ("rebalance", "partitions_are_in_memory")
     ]
 
 

@@ -42,22 +42,26 @@ SLACK = sizeof(pd.RangeIndex(1, 1)) - sizeof(pd.RangeIndex(0, 0))
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.data())
 def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
-    """As Dask counts them, whatever rows of whatever piece."""
+    """As Dask counts them, whatever rows of whatever partition."""
     frame = pd.DataFrame(np.zeros((sum(counts), 3)), columns=list("abc"))
     ends = np.cumsum(counts)
-    pieces = [frame.iloc[end - n : end] for end, n in zip(ends, counts, strict=True)]
+    partitions = [
+        frame.iloc[end - n : end] for end, n in zip(ends, counts, strict=True)
+    ]
     held = member(
         "X",
         counts,
         [0] * len(counts),
-        nbytes=np.array([sizeof(p) for p in pieces]),
+        nbytes=np.array([sizeof(p) for p in partitions]),
         fixed=sizeof(frame.iloc[:0]),
     )
     key = data.draw(st.integers(0, len(counts) - 1))
     start = data.draw(st.integers(0, counts[key]))
     stop = data.draw(st.integers(start, counts[key]))
     found = layouts.part_bytes(held, np.array([key]), np.array([stop - start]))
-    assert found[0] == pytest.approx(sizeof(pieces[key].iloc[start:stop]), abs=SLACK)
+    assert found[0] == pytest.approx(
+        sizeof(partitions[key].iloc[start:stop]), abs=SLACK
+    )
 
 
 def test_rows_that_become_another_kind() -> None:
@@ -104,10 +108,10 @@ def test_the_busiest_worker_decides() -> None:
 def test_many_parts_take_time() -> None:
     """In addition to their bytes; parts of frames take more."""
 
-    def priced(n_pieces: int, kind: str) -> float:
-        pieces = layout([1000 // n_pieces] * n_pieces, [0] * n_pieces)
-        members = tuple(replace(m, kind=kind) for m in pieces.members)
-        seen = view([worker(0), worker(1)], [replace(pieces, members=members)])
+    def priced(n_partitions: int, kind: str) -> float:
+        partitions = layout([1000 // n_partitions] * n_partitions, [0] * n_partitions)
+        members = tuple(replace(m, kind=kind) for m in partitions.members)
+        seen = view([worker(0), worker(1)], [replace(partitions, members=members)])
         seen = replace(seen, goal=replace(seen.goal, rechunk=2))
         (step,) = make_plan(
             (*checks.run(seen), *goals.unmet(seen)), seen, actions.available()

@@ -14,7 +14,7 @@ from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
-# --- evenness ------------------------------------------------------------------------
+# --- evenness -------------------------------------------------------------------------
 
 
 def test_no_rows_or_no_workers_are_even():
@@ -24,40 +24,40 @@ def test_no_rows_or_no_workers_are_even():
     assert attainable(layout([5], [0]), view(workers=paused)) == 1.0
 
 
-def test_pieces_that_divide_evenly_reach_the_tolerance():
-    """Four equal pieces on two workers can lie evenly wherever they are now."""
+def test_partitions_that_divide_evenly_reach_the_tolerance():
+    """Four equal partitions on two workers can lie evenly wherever they are now."""
     assert attainable(layout([10] * 4, [0] * 4), view()) == pytest.approx(1.0)
 
 
-def test_many_small_pieces_are_known_to_reach_the_tolerance():
-    """A piece smaller than the tolerance can never make a worker too full."""
+def test_many_small_partitions_are_known_to_reach_the_tolerance():
+    """A partition smaller than the tolerance can never make a worker too full."""
     many = layout([1] * 1000, [0] * 1000)
     assert attainable(many, view()) == pytest.approx(1.002)
     workers = [worker(0, nthreads=3), worker(1)]
     assert attainable(many, view(workers=workers)) == pytest.approx(1.004)
 
 
-def test_a_whole_piece_too_many_cannot_be_avoided():
-    """Three equal pieces on two workers leave one with two of them."""
+def test_a_whole_partition_too_many_cannot_be_avoided():
+    """Three equal partitions on two workers leave one with two of them."""
     lazy = layout([10] * 3, None)
     assert attainable(lazy, view()) == pytest.approx(4 / 3)
 
 
-def test_the_larger_piece_decides():
-    """A piece of more than a share exceeds the tolerance if all else is small."""
+def test_the_larger_partition_decides():
+    """A partition of more than a share exceeds the tolerance if all else is small."""
     data = layout([900] + [1] * 100, [0] * 101)
     assert attainable(data, view()) == pytest.approx(1.8)
 
 
 def test_shares_are_by_threads():
-    """Three equal pieces are even on workers of two threads and one."""
+    """Three equal partitions are even on workers of two threads and one."""
     workers = [worker(0, nthreads=2), worker(1, nthreads=1)]
     assert attainable(layout([10] * 3, [0] * 3), view(workers=workers)) == (
         pytest.approx(1.0)
     )
 
 
-# --- trainers ------------------------------------------------------------------------
+# --- trainers -------------------------------------------------------------------------
 
 
 def seen(data: Any, workers: int = 3, needs: Any = None, **goal: Any) -> View:
@@ -68,10 +68,10 @@ def seen(data: Any, workers: int = 3, needs: Any = None, **goal: Any) -> View:
 
 
 def ranked(*groups: str, label: str = "qid") -> Any:
-    """Pieces with a row for each letter, which is its group."""
+    """Partitions with a row for each letter, which is its group."""
     looked = tuple(content.runs(np.array([*g])) for g in groups)
     data = layout([len(g) for g in groups], [0] * len(groups), ("X", "y", label))
-    qid = replace(data.members[2], contents=Contents(pieces=looked))
+    qid = replace(data.members[2], contents=Contents(partitions=looked))
     return replace(data, members=(*data.members[:2], qid))
 
 

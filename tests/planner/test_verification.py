@@ -13,7 +13,7 @@ from clustertune.planner import verification
 from clustertune.planner.verification import Fingerprint, losses, moves, problems
 from clustertune.testing import layout, snapshot, view, worker
 
-# --- verification --------------------------------------------------------------------
+# --- verification ---------------------------------------------------------------------
 
 
 ROWS = [10, 10, 10, 10]
@@ -46,7 +46,7 @@ def test_nothing_happened() -> None:
 
 
 def test_a_good_move() -> None:
-    """Whole pieces on another worker are no problem."""
+    """Whole partitions on another worker are no problem."""
     assert problems(seen(ALL_ON_ONE), seen(layout(ROWS, [0, 1, 0, 1]))) == ()
 
 
@@ -84,10 +84,10 @@ def test_a_worker_that_was_too_full_before() -> None:
     assert problems(before, after)[0].startswith("worker 1 holds 880 bytes")
 
 
-# --- what is ----------------------------------------------------------------------
+# --- what is --------------------------------------------------------------------------
 
 
-def test_pieces_that_are_gone() -> None:
+def test_partitions_that_are_gone() -> None:
     """A partition without a holder is lost, although its key is known."""
     after = layout(ROWS, {"X": [0, -1, 0, -1], "y": [0, 0, 0, 0]})
     found = problems(seen(ALL_ON_ONE), seen(after))
@@ -105,7 +105,7 @@ def test_data_that_is_no_longer_loaded() -> None:
 
 
 def test_rows_that_changed() -> None:
-    """A piece with other rows than before is found, in whichever member."""
+    """A partition with other rows than before is found, in whichever member."""
     shuffled = changed(ALL_ON_ONE, "y", rows=np.array([10, 10, 20, 0]))
     found = problems(seen(ALL_ON_ONE), seen(shuffled))
     assert found[0] == "partitions of y have other rows than before"
@@ -120,7 +120,7 @@ def test_rows_that_changed_on_loading() -> None:
 
 
 def test_keys_that_changed() -> None:
-    """Loaded pieces keep their keys: the user's own names must see them."""
+    """Loaded partitions keep their keys: the user's own names must see them."""
     renamed = changed(ALL_ON_ONE, "X", keys=tuple("abcd"))
     found = problems(seen(ALL_ON_ONE), seen(renamed))
     assert found == ("X has other keys than before",)
@@ -212,7 +212,7 @@ def test_a_member_that_this_call_has_made_was_not_there() -> None:
     assert problems(seen(ALL_ON_ONE), seen(more)) == ()
 
 
-def test_pieces_that_moved() -> None:
+def test_partitions_that_moved() -> None:
     """They are counted, and one is named, with the workers by their ids."""
     assert moves(seen(ALL_ON_ONE), seen(ALL_ON_ONE)) == ()
     moved = layout(ROWS, [0, 1, 0, 1])
@@ -224,7 +224,7 @@ def test_pieces_that_moved() -> None:
 
 
 def test_a_surplus_copy_is_no_move() -> None:
-    """A piece stays where it was while its worker holds all of it."""
+    """A partition stays where it was while its worker holds all of it."""
     there = seen(layout(ROWS, [1, 1, 1, 1]))
     assert moves(there, seen(layout(ROWS, [[0, 1]] * 4))) == ()
     half = layout(ROWS, {"X": [[0, 1]] * 4, "y": [0, 0, 0, 0]})
@@ -248,13 +248,13 @@ def test_workers_that_lack_a_copied_eval_set() -> None:
     lost, moved = moves(before, seen(data, copied([1, 0, 1, 1])))
     assert lost == "worker 0 lost the replica of eval_set[0]"
     assert moved.startswith("1 partition of the eval_set[0] moved")
-    # a piece without rows is none of it
+    # a partition without rows is none of it
     (moved,) = moves(before, seen(data, copied([0, 1, 1, 1])))
     assert moved.startswith("1 partition of the eval_set[0] moved")
 
 
 def test_moves_of_what_cannot_be_compared() -> None:
-    """Other pieces, or none in memory: other checks speak of these."""
+    """Other partitions, or none in memory: other checks speak of these."""
     for other in (layout([20, 20], [1, 1]), layout(ROWS, None)):
         assert moves(seen(ALL_ON_ONE), seen(other)) == ()
 
@@ -265,7 +265,7 @@ def test_a_collection_that_is_gone() -> None:
     assert losses(view(layouts=[both]), view(layouts=[one])) == ("y is missing",)
 
 
-# --- fingerprint ---------------------------------------------------------------------
+# --- fingerprint ----------------------------------------------------------------------
 
 
 def seen_fingerprint(workers: Any, layouts: Any = ()) -> Fingerprint:

@@ -1,4 +1,4 @@
-"""Collections whose pieces lie where a test wants them."""
+"""Collections whose partitions lie where a test wants them."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ def workers(client: Any) -> list[str]:
     return sorted(found, key=lambda address: str(found[address]["name"]))
 
 
-def placed(client: Any, pieces: Sequence[Any], where: Sequence[int]) -> Any:
-    """The collection of these pieces, each on the worker of that number.
+def placed(client: Any, partitions: Sequence[Any], where: Sequence[int]) -> Any:
+    """The collection of these partitions, each on the worker of that number.
 
-    Lost with its worker, a piece is made again on any.
+    Lost with its worker, a partition is made again on any.
     """
     addresses, name = workers(client), f"placed-{uuid4().hex}"
-    first = pieces[0]
+    first = partitions[0]
     array = isinstance(first, np.ndarray)
     tail = (0,) * (first.ndim - 1) if array else ()
     futures = {
         (name, i, *tail): client.submit(
             lambda x: x,
-            piece,
+            partition,
             key=(name, i, *tail),
             workers=[addresses[where[i]]],
             allow_other_workers=True,
             pure=False,
         )
-        for i, piece in enumerate(pieces)
+        for i, partition in enumerate(partitions)
     }
     wait(list(futures.values()))
     if not array:
-        divisions = (None,) * (len(pieces) + 1)
+        divisions = (None,) * (len(partitions) + 1)
         return dd.from_graph(futures, first.iloc[:0], divisions, list(futures), name)
-    chunks = (tuple(map(len, pieces)), *((n,) for n in first.shape[1:]))
+    chunks = (tuple(map(len, partitions)), *((n,) for n in first.shape[1:]))
     return da.Array(futures, name, chunks, dtype=first.dtype)
 
 
 def cut(values: Any, *rows: int) -> list[Any]:
-    """Pieces of so many rows."""
+    """Partitions of so many rows."""
     assert sum(rows) == len(values)
     ends = np.cumsum(rows).tolist()
     frame = isinstance(values, pd.DataFrame | pd.Series)

@@ -38,9 +38,9 @@ def numbers(n: int, columns: int = 5) -> Any:
     return np.random.default_rng(1).random((n, columns))
 
 
-def test_admm_keeps_its_pieces(client: Any) -> None:
-    """In another number of pieces the same rows make another model; prepared they are
-    in the same number as before, and the report has the difference."""
+def test_admm_keeps_its_partitions(client: Any) -> None:
+    """In another number of partitions the same rows make another model; prepared they
+    are in the same number as before, and the report has the difference."""
     X = numbers(1200)
     y = X @ np.arange(5.0) + 1
 
@@ -56,7 +56,7 @@ def test_admm_keeps_its_pieces(client: Any) -> None:
     model = LinearRegression(solver="admm")
     first = clustertune.prepare(client, *before, estimator=model)
     second = clustertune.prepare(client, *now, estimator=model)
-    assert "changed_pieces" in {f.check for f in second.report.found}
+    assert "changed_partitions" in {f.check for f in second.report.found}
     assert second.X.numblocks[0] == first.X.numblocks[0]
     same = [coefficients(p.X, p.y) for p in (first, second)]
     assert np.allclose(*same, rtol=1e-6)
@@ -109,7 +109,7 @@ def test_incremental_gets_all_columns(client: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["incremental", "predict"])
 def test_what_is_read_once_is_left_lazy(client: Any, kind: str) -> None:
-    """Unless it is asked for: its pieces would fill memory before they are needed."""
+    """Lazy data stays lazy by default: it would fill memory too early."""
     X = da.random.default_rng(1).random((1200, 4), chunks=(300, 4))
     lazy = clustertune.prepare(client, X, workload=kind).X
     assert not futures_of(lazy)
@@ -121,12 +121,12 @@ def test_what_is_read_once_is_left_lazy(client: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["array", "dataframe"])
 def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
-    """To each worker, and not with every piece."""
+    """To each worker, and not with every partition."""
     values = numbers(1200)
-    pieces = cut(values, *[100] * 12)
+    partitions = cut(values, *[100] * 12)
     if kind == "dataframe":
-        pieces = [pd.DataFrame(x, columns=list("abcde")) for x in pieces]
-    X = placed(client, pieces, (A, B) * 6)
+        partitions = [pd.DataFrame(x, columns=list("abcde")) for x in partitions]
+    X = placed(client, partitions, (A, B) * 6)
     workers = set(client.run(os.getpid).values())
 
     def reads(predict: Any) -> Counter[int]:

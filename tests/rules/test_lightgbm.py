@@ -56,7 +56,7 @@ def test_every_class_on_every_worker(client: Any, frames: bool) -> None:
     X, y = X[order], y[order]
     alone = accuracy(lgb.LGBMClassifier(**OPTIONS).fit(X, y), X, y)
     given = (pd.DataFrame(X), pd.Series(y)) if frames else (X, y)
-    # the last class is in one piece alone, so whole pieces will not do
+    # the last class is in one partition alone, so whole partitions will not do
     rows = (500, 300, 400)
     dX, dy = (placed(client, cut(x, *rows), (A, B, B)) for x in given)
 
@@ -186,13 +186,13 @@ def test_one_float_type(client: Any) -> None:
     p = clustertune.prepare(client, dX, dy, estimator=lgb.DaskLGBMRegressor)
 
     def peak(X: Any) -> float:
-        """Bytes for each number while LightGBM reads a piece."""
-        piece = X.partitions[0].compute()
+        """Bytes for each number while LightGBM reads a partition."""
+        partition = X.partitions[0].compute()
         tracemalloc.start()
-        lgb.Dataset(piece).construct()
+        lgb.Dataset(partition).construct()
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found / piece.size
+        return found / partition.size
 
     assert peak(dX) > 8
     assert peak(p.X) < 8
@@ -210,17 +210,17 @@ def test_the_same_categories_everywhere(client: Any) -> None:
     lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
     rows = (text[:400], text[400:], text[:400])
     other = numbers(400)[:, 0]
-    pieces = [
+    partitions = [
         pd.DataFrame({"c": pd.Categorical(t, names), "n": other})
         for t, names in zip(rows, lists)
     ]
-    dX = placed(client, pieces[:2], (A, B))
+    dX = placed(client, partitions[:2], (A, B))
     dy = placed(client, cut(y, 400, 400), (A, B))
-    eval_set = (placed(client, pieces[2:], [B]), placed(client, [y[:400]], [B]))
+    eval_set = (placed(client, partitions[2:], [B]), placed(client, [y[:400]], [B]))
 
     def right(model: Any) -> float:
-        """Of the codes that the first piece has."""
-        whole = pd.concat(pieces[:2]).astype({"c": pieces[0]["c"].dtype})
+        """Of the codes that the first partition has."""
+        whole = pd.concat(partitions[:2]).astype({"c": partitions[0]["c"].dtype})
         return float(((model.predict(whole) > 0.5) == y.to_numpy()).mean())
 
     options = OPTIONS | {"learning_rate": 0.5}
@@ -234,8 +234,8 @@ def test_the_same_categories_everywhere(client: Any) -> None:
     assert result["l2"][-1] < 0.01
 
 
-def test_companions_with_other_pieces(client: Any) -> None:
-    """Weights and scores in pieces of their own fail; prepared they count as alone."""
+def test_companions_with_other_partitions(client: Any) -> None:
+    """Weights and scores in other partitions fail; prepared they work."""
     X = numbers(900)
     y, w, score = X[:, 0], 1 - X[:, 1], X[:, 2]
     dX, dy = (placed(client, cut(x, 300, 300, 300), (A, A, A)) for x in (X, y))

@@ -46,7 +46,7 @@ def transitions(client: Any) -> int:
 
 def test_what_has_moved_is_named(client: Any) -> None:
     """Dask's own ``rebalance`` tears pairs apart, and a worker that dies takes its
-    pieces with it; to look for that costs one question, and no task."""
+    partitions with it; to look for that costs one question, and no task."""
     X = np.random.default_rng(1).random((2000, 20))
     dX, dy = (placed(client, cut(x, *[250] * 8), [A] * 8) for x in (X, X[:, 0]))
     p = clustertune.prepare(client, dX, dy)

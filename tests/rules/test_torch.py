@@ -21,7 +21,9 @@ BATCH = 20
 A, B = 0, 1  # workers
 
 
-def train(rank: int, n_ranks: int, port: int, pieces: list[Any]) -> list[list[float]]:
+def train(
+    rank: int, n_ranks: int, port: int, partitions: list[Any]
+) -> list[list[float]]:
     """One process of a fit: steps of a linear model over its own rows.
 
     Is sent to workers as it is here, where they can import this file.
@@ -35,9 +37,11 @@ def train(rank: int, n_ranks: int, port: int, pieces: list[Any]) -> list[list[fl
     store = dist.TCPStore("127.0.0.1", port, n_ranks, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks)
     torch.manual_seed(0)
-    model = DistributedDataParallel(Linear(pieces[0].shape[1], 1))
+    model = DistributedDataParallel(Linear(partitions[0].shape[1], 1))
     descent = torch.optim.SGD(model.parameters(), lr=0.3)
-    X, y = (torch.from_numpy(np.concatenate(p)) for p in (pieces[::2], pieces[1::2]))
+    X, y = (
+        torch.from_numpy(np.concatenate(p)) for p in (partitions[::2], partitions[1::2])
+    )
     for _ in range(30):
         for rows, labels in zip(X.split(BATCH), y.split(BATCH)):
             descent.zero_grad()
@@ -47,7 +51,7 @@ def train(rank: int, n_ranks: int, port: int, pieces: list[Any]) -> list[list[fl
 
 
 def ranks(client: Any, X: Any, y: Any) -> list[Any]:
-    """Futures of a process on each worker, with the pieces that it holds."""
+    """Futures of a process on each worker, with the partitions that it holds."""
     own: dict[str, list[Any]] = {address: [] for address in workers(client)}
     holders = client.who_has(X)
     for features, labels in zip(futures_of(X), futures_of(y)):

@@ -45,17 +45,17 @@ def test_the_same_categories_everywhere(client: Any, method: str) -> None:
     y = pd.Series((text == "yes") * 1.0)
     other = np.random.default_rng(5).random(400)
     lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
-    pieces = [
+    partitions = [
         pd.DataFrame({"c": pd.Categorical(t, names), "n": other})
         for t, names in zip((text[:400], text[400:], text[:400]), lists)
     ]
-    dX = placed(client, pieces[:2], (A, B))
+    dX = placed(client, partitions[:2], (A, B))
     dy = placed(client, cut(y, 400, 400), (A, B))
-    eval_set = (placed(client, pieces[2:], [B]), placed(client, [y[:400]], [B]))
+    eval_set = (placed(client, partitions[2:], [B]), placed(client, [y[:400]], [B]))
     options = OPTIONS | {"tree_method": method, "enable_categorical": True}
 
     def right(model: Any) -> float:
-        whole = pd.concat(pieces[:2]).astype({"c": pieces[0]["c"].dtype})
+        whole = pd.concat(partitions[:2]).astype({"c": partitions[0]["c"].dtype})
         matrix = xgb.DMatrix(whole, enable_categorical=True)
         found = model.get_booster().predict(matrix)
         return float(((found > 0.5) == y.to_numpy()).mean())
@@ -71,8 +71,8 @@ def test_the_same_categories_everywhere(client: Any, method: str) -> None:
     assert model.evals_result()["validation_0"]["rmse"][-1] < 0.05
 
 
-def test_companions_with_other_pieces(client: Any) -> None:
-    """Weights and margins in pieces of their own are refused; prepared they count."""
+def test_companions_with_other_partitions(client: Any) -> None:
+    """Weights and margins in other partitions are refused; prepared they work."""
     X = np.random.default_rng(1).random((900, 5))
     y, w, margin = X[:, 0], 1 - X[:, 1], X[:, 2]
     dX, dy = (placed(client, cut(x, 300, 300, 300), (A, A, A)) for x in (X, y))
@@ -124,7 +124,7 @@ def gain(found: Any, y: Any, n_groups: int) -> float:
 
 def test_groups_are_whole(client: Any) -> None:
     """Unprepared, a group on two workers is two; by default XGBoost makes a partition
-    of each group. Prepared, pieces are taken as they are, and groups are whole."""
+    of each group. Prepared, partitions are taken as they are, and groups are whole."""
     n_groups, size = 60, 20
     X, y, qid = ranking(n_groups, size)
     frame = pd.DataFrame(X, columns=list("abcd"))
@@ -163,7 +163,7 @@ def test_groups_are_whole(client: Any) -> None:
 @pytest.mark.parametrize("asked", [{}, {"sort": True}])
 def test_groups_are_sorted(client: Any, asked: Any) -> None:
     """Rows of groups in no order are sorted, as the ranker itself would sort them;
-    predictions find back. Where pieces must stay as they are that is an error."""
+    predictions find back. Where partitions must stay as they are that is an error."""
     n_groups, size = 40, 10
     X, y, qid = ranking(n_groups, size)
     backwards = np.argsort(-qid, kind="stable")

@@ -35,8 +35,8 @@ def test_workers_have_cpus_and_addresses_of_their_own():
 def test_homes_become_holders():
     """A home is one worker, several for replicas, or -1 for a lost partition."""
     built = member("X", [5, 5, 5], [1, [0, 1], -1])
-    pieces, workers = built.holders
-    np.testing.assert_array_equal(pieces, [0, 1, 1])
+    partitions, workers = built.holders
+    np.testing.assert_array_equal(partitions, [0, 1, 1])
     np.testing.assert_array_equal(workers, [1, 0, 1])
 
 
@@ -44,7 +44,7 @@ def test_data_without_homes_is_not_loaded():
     """Such data has neither bytes nor holders, but a known size."""
     built = member("X", [5, 5], None, row_bytes=16)
     assert (built.loaded, built.nbytes, built.holders) == (False, None, None)
-    assert (built.n_pieces, built.total_bytes, built.columns) == (2, 160, 2)
+    assert (built.n_partitions, built.total_bytes, built.columns) == (2, 160, 2)
 
 
 def test_members_can_lie_on_different_workers():

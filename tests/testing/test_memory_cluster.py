@@ -31,8 +31,8 @@ def look(cluster: MemoryCluster) -> View:
 
 
 def move(cluster: MemoryCluster, label: str, targets: dict[int, int]) -> Result:
-    """Move some pieces of a member to workers, by number."""
-    keys = tuple((label, piece) for piece in targets)
+    """Move some partitions of a member to workers, by number."""
+    keys = tuple((label, partition) for partition in targets)
     one = Move(label=label, keys=keys, targets=np.array(list(targets.values())))
     addresses = tuple(at(i) for i in range(3))
     moves = Moves(workers=addresses, ceilings=(0, 0, 0), moves=(one,))
@@ -49,7 +49,7 @@ def test_builders_are_public() -> None:
         assert getattr(testing, name) is getattr(builders, name)
 
 
-# --- verify -----------------------------------------------------------------------
+# --- verify ---------------------------------------------------------------------------
 
 
 def test_verify_accepts_a_safe_move() -> None:
@@ -66,7 +66,7 @@ def test_verify_names_everything_that_is_wrong() -> None:
         verify(before, after)
 
 
-# --- the cluster ------------------------------------------------------------------
+# --- the cluster ----------------------------------------------------------------------
 
 
 def test_a_look_changes_nothing() -> None:
@@ -82,7 +82,7 @@ def test_a_look_changes_nothing() -> None:
     assert cluster.calls == []
 
 
-def test_memory_follows_the_pieces() -> None:
+def test_memory_follows_the_partitions() -> None:
     """Moved partitions move their bytes; other bytes stay."""
     data = layout([10, 10], [0, 0], ["X"], row_bytes={"X": 1})
     first = worker(0, managed=50, process=80)  # 30 of them are other keys
@@ -156,7 +156,7 @@ def test_persist() -> None:
         asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
         assert homes(cluster, "y") == [{at(i)} for i in expected]
         assert homes(cluster, "X") == [{at(2)}] * 4
-        assert cluster.calls == ["persist"]
+        assert cluster.calls == ["load"]
 
 
 def test_persist_on_named_workers() -> None:
@@ -165,7 +165,7 @@ def test_persist_on_named_workers() -> None:
     cluster.kill(at(2))
     targets = {"X": np.array([1, 0, 2, 1])}
     load = Load(workers=(at(0), at(1), at(2)), targets=targets)
-    asyncio.run(cluster.persist(load, lambda *_: None))
+    asyncio.run(cluster.load(load, lambda *_: None))
     assert homes(cluster, "X") == [{at(i)} for i in (1, 0, 0, 1)]
 
 
@@ -176,10 +176,10 @@ def test_persist_refuses_data_that_does_not_fit() -> None:
     for room in (total / 2, 0.0):
         load = replace(ANYWHERE, room=np.array([room / 2] * 2))
         with pytest.raises(CapacityError, match="The loaded partitions are released"):
-            asyncio.run(cluster.persist(load, lambda *_: None))
+            asyncio.run(cluster.load(load, lambda *_: None))
         assert not any(m.loaded for m in look(cluster).layouts[0].members)
     load = replace(ANYWHERE, room=np.array([float(total)]))
-    asyncio.run(cluster.persist(load, lambda *_: None))
+    asyncio.run(cluster.load(load, lambda *_: None))
     assert all(m.loaded for m in look(cluster).layouts[0].members)
 
 

@@ -104,7 +104,7 @@ def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dict(os.environ) == before
 
 
-# --- sockets of TensorFlow; tests/deep has the rest ---
+# --- sockets of TensorFlow; tests/deep has the rest -----------------------------------
 
 
 @pytest.mark.parametrize("connected", [False, True])

@@ -133,7 +133,7 @@ def test_unmeasured_values_are_unknown() -> None:
     assert "which workers run on it is unknown" in str(silent)
 
 
-# --- memory ---
+# --- memory ---------------------------------------------------------------------------
 
 LIMITED = WorkerCapacity(
     "tcp://1", "left", "10.0.0.1", "m", threads=2, limit=10 * GIB, used=GIB

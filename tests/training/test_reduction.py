@@ -88,7 +88,9 @@ async def test_numbers_lie_where_they_are_read_fast(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_pieces_are_summed_where_they_lie(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_partitions_are_summed_where_they_lie(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
     """Only results move; the same layout gives the same bits; frames work too."""
     X = da.random.default_rng(1).random((900, 4), chunks=(100, 4))
     y = X[:, 0] * 2

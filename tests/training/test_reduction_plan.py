@@ -14,7 +14,7 @@ WORKERS = st.dictionaries(
     st.integers(1, 4),
     min_size=1,
 )
-PIECES = st.lists(
+PARTITIONS = st.lists(
     st.dictionaries(st.sampled_from(["a", "b", "c", "gone"]), st.integers(0, 100)),
     min_size=1,
     max_size=60,
@@ -35,29 +35,29 @@ def test_items_are_spread_once_each_and_evenly(n: int, threads: dict[str, int]) 
     assert len(list(groupby(workers))) == len(set(workers))
 
 
-@given(PIECES, WORKERS)
+@given(PARTITIONS, WORKERS)
 def test_partitions_run_on_their_holders(
-    pieces: list[dict[str, int]], threads: dict[str, int]
+    partitions: list[dict[str, int]], threads: dict[str, int]
 ) -> None:
     """Each partition runs once, on a worker that holds most of it."""
-    batches = reduction_plan.group_by_holder(pieces, threads)
-    assert sorted(i for b in batches for i in b.items) == list(range(len(pieces)))
+    batches = reduction_plan.group_by_holder(partitions, threads)
+    assert sorted(i for b in batches for i in b.items) == list(range(len(partitions)))
     for batch in batches:
         assert list(batch.items) == sorted(batch.items)
         for i in batch.items:
-            held = {w: n for w, n in pieces[i].items() if w in threads}
+            held = {w: n for w, n in partitions[i].items() if w in threads}
             if any(held.values()):
                 assert held.get(batch.worker) == max(held.values())
     workers = [b.worker for b in batches]
     assert all(workers.count(w) <= threads[w] for w in workers)
 
 
-@given(PIECES, WORKERS)
+@given(PARTITIONS, WORKERS)
 def test_each_result_is_joined_once(
-    pieces: list[dict[str, int]], threads: dict[str, int]
+    partitions: list[dict[str, int]], threads: dict[str, int]
 ) -> None:
     """All results except the last are joined once, those of one worker first."""
-    batches = reduction_plan.group_by_holder(pieces, threads)
+    batches = reduction_plan.group_by_holder(partitions, threads)
     joins = reduction_plan.join_tree(batches)
     n = len(batches)
     used = [part for join in joins for part in join.parts]
@@ -81,9 +81,9 @@ def test_addresses_do_not_change_the_order() -> None:
     places = ["x", "y", "y", "x", "z"]
 
     def order(names: dict[str, str]) -> list[tuple[int, ...]]:
-        pieces = [{names[p]: 10} for p in places]
+        partitions = [{names[p]: 10} for p in places]
         threads = dict.fromkeys(sorted(names.values()), 2)
-        batches = reduction_plan.group_by_holder(pieces, threads)
+        batches = reduction_plan.group_by_holder(partitions, threads)
         joins = reduction_plan.join_tree(batches)
         return [*(tuple(b.items) for b in batches), *(j.parts for j in joins)]
 
@@ -93,8 +93,8 @@ def test_addresses_do_not_change_the_order() -> None:
 
 
 def test_a_thread_gets_its_share_of_bytes() -> None:
-    pieces = [{"a": 600}, {"a": 200}, {"a": 200}, {"a": 200}]
-    batches = reduction_plan.group_by_holder(pieces, {"a": 2})
+    partitions = [{"a": 600}, {"a": 200}, {"a": 200}, {"a": 200}]
+    batches = reduction_plan.group_by_holder(partitions, {"a": 2})
     assert [tuple(b.items) for b in batches] == [(0,), (1, 2, 3)]
 
 
@@ -107,8 +107,8 @@ def test_large_arguments_of_many_tasks_are_separate() -> None:
 
 def test_a_plan_as_text() -> None:
     threads = {"tcp://1": 2, "tcp://2": 2}
-    pieces = [{"tcp://1": 100}, {"tcp://1": 100}, {"tcp://2": 10}]
-    batches = reduction_plan.group_by_holder(pieces, threads)
+    partitions = [{"tcp://1": 100}, {"tcp://1": 100}, {"tcp://2": 10}]
+    batches = reduction_plan.group_by_holder(partitions, threads)
     plan = Plan(
         batches=batches,
         joins=reduction_plan.join_tree(batches),
@@ -134,8 +134,8 @@ def test_a_plan_as_text() -> None:
 
 @pytest.mark.parametrize(("sizes", "said"), [((30, 10, 10), 1), ((10, 10, 10), 0)])
 def test_skewed_load_is_remarked(sizes: tuple[int, ...], said: int) -> None:
-    pieces = [{w: n} for w, n in zip("abc", sizes)]
-    batches = reduction_plan.group_by_holder(pieces, dict.fromkeys("abc", 1))
-    found = reduction_plan.skew_remarks(batches, pieces)
+    partitions = [{w: n} for w, n in zip("abc", sizes)]
+    batches = reduction_plan.group_by_holder(partitions, dict.fromkeys("abc", 1))
+    found = reduction_plan.skew_remarks(batches, partitions)
     assert len(found) == said
     assert all("1.8 times the mean work" in text for text in found)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clustertune.training.remote_context import BatchReader, split_rows
 
 
-def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
+def partitions(counts: list[int]) -> list[tuple[Any, ...]]:
     """Return partitions of numbered rows with their labels."""
     ends = np.cumsum([0, *counts])
     spans = [np.arange(a, b) for a, b in pairwise(ends)]
@@ -31,7 +31,7 @@ def pieces(counts: list[int]) -> list[tuple[Any, ...]]:
 def test_every_row_is_in_one_batch_with_its_label(
     counts: list[int], size: int | None, steps: int | None
 ) -> None:
-    found = list(split_rows(pieces(counts), size, steps))
+    found = list(split_rows(partitions(counts), size, steps))
     x = [list(batch[0][:, 1]) for batch in found]
     assert [list(-batch[1]) for batch in found] == x
     flat = [row for batch in x for row in batch]
@@ -61,9 +61,9 @@ def test_unneeded_partitions_are_not_read() -> None:
     read = []
 
     def source() -> Iterator[tuple[Any, ...]]:
-        for piece in pieces([2] * 5):
-            read.append(piece)
-            yield piece
+        for partition in partitions([2] * 5):
+            read.append(partition)
+            yield partition
 
     assert len(list(split_rows(source(), 2, 2))) == 2
     assert len(read) == 2
@@ -93,11 +93,11 @@ def test_a_slow_consumer_slows_the_reader() -> None:
 def test_an_error_of_the_reader_follows_its_batches() -> None:
     def source() -> Iterator[Any]:
         yield (1,)
-        raise KeyError("piece")
+        raise KeyError("partition")
 
     reader = BatchReader(source(), ahead=4)
     assert next(reader) == (1,)
-    with pytest.raises(KeyError, match="piece"):
+    with pytest.raises(KeyError, match="partition"):
         next(reader)
     assert list(reader) == []
     reader.close()

@@ -122,8 +122,8 @@ async def test_rows_come_from_the_own_worker(c: Any, s: Any, *workers: Any) -> N
     async with await run_roles(c, roles, data=(X, y), batch_size=30) as running:
         found = await running.result()
         (scorer,) = running.workers["scorer"]
-        pieces = {f.key for x in (X, y) for f in futures_of(x)}
-        assert not pieces & {ts.key for ts in s.workers[scorer].has_what}
+        partitions = {f.key for x in (X, y) for f in futures_of(x)}
+        assert not partitions & {ts.key for ts in s.workers[scorer].has_what}
     assert found["scorer"] == [None]
     rows: list[float] = []
     for batches, steps in found["worker"]:
@@ -156,9 +156,9 @@ async def test_frames_and_equal_steps(c: Any, s: Any, a: Any, b: Any) -> None:
     one, two = (await roles.result())["a"]
     assert one[:2] == two[:2] == ([8] * 6, 3)
     assert [len(batch) for batch in one[2]] == [8, 8, 8, 1]
-    assert sorted(x for found in (one, two) for piece in found[2] for x in piece) == [
-        *range(50)
-    ]
+    assert sorted(
+        x for found in (one, two) for partition in found[2] for x in partition
+    ) == [*range(50)]
 
 
 @gen_cluster(client=True, nthreads=TWO)

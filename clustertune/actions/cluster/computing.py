@@ -46,7 +46,7 @@ class Computing:
         self.client = lease.client
         self._lease = lease
 
-    async def pieces(
+    async def partitions(
         self,
         graph: graphs.Graph,
         notify: Notify,
@@ -133,8 +133,8 @@ class Computing:
 
     async def _memory_judge(self, names: Iterable[Key], judge: Judge) -> Meanwhile:
         """Return a function that requests the bytes in memory and calls ``judge``."""
-        pieces = list(names)
-        packed = await asyncio.to_thread(keys.pack, pieces)
+        partitions = list(names)
+        packed = await asyncio.to_thread(keys.pack, partitions)
         next_time = monotonic() + MEMORY_INTERVAL
 
         async def judging() -> None:
@@ -143,7 +143,7 @@ class Computing:
             if start < next_time:
                 return
             there, nbytes = await inquiry.held(self.client, packed)
-            judge(len(pieces), there, nbytes)
+            judge(len(partitions), there, nbytes)
             took = monotonic() - start
             next_time = monotonic() + max(MEMORY_INTERVAL, MEMORY_SHARE * took)
 
@@ -175,7 +175,7 @@ class _Patience:
         self.since: float | None = None  # when the first worker was missed
         self.text = ""
 
-    async def look(self, pieces: list[Key]) -> str:
+    async def look(self, partitions: list[Key]) -> str:
         """Return what the partitions wait for, as text; raise after a while.
 
         Missing hosts and resources do not raise: an adaptive cluster may start them.
@@ -184,7 +184,7 @@ class _Patience:
         if now - self.asked < UNMET_INTERVAL:
             return self.text
         self.asked = now
-        packed = await asyncio.to_thread(keys.pack, pieces)
+        packed = await asyncio.to_thread(keys.pack, partitions)
         answer = await monitor.ask(self.client, "in_vain", keys=packed)
         unmet = inquiry.read_unmet(answer)
         self.text = "".join(f"; {x}" for x in unmet)

@@ -1,4 +1,4 @@
-"""Actions of the live cluster on data: load, rechunk, reorder.
+"""Actions of the live cluster on data: load, rechunk, shuffle.
 
 :class:`DataActions` holds the collections of a call. Each action replaces the
 collections that it makes. It also keeps which of them the call has made, and which keys
@@ -27,7 +27,7 @@ from clustertune.collections import (
     graphs,
     inputs,
     loading,
-    reordering,
+    shuffling,
 )
 from clustertune.core.model import (
     ORDER,
@@ -38,8 +38,8 @@ from clustertune.core.model import (
     Member,
     Notify,
     Recut,
-    Reorder,
     Result,
+    Shuffle,
     View,
 )
 from clustertune.core.wording import names_text
@@ -60,7 +60,7 @@ class _Found(NamedTuple):
 
 
 class DataActions:
-    """The collections of a call, and the actions that load, cut or reorder them.
+    """The collections of a call, and the actions that load, cut or shuffle them.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class DataActions:
         self._remainder_rows = 0
         self.group_sizes: dict[str, Any] = {}
 
-    async def _pieces(self, given: inputs.Given) -> _Found:
+    async def _partitions(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
             find = partial(_find, given.collection, self._claims)
             collection, found = await asyncio.to_thread(find)
@@ -135,10 +135,10 @@ class DataActions:
 
     async def futures(self) -> dict[str, list[Any]]:
         """Futures of loaded collections by label, in the order of partitions."""
-        found = {x.label: (await self._pieces(x)).futures for x in self.given}
+        found = {x.label: (await self._partitions(x)).futures for x in self.given}
         return {label: own for label, own in found.items() if own is not None}
 
-    async def persist(self, load: Load, notify: Notify) -> Result:
+    async def load(self, load: Load, notify: Notify) -> Result:
         """Load lazy collections in one graph, each partition on its worker."""
         lazy = [
             loading.Lazy(
@@ -149,7 +149,7 @@ class DataActions:
                 found.rows,
             )
             for x in self.given
-            if (found := await self._pieces(x)).futures is None
+            if (found := await self._partitions(x)).futures is None
         ]
         # making the graph takes a while, and must not block the event loop
         graph = await asyncio.to_thread(loading.build, lazy)
@@ -157,11 +157,11 @@ class DataActions:
         if load.room is not None:
             labels = [x.label for x in lazy]
             judge = partial(refuse_overfull, labels, load.room)
-        futures = await self._computing.pieces(graph, notify, "loading", judge)
+        futures = await self._computing.partitions(graph, notify, "loading", judge)
         make = partial(loading.collections, lazy, graph, futures)
         made = await asyncio.to_thread(make)
         # a persisted or an earlier prepared collection may have the same keys
-        shared = await ownership.shared(self.client, graph.pieces)
+        shared = await ownership.shared(self.client, graph.partitions)
         self._replace(made, shared)
         return Result(count=len(lazy))
 
@@ -196,7 +196,9 @@ class DataActions:
             )
             releases = [
                 ownership.Release(
-                    cut, old[cut.label], [futures[k] for k in graph.pieces[cut.label]]
+                    cut,
+                    old[cut.label],
+                    [futures[k] for k in graph.partitions[cut.label]],
                 )
                 for cut in recut.cuts
                 if cut.label in recut.freed
@@ -238,24 +240,24 @@ class DataActions:
             said=_kept_text(kept),
         )
 
-    async def reorder(self, reorder: Reorder, notify: Notify) -> Result:
+    async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
         """Change the order of rows; old partitions stay while anything holds them."""
         given = {x.label: x.collection for x in self.given}
-        old = {s.label: self._found[s.label].futures or [] for s in reorder.sources}
+        old = {s.label: self._found[s.label].futures or [] for s in shuffle.sources}
         types = await self._types(old)
-        graph = await asyncio.to_thread(reordering.build, reorder, given, types)
-        futures = await self._computing.pieces(graph, notify, "ordering")
-        make = partial(reordering.collections, reorder, given, old, graph, futures)
+        graph = await asyncio.to_thread(shuffling.build, shuffle, given, types)
+        futures = await self._computing.partitions(graph, notify, "ordering")
+        make = partial(shuffling.collections, shuffle, given, old, graph, futures)
         made = await asyncio.to_thread(make)
         numbers = made.pop(ORDER, None)
-        first = reorder.layout == self.given.groups[0].label
+        first = shuffle.layout == self.given.groups[0].label
         if first and numbers is not None and ORDER not in given:
             self.given = self.given.with_companion(ORDER, numbers)
         # whole partitions in another order are the futures that the caller holds
-        whole = reorder.whole is not None
+        whole = shuffle.whole is not None
         callers = {x for x in made.keys() & old if whole and x not in self._ours}
         self._replace(made, callers | (made.keys() & self._shared if whole else set()))
-        sent = reordering.sent(graph)
+        sent = shuffling.sent(graph)
         return Result(nbytes=await inquiry.received(self.client, sent) if sent else 0)
 
     async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
@@ -282,12 +284,14 @@ class DataActions:
             if member is None:
                 continue
             assert member.contents is not None
-            sizes = [piece["counts"] for piece in member.contents.pieces]
+            sizes = [partition["counts"] for partition in member.contents.partitions]
             home = homes(layout, len(view.now.workers)).tolist()
             workers = [view.now.workers[i].address for i in home]
             graph = graphs.constants(member.label, sizes, workers)
-            futures = await self._computing.pieces(graph, lambda *_: None, "counting")
-            first: Any = graph.pieces[member.label][0]
+            futures = await self._computing.partitions(
+                graph, lambda *_: None, "counting"
+            )
+            first: Any = graph.partitions[member.label][0]
             chunks = (tuple(map(len, sizes)),)
             made = da.Array(futures, first[0], chunks, dtype=np.int64)
             self.group_sizes[member.label] = made
@@ -312,7 +316,7 @@ def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
 
     Runs in a separate thread.
     """
-    names, futures = inputs.pieces(collection)
+    names, futures = inputs.partitions(collection)
     if futures is None:
         asynchronous = claims.client.asynchronous
         rows = loading.lengths(collection, asynchronous=asynchronous)

@@ -123,7 +123,7 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def _last_partitions(self) -> tuple[int, int] | None:
         """Rows and partitions of the previous fit, if the workload keeps them."""
-        if not self.goal.workload.keeps_pieces:
+        if not self.goal.workload.keeps_partitions:
             return None
         report = await inquiry.last_report(self.client)
         if report is None or report.workload != self.goal.workload.name:
@@ -131,7 +131,7 @@ class LiveCluster(WorkerActions, DataActions):
         before = next(iter(report.after), None)
         if before is None or before.rows is None:
             return None
-        return before.rows, before.pieces
+        return before.rows, before.partitions
 
     def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
         """Hold the cluster's lease; wait while another plan holds it."""
@@ -144,7 +144,7 @@ class LiveCluster(WorkerActions, DataActions):
         members: list[Member] = []
         futures: list[Any] = []
         for x in self.given:
-            found = await self._pieces(x)
+            found = await self._partitions(x)
             members.append(self._member(x, found))
             futures += found.futures or ()
         renew = self._claims.renew if self._claims else None
@@ -157,7 +157,7 @@ class LiveCluster(WorkerActions, DataActions):
             self.client, members, by_task=self.options.read_spilled
         )
         self._computes = _can_compute(w.status for w in snapshot.workers)
-        while self._computes and any(_is_missing_pieces(m) for m in seen):
+        while self._computes and any(_is_missing_partitions(m) for m in seen):
             # A worker died meanwhile. Its keys are computed again, unless their futures
             # were finished and the scheduler has forgotten them.
             await self._claims.refuse_gone([(f, f) for f in futures])
@@ -293,7 +293,7 @@ def _can_compute(statuses: Iterable[str]) -> bool:
     return not found or "running" in found
 
 
-def _is_missing_pieces(member: Member) -> bool:
+def _is_missing_partitions(member: Member) -> bool:
     """Whether a loaded member has a key without a holder."""
     if not member.loaded or member.holders is None:
         return False

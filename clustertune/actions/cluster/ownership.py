@@ -73,19 +73,19 @@ class Release:
         return list(self._old.values())
 
 
-async def shared(client: Client, pieces: Mapping[str, Sequence[Key]]) -> set[str]:
+async def shared(client: Client, partitions: Mapping[str, Sequence[Key]]) -> set[str]:
     """Labels of collections with a key that anything else holds, too.
 
     Parameters
     ----------
     client
         Client with one future of this call for each key.
-    pieces
+    partitions
         Keys by label.
     """
-    labels = Counter(key for own in pieces.values() for key in own)
+    labels = Counter(key for own in partitions.values() for key in own)
     found = set()
-    for label, own in pieces.items():
+    for label, own in partitions.items():
         here = any(labels[key] > 1 or client.refcount.get(key, 0) > 1 for key in own)
         if here or await _wanted_by_others(client, own):
             found.add(label)

@@ -59,7 +59,7 @@ class Generic(Workload):
     def profile_for(self, estimator: object) -> Profile:
         """Keep the number of partitions for blockwise voting: one model for each."""
         voting = estimators.isa(estimator, "dask_ml.ensemble", "BlockwiseBase")
-        return replace(self.profile, keeps_pieces=voting)
+        return replace(self.profile, keeps_partitions=voting)
 
 
 GENERIC = Generic()

@@ -12,27 +12,27 @@ GRADIENTS = Profile(
     name="glm",
     title="linear models (dask-ml, dask-glm)",
     memory_multiple={4: 5.0, 8: 3.0},
-    piece_multiple={4: 2.0, 8: 1.0},
+    partition_multiple={4: 2.0, 8: 1.0},
     base_bytes=152 * 2**20,
-    pieces_per_thread=1,
-    max_pieces_per_thread=4,
-    max_piece_bytes=2**30,
+    partitions_per_thread=1,
+    max_partitions_per_thread=4,
+    max_partition_bytes=2**30,
     random_order=False,
     kinds=("array",),
     packages=("dask-glm",),
     takes=(),
-    source="measured with dask-glm 0.4, newton, 1 and 4 pieces a thread; others need "
+    source="measured with dask-glm 0.4, newton, 1 and 4 partitions per thread; others "
     "between 17 % less (proximal gradient) and 8 % more (gradient descent)",
 )
 ADMM = replace(
     GRADIENTS,
     name="glm_admm",
     title="linear models by admm (dask-ml, dask-glm)",
-    keeps_pieces=True,
+    keeps_partitions=True,
     memory_multiple={4: 4.8, 8: 2.9},
-    piece_multiple={4: 2.8, 8: 1.35},
+    partition_multiple={4: 2.8, 8: 1.35},
     base_bytes=172 * 2**20,
-    source="measured with dask-glm 0.4, 1, 4 and 16 pieces a thread",
+    source="measured with dask-glm 0.4, 1, 4 and 16 partitions a thread",
 )
 
 

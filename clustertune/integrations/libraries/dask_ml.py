@@ -52,12 +52,13 @@ class Incremental(Workload):
         memory_multiple={4: 1.3, 8: 1.3},
         base_bytes=290 * 2**20,
         persist=False,
-        keeps_pieces=True,  # each is a mini-batch
-        max_piece_bytes=100 * 2**20,
+        keeps_partitions=True,  # each is a mini-batch
+        max_partition_bytes=100 * 2**20,
         random_order=True,
         packages=("dask-ml",),
         takes=(),
-        source="the data and a copy of one piece of four; measured with dask-ml 2025.1",
+        source="the data and a copy of one partition of four; "
+        "measured with dask-ml 2025.1",
     )
 
 
@@ -74,7 +75,7 @@ class IncrementalSearch(Workload):
         title="dask-ml incremental searches",
         memory_multiple={4: 2.0, 8: 2.0},
         persist=False,
-        max_piece_bytes=50 * 2**20,
+        max_partition_bytes=50 * 2**20,
         random_order=True,
         packages=("dask-ml",),
         refused="dask-ml's incremental searches fail with Dask 2025.3 and later "
@@ -98,14 +99,14 @@ class KMeans(Workload):
         name="kmeans",
         title="dask-ml KMeans",
         memory_multiple={4: 2.1, 8: 1.1},
-        piece_multiple={4: 2.1, 8: 0.1},
+        partition_multiple={4: 2.1, 8: 0.1},
         base_bytes=382 * 2**20,
-        pieces_per_thread=2,
-        max_pieces_per_thread=16,
+        partitions_per_thread=2,
+        max_partitions_per_thread=16,
         random_order=False,
         packages=("dask-ml",),
         takes=(),
-        source="measured with dask-ml 2025.1, 8 centres, 1, 2 and 8 pieces a thread",
+        source="measured with dask-ml 2025.1, 8 centres, 1, 2, 8 partitions per thread",
     )
 
 
@@ -123,15 +124,15 @@ class Predict(Workload):
         name="predict",
         title="dask-ml ParallelPostFit",
         memory_multiple={4: 1.45, 8: 1.4},
-        piece_multiple={4: 1.7, 8: 1.6},
+        partition_multiple={4: 1.7, 8: 1.6},
         base_bytes=300 * 2**20,
         persist=False,
-        max_pieces_per_thread=32,
-        max_piece_bytes=2**28,
+        max_partitions_per_thread=32,
+        max_partition_bytes=2**28,
         random_order=False,
         packages=("dask-ml",),
         takes=(),
-        source="measured with dask-ml 2025.1 and a forest, 1, 4 and 16 pieces "
+        source="measured with dask-ml 2025.1 and a forest, 1, 4 and 16 partitions "
         "a thread; the model is extra",
     )
 

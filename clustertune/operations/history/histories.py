@@ -291,7 +291,7 @@ _NUMBERS: tuple[
     ("threads", lambda r: r.threads, _count),
     ("rows", lambda r: r.rows, _count),
     ("columns", lambda r: r.columns, _count),
-    ("pieces", lambda r: r.pieces, _count),
+    ("partitions", lambda r: r.partitions, _count),
     ("bytes", lambda r: r.nbytes, bytes_text),
     ("peak of memory", lambda r: r.peak, "{:.0%}".format),
     ("peak predicted", lambda r: r.predicted_peak, bytes_text),

@@ -62,7 +62,7 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
         workload=report.workload if layout else "",
         rows=summary.rows if summary else None,
         columns=layout.members[0].columns if layout else None,
-        pieces=summary.pieces if summary else None,
+        partitions=summary.partitions if summary else None,
         nbytes=summary.nbytes if summary else None,
         findings=_named(report.found),
         steps=tuple(s.summary for s in steps[:MAX_STEPS]),

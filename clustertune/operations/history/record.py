@@ -114,7 +114,7 @@ class Record:
     cluster, workers, threads, hosts, host_cpus
         Address of the scheduler; sizes of the cluster. ``host_cpus`` counts the CPUs
         that the workers of all hosts may use.
-    workload, rows, columns, pieces, nbytes
+    workload, rows, columns, partitions, nbytes
         Workload and training data.
     findings
         ``(severity, check)`` of each finding of the first check.
@@ -151,7 +151,7 @@ class Record:
     workload: str = ""
     rows: int | None = None
     columns: int | None = None
-    pieces: int | None = None
+    partitions: int | None = None
     nbytes: int | None = None
     findings: tuple[tuple[str, str], ...] = ()
     steps: tuple[str, ...] = ()

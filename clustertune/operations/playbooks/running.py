@@ -522,7 +522,7 @@ class PlaybookRun:
 
     def _prepare(self, phase: str, options: dict[str, Any]) -> Awaitable[Report]:
         assert self.data is not None
-        if phase == "persist":
+        if phase == "load":
             options["persist"] = True
         which = {"estimator": self.estimator, "workload": self.workload}
         given = {k: v for k, v in which.items() if v is not None}

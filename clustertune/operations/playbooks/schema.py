@@ -23,7 +23,7 @@ from clustertune.core import arguments
 from clustertune.core.wording import printable
 from clustertune.operations.playbooks.playbook import GIVEN, NAMED
 
-ON_DATA = frozenset(("persist", "rebalance", "rechunk"))  # act on the given data
+ON_DATA = frozenset(("load", "rebalance", "rechunk"))  # act on the given data
 
 Path = tuple[str | int, ...]  # of a value: ("steps", 2, "with", "timeout")
 

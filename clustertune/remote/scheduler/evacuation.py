@@ -104,14 +104,14 @@ class Evacuation:
         self,
         scheduler: Any,
         address: str,
-        pieces: Places,
+        partitions: Places,
         ceilings: Mapping[str, int],
         parking: Parking,
         held: HeldKeys,
     ):
         self.scheduler = scheduler
         self.address = address
-        self.pieces = pieces
+        self.partitions = partitions
         self.ceilings = ceilings
         self.parking = parking
         self.held = held
@@ -127,7 +127,7 @@ class Evacuation:
                 if ts.key not in self.held.away:  # that copy is of an earlier round
                     copied.add(ts.key)
                 continue
-            place = self.pieces.get(ts.key)
+            place = self.partitions.get(ts.key)
             name = (ts.key,) if place is None else place
             groups.setdefault(name, []).append(ts)
         room = self._room(worker)

@@ -155,11 +155,11 @@ async def _count(
     workers = _shown(scheduler)
     index = {ws: i for i, ws in enumerate(workers)}
     rows = array("q", layout["rows"])
-    held = [[0] * len(workers), [0] * len(workers)]  # rows, pieces
+    held = [[0] * len(workers), [0] * len(workers)]  # rows, partitions
     apart = missing = 0
     tasks = scheduler.tasks
-    for piece, keys in enumerate(zip(*map(unpack, members), strict=True)):
-        if piece * len(keys) % KEYS_PER_COUNT < len(keys):
+    for partition, keys in enumerate(zip(*map(unpack, members), strict=True)):
+        if partition * len(keys) % KEYS_PER_COUNT < len(keys):
             await asyncio.sleep(0)
         found = _holders(tasks, keys)
         if found is None:
@@ -169,7 +169,7 @@ async def _count(
         apart += not whole
         home = index.get(max(nbytes, key=lambda ws: nbytes[ws]))
         if home is not None:
-            held[0][home] += rows[piece]
+            held[0][home] += rows[partition]
             held[1][home] += 1
     alike = layout["alike"]
     claims = [
@@ -179,7 +179,7 @@ async def _count(
     every, all_claims = sum(rows), max(1, sum(claims))
     return {
         "label": layout["label"],
-        "pieces": len(rows),
+        "partitions": len(rows),
         "rows": every,
         "apart": apart,
         "missing": missing,
@@ -187,7 +187,7 @@ async def _count(
         "workers": {
             "id": [id_of(ws) for ws in workers],
             "rows": held[0],
-            "pieces": held[1],
+            "partitions": held[1],
             "due": [every * claim / all_claims for claim in claims],
         },
     }
@@ -353,12 +353,12 @@ def summary(layout: Mapping[str, Any]) -> dict[str, Any]:
     rest = (layout["rows"] or 0) - sum(due)
     for i in empty if rest >= 1 else ():
         due[i] = rest / len(empty)
-    named = ("label", "pieces", "rows", "separated", "imbalance")
+    named = ("label", "partitions", "rows", "separated", "imbalance")
     return {name: layout[name] for name in named} | {
         "workers": {
             "id": [w["worker"] for w in shares],
             "rows": [w["rows"] for w in shares],
-            "pieces": [w["pieces"] for w in shares],
+            "partitions": [w["partitions"] for w in shares],
             "due": due,
         }
     }

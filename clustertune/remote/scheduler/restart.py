@@ -60,7 +60,7 @@ class WorkerRestart:
         The scheduler, and the pause of its memory manager.
     address
         Of the worker.
-    pieces
+    partitions
         Places of keys in row-aligned collections: keys with the same place stay
         together meanwhile.
     ceilings
@@ -87,7 +87,7 @@ class WorkerRestart:
         scheduler: Any,
         hold: ManagerHold,
         address: str,
-        pieces: Places,
+        partitions: Places,
         ceilings: Mapping[str, int],
         wait: float,
         timeout: float,
@@ -116,7 +116,7 @@ class WorkerRestart:
         self.touched = True  # its keys were moved, or its nanny was asked
         self.held = HeldKeys(scheduler, address)
         self.evacuation = Evacuation(
-            scheduler, address, pieces, self.ceilings, self.parking, self.held
+            scheduler, address, partitions, self.ceilings, self.parking, self.held
         )
         self.bound: Collection[Any] = ()  # keys of tasks that were bound to it
         self.nbytes = 0  # that travelled

@@ -54,7 +54,7 @@ async def look(
 async def _holders(
     scheduler: Any, packed: Sequence[Run], index: dict[Any, int]
 ) -> dict[str, Any]:
-    nbytes, pieces, holders = array("q"), array("q"), array("q")
+    nbytes, partitions, holders = array("q"), array("q"), array("q")
     scattered = 0
     position = -1
     async for key in in_turns(unpack(packed)):
@@ -65,11 +65,11 @@ async def _holders(
         scattered += bool(here) and ts.run_spec is None
         for ws in here:
             if ws in index:
-                pieces.append(position)
+                partitions.append(position)
                 holders.append(index[ws])
     return {
         "nbytes": nbytes.tobytes(),
-        "pieces": pieces.tobytes(),
+        "partitions": partitions.tobytes(),
         "holders": holders.tobytes(),
         "scattered": scattered,
     }

@@ -13,40 +13,40 @@ MOST_CLASSES = 1000  # more different labels than that are no classes
 EXACT = 2**53  # floats hold all integers up to this one
 
 
-def each(look: Callable[[Any], dict[str, Any]], pieces: list[Any]) -> list[Any]:
+def each(look: Callable[[Any], dict[str, Any]], partitions: list[Any]) -> list[Any]:
     """Apply one of the other functions to every partition."""
-    return [look(piece) for piece in pieces]
+    return [look(partition) for partition in partitions]
 
 
-def features(piece: Any) -> dict[str, Any]:
+def features(partition: Any) -> dict[str, Any]:
     """Values of features that are not finite, and categories by column."""
-    return {"not_finite": _not_finite(piece), "categories": _categories(piece)}
+    return {"not_finite": _not_finite(partition), "categories": _categories(partition)}
 
 
-def labels(piece: Any) -> dict[str, Any]:
+def labels(partition: Any) -> dict[str, Any]:
     """Labels that are not finite, the count of each class, and moments."""
     return {
-        "not_finite": _not_finite(piece),
-        "classes": _classes(piece),
-        "moments": _moments(piece),
+        "not_finite": _not_finite(partition),
+        "classes": _classes(partition),
+        "moments": _moments(partition),
     }
 
 
-def groups(piece: Any) -> dict[str, Any]:
+def groups(partition: Any) -> dict[str, Any]:
     """First and last group, order, recurring groups, and rows without a group."""
-    found = runs(piece)
+    found = runs(partition)
     return {name: found[name] for name in ("ends", "sorted", "scattered", "missing")}
 
 
-def runs(piece: Any) -> dict[str, Any]:
+def runs(partition: Any) -> dict[str, Any]:
     """The answer of :func:`groups`, and every group with its number of rows.
 
     Groups are in the order of rows. If one recurs, they are sorted, each once.
     """
     import numpy as np
 
-    missing = _not_finite(piece)[0]
-    values = np.asarray(piece).ravel()
+    missing = _not_finite(partition)[0]
+    values = np.asarray(partition).ravel()
     if values.dtype.kind == "O":  # numbers with missing values, or texts
         values = np.array(values.tolist())
         values = values.astype(str) if values.dtype.kind == "O" else values
@@ -76,20 +76,20 @@ def runs(piece: Any) -> dict[str, Any]:
     }
 
 
-def classes(piece: Any, most: int) -> dict[str, Any]:
+def classes(partition: Any, most: int) -> dict[str, Any]:
     """Counts and some row numbers of each class, moments, and missing values.
 
     ``most`` is the number of rows of each class to return; they are far apart.
     """
     import numpy as np
 
-    labels = np.asarray(piece)
+    labels = np.asarray(partition)
     if labels.ndim > 1 and labels.shape[1] == 1:  # a DataFrame with one column
         labels = labels.ravel()
     if labels.dtype.kind == "f" and (np.abs(labels) < EXACT).all():
         whole = labels.astype("i8")  # 0.0 and 1.0 are classes too
         labels = whole if (whole == labels).all() else labels
-    found = None if _is_masked(piece) else _classes(labels)
+    found = None if _is_masked(partition) else _classes(labels)
     rows = {}
     if found is not None and most:
         values, order = np.unique(labels, return_inverse=True)
@@ -102,44 +102,44 @@ def classes(piece: Any, most: int) -> dict[str, Any]:
     return {
         "classes": found,
         "positions": rows,
-        "moments": None if _is_masked(piece) else _moments(labels),
-        "not_finite": _not_finite(piece),
+        "moments": None if _is_masked(partition) else _moments(labels),
+        "not_finite": _not_finite(partition),
     }
 
 
-def moments(piece: Any) -> dict[str, Any]:
+def moments(partition: Any) -> dict[str, Any]:
     """Rows, sum and sum of squares of numeric labels, and missing values."""
-    return {"moments": _moments(piece), "not_finite": _not_finite(piece)}
+    return {"moments": _moments(partition), "not_finite": _not_finite(partition)}
 
 
-def types(piece: Any) -> dict[str, Any]:
+def types(partition: Any) -> dict[str, Any]:
     """Categories and their lists by column; the largest absolute integer."""
     import numpy as np
 
-    if not hasattr(piece, "columns"):
+    if not hasattr(partition, "columns"):
         return {"categories": {}, "lists": {}, "largest": 0}
     whole = [
         column.to_numpy()
-        for column in _columns(piece)
+        for column in _columns(partition)
         if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu"
     ]
     ends = [abs(int(f(v))) for v in whole if len(v) for f in (np.min, np.max)]
-    lists = {c.name: c.dtype for c in _columns(piece) if hasattr(c, "cat")}
+    lists = {c.name: c.dtype for c in _columns(partition) if hasattr(c, "cat")}
     return {
-        "categories": _categories(piece),
+        "categories": _categories(partition),
         "lists": lists,
         "largest": max(ends, default=0),
     }
 
 
-def _columns(piece: Any) -> list[Any]:
+def _columns(partition: Any) -> list[Any]:
     """Return the columns of a frame by position, since names may repeat."""
-    if not hasattr(piece, "columns"):
-        return [piece]
-    return [piece.iloc[:, number] for number in range(piece.shape[1])]
+    if not hasattr(partition, "columns"):
+        return [partition]
+    return [partition.iloc[:, number] for number in range(partition.shape[1])]
 
 
-def _not_finite(piece: Any) -> list[int]:
+def _not_finite(partition: Any) -> list[int]:
     """Count missing values (NaN, NA, masked) and infinite ones.
 
     Only stored values of a sparse matrix are read: the others are zero.
@@ -147,7 +147,7 @@ def _not_finite(piece: Any) -> list[int]:
     import numpy as np
 
     missing = infinite = 0
-    for given in _columns(piece):
+    for given in _columns(partition):
         column = given.tocoo().data if hasattr(given, "tocoo") else given
         if isinstance(column, np.ma.MaskedArray):
             missing += int(np.ma.getmaskarray(column).sum())
@@ -173,23 +173,23 @@ def _lacks(value: Any) -> bool:
     return isinstance(value, float) and value != value  # noqa: PLR0124
 
 
-def _categories(piece: Any) -> dict[str, str]:
+def _categories(partition: Any) -> dict[str, str]:
     """By column of categories, a text that is equal for equal ordered categories."""
-    if not hasattr(piece, "columns"):
+    if not hasattr(partition, "columns"):
         return {}
     return {
         str(column.name): repr(list(column.cat.categories))
-        for column in _columns(piece)
+        for column in _columns(partition)
         if hasattr(column, "cat")
     }
 
 
-def _classes(piece: Any) -> list[list[Any]] | None:
+def _classes(partition: Any) -> list[list[Any]] | None:
     """(class, rows) if labels are integers or texts, and not too many."""
     import numpy as np
 
-    values = np.asarray(piece)
-    if values.ndim != 1 or values.dtype.kind not in "biuOUS" or _is_masked(piece):
+    values = np.asarray(partition)
+    if values.ndim != 1 or values.dtype.kind not in "biuOUS" or _is_masked(partition):
         return None
     try:
         found, counts = np.unique(values, return_counts=True)
@@ -200,22 +200,22 @@ def _classes(piece: Any) -> list[list[Any]] | None:
     return [[_plain(v), int(n)] for v, n in zip(found, counts, strict=True)]
 
 
-def _moments(piece: Any) -> list[float] | None:
+def _moments(partition: Any) -> list[float] | None:
     """(rows, sum, sum of squares) of the finite labels, if they are numbers."""
     import numpy as np
 
-    values = np.asarray(piece)
-    if values.ndim != 1 or values.dtype.kind not in "biuf" or _is_masked(piece):
+    values = np.asarray(partition)
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or _is_masked(partition):
         return None
     finite = values[np.isfinite(values)].astype("f8")
     return [len(finite), float(finite.sum()), float((finite**2).sum())]
 
 
-def _is_masked(piece: Any) -> bool:
+def _is_masked(partition: Any) -> bool:
     """Whether some values are masked, so that the stored values are no labels."""
     import numpy as np
 
-    return bool(np.ma.is_masked(piece))
+    return bool(np.ma.is_masked(partition))
 
 
 def _plain(value: Any) -> Any:

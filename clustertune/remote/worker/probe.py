@@ -96,9 +96,9 @@ def row_counts(dask_worker: Any, keys: list[Any]) -> list[int]:
     return [_rows(data[key]) if key in data else -1 for key in keys]
 
 
-def _rows(piece: Any) -> int:
-    shape = getattr(piece, "shape", None)
-    return int(shape[0] if shape else len(piece))
+def _rows(partition: Any) -> int:
+    shape = getattr(partition, "shape", None)
+    return int(shape[0] if shape else len(partition))
 
 
 def cpu_quotas() -> Iterator[tuple[str, float]]:

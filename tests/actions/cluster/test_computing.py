@@ -1,4 +1,4 @@
-"""Pieces that workers make for a call, and are waited for."""
+"""Partitions that workers make for a call, and are waited for."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def test_small_arrays_of_paused_workers_are_made_elsewhere(c, s, a, b):
     a.memory_manager.memory_pause_fraction = 1e-9
     await soon(lambda: s.workers[a.address].status is Status.paused)
     async with lease.held("prepare", lambda *_: None):
-        futures = await Computing(lease).pieces(graph, lambda *_: None, "counting")
+        futures = await Computing(lease).partitions(graph, lambda *_: None, "counting")
     assert [f.tolist() for f in await c.gather(list(futures.values()))] == [[1], [2, 3]]
     assert all(key in b.data for key in futures)
     assert not any(s.tasks[key].worker_restrictions for key in futures)
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_pieces_that_may_run_on_a_worker_that_is_gone_only(
+async def test_partitions_that_may_run_on_a_worker_that_is_gone_only(
     c, s, a, b, monkeypatch
 ):
     """It is said which, and not waited for without an end."""
@@ -45,13 +45,13 @@ async def test_pieces_that_may_run_on_a_worker_that_is_gone_only(
     lease, told = Lease(c, lambda: 30.0), []
     lease.opened = True
     gone = a.address
-    pieces = c.map(abs, range(3), workers=[gone])
-    await wait(pieces)
+    partitions = c.map(abs, range(3), workers=[gone])
+    await wait(partitions)
     await a.close()
-    await soon(lambda: all(f.status == "lost" for f in pieces))
+    await soon(lambda: all(f.status == "lost" for f in partitions))
     with pytest.raises(IncompleteError, match=f"3 tasks may run on {gone} only"):
         await Computing(lease).settle(
-            pieces, lambda text, _: told.append(text), "loading"
+            partitions, lambda text, _: told.append(text), "loading"
         )
     assert told[-1] == (
         f"loading 3 partitions; 3 tasks may run on {gone} only, which is gone"

@@ -7,8 +7,8 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-ROWS, PIECES, GROUP = 1200, 4, 20
-CHUNK = ROWS // PIECES
+ROWS, PARTITIONS, GROUP = 1200, 4, 20
+CHUNK = ROWS // PARTITIONS
 
 
 def features(seed: int = 3) -> Any:
@@ -20,10 +20,10 @@ def labels(X: Any) -> Any:
 
 
 def groups() -> Any:
-    """The group of each row, ascending; every piece has whole ones."""
+    """The group of each row, ascending; every partition has whole ones."""
     return da.from_array(np.arange(ROWS) // GROUP, chunks=CHUNK)
 
 
 def group_sizes() -> Any:
     n = CHUNK // GROUP
-    return da.from_array(np.full(n * PIECES, GROUP), chunks=n)
+    return da.from_array(np.full(n * PARTITIONS, GROUP), chunks=n)

@@ -52,8 +52,8 @@ def test_it_fits_what_is_prepared(client: Any, model: Any) -> None:
     assert len(np.unique(predicted)) == 2
 
 
-def test_coefficients_depend_on_the_number_of_pieces(client: Any) -> None:
-    """Of ``admm``, which is why its pieces are kept; of no other solver."""
+def test_coefficients_depend_on_the_number_of_partitions(client: Any) -> None:
+    """Of ``admm``, which is why its partitions are kept; of no other solver."""
     X = data.features()
     y = data.labels(X)
     found = {
@@ -67,8 +67,8 @@ def test_coefficients_depend_on_the_number_of_pieces(client: Any) -> None:
     }
     assert not np.allclose(*found["admm"], rtol=1e-3)
     assert np.allclose(*found["newton"], rtol=1e-3)
-    assert libraries.choose("glm_admm").keeps_pieces
-    assert not libraries.choose("glm").keeps_pieces
+    assert libraries.choose("glm_admm").keeps_partitions
+    assert not libraries.choose("glm").keeps_partitions
 
 
 def test_linear_models_take_no_frames(client: Any) -> None:
@@ -104,7 +104,7 @@ def test_another_number_of_partitions_is_said(client: Any) -> None:
     planned = clustertune.prepare(client, X, y, estimator=model, dry_run=True)
     p = clustertune.prepare(client, X, y, estimator=model)
     assert len(p.X.chunks[0]) > 1
-    (finding,) = [f for f in p.report.left if f.check == "changed_pieces"]
+    (finding,) = [f for f in p.report.left if f.check == "changed_partitions"]
     assert "makes another model" in finding.message
     assert planned.report.status == "planned"
     as_given = clustertune.prepare(client, X, y, estimator=model, rechunk=1)
@@ -120,7 +120,7 @@ def test_naive_bayes_has_a_workload(client: Any) -> None:
 
 
 def test_incremental_takes_no_weights(client: Any) -> None:
-    """It would hand all weights to every piece."""
+    """It would hand all weights to every partition."""
     X = data.features()
     y = data.labels(X)
     with pytest.raises(ValueError, match=r"sample_weight.*shape"):

@@ -57,7 +57,7 @@ def kinds(X: Any) -> dict[str, Any]:
 def test_each_worker_reads_the_model_once(
     client: Any, tmp_path: Path, kind: str, method: str
 ) -> None:
-    """Not once for every piece, as it is otherwise; the result is the same."""
+    """Not once for every partition, as it is otherwise; the result is the same."""
     X = kinds(data.features().rechunk((100, 5)))[kind].persist()
     wait(X)
     values = np.asarray(X.compute())

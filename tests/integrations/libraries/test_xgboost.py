@@ -95,7 +95,7 @@ def test_eval_sets(client: Any) -> None:
 
 @pytest.mark.parametrize("method", ["hist", "approx"])
 def test_groups(client: Any, method: str) -> None:
-    """The ranker trains on the pieces as they lie, arrays too."""
+    """The ranker trains on the partitions as they lie, arrays too."""
     X, V = data.features(), data.features(4)
     X, y, qid = clustertune.prepare(
         client, X, data.labels(X), qid=data.groups(), workload="xgboost_rank"

@@ -78,7 +78,7 @@ async def test_calls_and_runs_are_noted(
     assert {r.cluster for r in found.records} == {s.address}
     assert {(r.workers, r.threads, r.hosts) for r in found.records} == {(2, 2, 1)}
     for record in (prepare, fit):
-        assert (record.rows, record.columns, record.pieces) == (1000, 20, 10)
+        assert (record.rows, record.columns, record.partitions) == (1000, 20, 10)
         assert record.workload == "xgboost"
         assert record.nbytes == 1000 * 21 * 8
         assert record.predicted_peak is not None

@@ -45,10 +45,10 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
         c, "before-training", X, y, settings={"settle": 0}, workload="xgboost"
     )
     assert done.status == "done", str(done)
-    assert done.steps[1].report.steps[0].action == "persist"
+    assert done.steps[1].report.steps[0].action == "load"
     assert done.steps[2].report.steps[0].action == "rechunk"
     assert done.X.chunks[0] == done.y.chunks[0]
-    # before anything else copies pieces: of two copies Dask may delete either
+    # before anything else copies partitions: of two copies Dask may delete either
     assert (await done.prepared.verify()).status == "fine"
     np.testing.assert_array_equal(await c.compute(done.X), expected)
     held = {f.key for f in futures_of([done.X, done.y])}

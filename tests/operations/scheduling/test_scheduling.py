@@ -150,7 +150,7 @@ async def test_a_client_with_another_clock(
         await one.cancel()
 
 
-# --- in words ---------------------------------------------------------------------
+# --- in words -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_an_attempt_in_words() -> None:
     assert str(attempt).endswith("; worker 2 still to come; tasks came")
 
 
-# --- the command line -------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------
 
 
 def run(*arguments: str) -> Result:

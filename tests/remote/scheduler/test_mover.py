@@ -31,7 +31,7 @@ async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
 async def load(
     c: Any, where: Iterable[str], n: int = 20, size: int = 1000
 ) -> list[Any]:
-    """Persist n pieces on given workers, computed so that they can be recomputed."""
+    """Persist n partitions on given workers, so that they can be recomputed."""
     data = c.map(
         np.full, range(1, n + 1), pure=False, fill_value=1, workers=list(where)
     )

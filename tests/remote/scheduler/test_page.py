@@ -32,7 +32,7 @@ async def looked(c):
     return json.loads(json.dumps(await monitor.ask(c, "page")))
 
 
-async def pieces(c, workers, name):
+async def partitions(c, workers, name):
     """One array of ten bytes for each worker, in this order."""
     keys = [(name, i) for i in range(len(workers))]
     made = [
@@ -65,17 +65,17 @@ async def test_it_has_what_the_components_read(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_rows_are_counted_where_pieces_lie(c, s, a, b):
+async def test_rows_are_counted_where_partitions_lie(c, s, a, b):
     showing = await opened(c, s)
-    X, kept = await pieces(c, [a, b], "X")
-    y, kept_too = await pieces(c, [a, a], "y")
+    X, kept = await partitions(c, [a, b], "X")
+    y, kept_too = await partitions(c, [a, a], "y")
     await monitor.ask(c, "keep_facts", facts=handed(members=[pack(X), pack(y)]))
     await looked(c)
     await soon(lambda: showing.counted)
     showing.made_at = 0.0
     (layout,) = (await looked(c))["collections"]
     assert layout["workers"] == {
-        "id": [0, 1], "rows": [10, 20], "pieces": [1, 1], "due": [15.0, 15.0],
+        "id": [0, 1], "rows": [10, 20], "partitions": [1, 1], "due": [15.0, 15.0],
     }  # fmt: skip
     assert (layout["apart"], layout["missing"]) == (1, 0)
     kept[1].release()
@@ -89,7 +89,7 @@ async def test_rows_are_counted_where_pieces_lie(c, s, a, b):
 async def test_while_nobody_looks_nothing_is_made(c, s, a, b):
     """Neither a state nor a count: both come with the question for them."""
     showing = await opened(c, s)
-    X, kept = await pieces(c, [a, b], "X")
+    X, kept = await partitions(c, [a, b], "X")
     await monitor.ask(c, "keep_facts", facts=handed(members=[pack(X)]))
     await monitor.ask(c, "past")
     assert showing.latest == {}
@@ -201,10 +201,10 @@ async def test_no_client_breaks_the_page(c, s, a, b):
 async def test_the_last_report_is_before_and_after(c, s, a, b):
     await opened(c, s)
     shares = [
-        {"worker": 0, "rows": 30, "pieces": 3, "nbytes": 1, "share": 2.0},
-        {"worker": 1, "rows": 0, "pieces": 0, "nbytes": 0, "share": 0.0},
+        {"worker": 0, "rows": 30, "partitions": 3, "nbytes": 1, "share": 2.0},
+        {"worker": 1, "rows": 0, "partitions": 0, "nbytes": 0, "share": 0.0},
     ]
-    layout = {"label": "training data", "pieces": 3, "rows": 30, "separated": 0}
+    layout = {"label": "training data", "partitions": 3, "rows": 30, "separated": 0}
     layout |= {"imbalance": 2.0, "workers": shares}
     steps = [{"status": "done", "summary": "moved"}, {"status": "refused"}]
     report = {"status": "done", "error": "", "steps": steps}

@@ -188,7 +188,7 @@ async def test_look_answers_for_given_keys_only(c, s, a, b):
     assert found.pop("scattered") == 0
     read = {name: array.array("q", found[name]).tolist() for name in found}
     order = answer["workers"]
-    assert read["pieces"] == [0, 1]
+    assert read["partitions"] == [0, 1]
     assert [order[i] for i in read["holders"]] == [b.address, a.address]
     assert read["nbytes"] == [s.tasks["x", 1].nbytes, s.tasks["x", 0].nbytes, 0]
 

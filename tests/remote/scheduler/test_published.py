@@ -115,7 +115,7 @@ async def test_somebody_publishes_between_two_turns(
 
 
 @gen_cluster(client=True)
-async def test_somebody_publishes_old_pieces_again(
+async def test_somebody_publishes_old_partitions_again(
     c: Client, s: Any, a: Any, b: Any
 ) -> None:
     """While these are released: what a name points to is never released."""
@@ -132,7 +132,7 @@ async def test_somebody_publishes_old_pieces_again(
 
 
 @gen_cluster(client=True)
-async def test_new_pieces_are_gone(c: Client, s: Any, a: Any, b: Any) -> None:
+async def test_new_partitions_are_gone(c: Client, s: Any, a: Any, b: Any) -> None:
     """Their client left before they were wanted by the names: nothing is changed."""
     found, old, new = await noted(c, s)
     request = requested(new)

@@ -1,4 +1,4 @@
-"""What values of a piece are like: arrays and frames, of any type."""
+"""What values of a partition are like: arrays and frames, of any type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_features():
 
 
 @pytest.mark.parametrize(
-    ("piece", "classes"),
+    ("partition", "classes"),
     [
         (np.array([1, 0, 1]), [[0, 1], [1, 2]]),
         (pd.Series(["b", "a"]), [["a", 1], ["b", 1]]),
@@ -43,13 +43,13 @@ def test_features():
         (np.array([], dtype=int), []),
     ],
 )
-def test_classes(piece, classes):
+def test_classes(partition, classes):
     """Of whole numbers and texts, if they are not too many."""
-    assert content.labels(piece)["classes"] == classes
+    assert content.labels(partition)["classes"] == classes
 
 
 @pytest.mark.parametrize(
-    ("piece", "moments"),
+    ("partition", "moments"),
     [
         (np.array([1.0, np.nan, 3.0]), [2, 4.0, 10.0]),
         (pd.Series([True, False]), [2, 1.0, 1.0]),
@@ -58,9 +58,9 @@ def test_classes(piece, classes):
         (np.array([]), [0, 0.0, 0.0]),
     ],
 )
-def test_moments(piece, moments):
+def test_moments(partition, moments):
     """Of finite numbers."""
-    assert content.labels(piece)["moments"] == moments
+    assert content.labels(partition)["moments"] == moments
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_moments(piece, moments):
 )
 def test_groups(values, ends, ordered, scattered):
     """Where they begin and end, and whether one comes back."""
-    for piece in (np.array(values), pd.Series(values)):
-        found = content.groups(piece)
+    for partition in (np.array(values), pd.Series(values)):
+        found = content.groups(partition)
         order = {"ends": ends, "sorted": ordered, "scattered": scattered}
         assert found == order | {"missing": 0}
 
@@ -94,15 +94,15 @@ def test_groups(values, ends, ordered, scattered):
 def test_runs(values, heads, counts, ordered, scattered):
     """Each group with its rows; scattered ones once, in the order of groups."""
     objects = np.array(values, dtype=object)
-    pieces = [np.array(values), pd.Series(values), objects, pd.Series(objects)]
+    partitions = [np.array(values), pd.Series(values), objects, pd.Series(objects)]
     if values and isinstance(values[0], int):  # numbers, though of objects
-        pieces.append(pd.Series(values, dtype="Int64"))
-    for piece in [
-        *pieces,
+        partitions.append(pd.Series(values, dtype="Int64"))
+    for partition in [
+        *partitions,
         pd.DataFrame({"q": values}),
         pd.Series(values).astype("category"),
     ]:
-        found = content.runs(piece)
+        found = content.runs(partition)
         assert found["values"].tolist() == heads
         assert found["counts"].tolist() == counts
         assert (found["sorted"], found["scattered"]) == (ordered, scattered)
@@ -118,20 +118,24 @@ def test_runs(values, heads, counts, ordered, scattered):
     ],
 )
 def test_classes_and_where_they_are(values):
-    """Of whole numbers, also as floats, and texts, in any kind of piece."""
+    """Of whole numbers, also as floats, and texts, in any kind of partition."""
     low, high = sorted(set(values))
     series = pd.Series(values)
-    pieces = [np.array(values), np.array(values, dtype=object), series]
-    pieces += [np.array(values)[:, None], series.to_frame(), series.astype("category")]
-    for piece in pieces:
-        found = content.classes(piece, 2)
+    partitions = [np.array(values), np.array(values, dtype=object), series]
+    partitions += [
+        np.array(values)[:, None],
+        series.to_frame(),
+        series.astype("category"),
+    ]
+    for partition in partitions:
+        found = content.classes(partition, 2)
         assert found["classes"] == [[low, 1], [high, 3]]
         rows = {name: x.tolist() for name, x in found["positions"].items()}
         assert rows == {low: [1], high: [0, 3]}
 
 
 @pytest.mark.parametrize(
-    "piece",
+    "partition",
     [
         np.array([0.0, np.nan]),
         np.array([0.0, np.inf]),
@@ -142,9 +146,9 @@ def test_classes_and_where_they_are(values):
     ],
     ids=["NaN", "inf", "fractions", "two columns", "NA", "None"],
 )
-def test_what_are_no_classes(piece):
+def test_what_are_no_classes(partition):
     """They are not reported."""
-    found = content.classes(piece, 9)
+    found = content.classes(partition, 9)
     assert found["classes"] is None
     assert found["positions"] == {}
 

@@ -116,8 +116,8 @@ async def test_no_limit_nothing_spills(c, s, a):
     nthreads=[("127.0.0.1", 1)],
     worker_kwargs={"memory_limit": "8 GiB"},  # its process is that of all tests
 )
-async def test_row_counts_leave_spilled_pieces_on_disk(c, s, a):
-    """Rows are counted of what is in memory; a piece on disk is not read."""
+async def test_row_counts_leave_spilled_partitions_on_disk(c, s, a):
+    """Rows are counted of what is in memory; a partition on disk is not read."""
     here, there = await c.scatter([np.zeros((7, 2)), np.zeros((9, 2))])
     a.data.evict()
     on_disk = next(iter(a.data.disk))

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune.actions import reorder as action
-from clustertune.collections import reordering
-from clustertune.collections.reordering import ORDER
+from clustertune.actions import shuffle as action
+from clustertune.collections import shuffling
+from clustertune.collections.shuffling import ORDER
 from clustertune.core.model import Contents, Finding, Severity
 from clustertune.errors import CapacityError
 from clustertune.remote.worker import content
@@ -45,12 +45,12 @@ def parts(x, sizes):
     return [where[end - n : end] for end, n in zip(ends, sizes)]
 
 
-def numbers_of(piece):
-    """The numbers that a piece was made of."""
-    if isinstance(piece, pd.DataFrame):
-        assert [f"r{n}" for n in piece["a"]] == piece["b"].tolist()
-        return piece["a"].tolist()
-    values = np.asarray(piece)
+def numbers_of(partition):
+    """The numbers that a partition was made of."""
+    if isinstance(partition, pd.DataFrame):
+        assert [f"r{n}" for n in partition["a"]] == partition["b"].tolist()
+        return partition["a"].tolist()
+    values = np.asarray(partition)
     if values.ndim == 2:
         assert (values[:, 0] == -values[:, 1]).all()
         values = values[:, 0]
@@ -62,27 +62,27 @@ def step_for(rows, homes, workers, qid=None, **goal):
     members = [member("X", rows, homes), member("y", rows, homes)]
     if qid is not None:
         looked = tuple(content.runs(p) for p in parts(qid, rows))
-        made = member("qid", rows, homes, contents=Contents(pieces=looked))
+        made = member("qid", rows, homes, contents=Contents(partitions=looked))
         members.append(made)
     data = replace(layout([1], [0]), members=tuple(members))
     seen = view([worker(i) for i in range(workers)], [data], **goal)
     finding = Finding(
-        severity=Severity.info, message="", subject=("X",), fixed_by="reorder"
+        severity=Severity.info, message="", subject=("X",), fixed_by="shuffle"
     )
     (step,) = action.propose((finding,), seen)
     return step
 
 
-def carried_out(reorder, collections, pieces):
-    """By label the new pieces, computed here."""
-    graph = reordering.build(reorder, collections)
+def carried_out(shuffle, collections, partitions):
+    """By label the new partitions, computed here."""
+    graph = shuffling.build(shuffle, collections)
     there = {
-        key: piece
-        for source in reorder.sources
-        for key, piece in zip(source.keys, pieces[source.label], strict=True)
+        key: partition
+        for source in shuffle.sources
+        for key, partition in zip(source.keys, partitions[source.label], strict=True)
     }
     assert set(graph.where) == set(graph.tasks)
-    wanted = {label: list(keys) for label, keys in graph.pieces.items()}
+    wanted = {label: list(keys) for label, keys in graph.partitions.items()}
     return {
         label: list(dask.get({**there, **graph.tasks}, keys))
         for label, keys in wanted.items()
@@ -95,20 +95,20 @@ ROWS = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 @given(ROWS, st.sampled_from(KINDS), st.sampled_from(["array", "series"]), st.data())
 @settings(deadline=None, max_examples=30)
 def test_sorted(rows, kind, kind_of_groups, data):
-    """A stable sort of all members by group, each group in one piece."""
+    """A stable sort of all members by group, each group in one partition."""
     total, workers = sum(rows), data.draw(st.integers(1, 3))
     some = st.lists(st.integers(0, 12), min_size=total, max_size=total)
     groups = np.array(data.draw(some, label="groups"))
     homes = [i % workers for i in range(len(rows))]
-    reorder = step_for(rows, homes, workers, groups, order="sort").args
+    shuffle = step_for(rows, homes, workers, groups, order="sort").args
     x, values = given_as(kind, np.arange(total))
     q, qvalues = given_as(kind_of_groups, groups)
     collections = {"X": x, "y": x, "qid": q}
-    pieces = {"X": parts(values, rows), "qid": parts(qvalues, rows)}
-    made = carried_out(reorder, collections, {**pieces, "y": pieces["X"]})
+    partitions = {"X": parts(values, rows), "qid": parts(qvalues, rows)}
+    made = carried_out(shuffle, collections, {**partitions, "y": partitions["X"]})
     wanted = np.argsort(groups, kind="stable").tolist()
     for label in ("X", "y"):
-        assert [len(p) for p in made[label]] == reorder.rows.tolist()
+        assert [len(p) for p in made[label]] == shuffle.rows.tolist()
         assert [n for p in made[label] for n in numbers_of(p)] == wanted
     assert np.concatenate(made[ORDER]).tolist() == wanted
     ends = [np.unique(np.asarray(p)) for p in made["qid"] if len(p)]
@@ -121,11 +121,11 @@ def test_shuffled(rows, kind, workers, seed):
     """A permutation, the same for all members; the same seed gives the same."""
     homes = [i % workers for i in range(len(rows))]
     x, values = given_as(kind, np.arange(sum(rows)))
-    pieces = dict.fromkeys(("X", "y"), parts(values, rows))
+    partitions = dict.fromkeys(("X", "y"), parts(values, rows))
     orders = []
     for _ in range(2):
         step = step_for(rows, homes, workers, order="rows", seed=seed)
-        made = carried_out(step.args, {"X": x, "y": x}, pieces)
+        made = carried_out(step.args, {"X": x, "y": x}, partitions)
         order = [n for p in made["X"] for n in numbers_of(p)]
         assert sorted(order) == list(range(sum(rows)))
         assert [n for p in made["y"] for n in numbers_of(p)] == order
@@ -137,28 +137,28 @@ def test_shuffled(rows, kind, workers, seed):
 @given(ROWS, st.data())
 @settings(deadline=None)
 def test_every_row_goes_somewhere_once(rows, data):
-    """What old pieces send is what they have, and what new ones get is theirs."""
+    """What old partitions send is what they have, and what new ones get is theirs."""
     total, workers = sum(rows), data.draw(st.integers(1, 4))
     order = data.draw(st.sampled_from(["rows", "sort"]))
     some = st.lists(st.integers(0, 5), min_size=total, max_size=total)
     groups = np.array(data.draw(some)) if order == "sort" else None
     homes = [0] * len(rows)
-    reorder = step_for(rows, homes, workers, groups, order=order).args
-    taken = np.diff(reorder.starts, axis=1)
+    shuffle = step_for(rows, homes, workers, groups, order=order).args
+    taken = np.diff(shuffle.starts, axis=1)
     assert (taken >= 0).all()
-    assert reorder.starts[:, 0].tolist() == [0] * len(rows)
+    assert shuffle.starts[:, 0].tolist() == [0] * len(rows)
     assert taken.sum(axis=1).tolist() == rows
-    assert taken.sum(axis=0).tolist() == reorder.rows.tolist()
+    assert taken.sum(axis=0).tolist() == shuffle.rows.tolist()
 
 
 def test_a_shuffle_is_uniform():
-    """Every order of three rows in two pieces is as likely as any other."""
+    """Every order of three rows in two partitions is as likely as any other."""
     x, values = given_as("array", np.arange(3))
-    pieces = dict.fromkeys(("X", "y"), parts(values, [2, 1]))
+    partitions = dict.fromkeys(("X", "y"), parts(values, [2, 1]))
     found = {}
     for seed in range(240):
         step = step_for([2, 1], [0, 1], 2, order="rows", seed=seed)
-        made = carried_out(step.args, {"X": x, "y": x}, pieces)
+        made = carried_out(step.args, {"X": x, "y": x}, partitions)
         order = tuple(np.concatenate(made["X"]).tolist())
         found[order] = found.get(order, 0) + 1
     assert len(found) == 6
@@ -166,51 +166,51 @@ def test_a_shuffle_is_uniform():
     assert chi_square < 15.1  # exceeded once in 100 times, if they are
 
 
-def test_whole_pieces():
+def test_whole_partitions():
     """None is copied, none moves; only their numbers are made."""
-    step = step_for([3, 0, 2], [0, 1, 1], 2, order="pieces", seed=1)
-    reorder = step.args
+    step = step_for([3, 0, 2], [0, 1, 1], 2, order="partitions", seed=1)
+    shuffle = step.args
     assert step.price.nbytes == 0
-    whole = reorder.whole.tolist()
+    whole = shuffle.whole.tolist()
     assert sorted(whole) == [0, 1, 2]
-    assert reorder.rows.tolist() == [[3, 0, 2][i] for i in whole]
-    assert reorder.targets.tolist() == [[0, 1, 1][i] for i in whole]
-    graph = reordering.build(reorder, {})
-    assert list(graph.pieces) == [ORDER]
-    made = dask.get(dict(graph.tasks), list(graph.pieces[ORDER]))
+    assert shuffle.rows.tolist() == [[3, 0, 2][i] for i in whole]
+    assert shuffle.targets.tolist() == [[0, 1, 1][i] for i in whole]
+    graph = shuffling.build(shuffle, {})
+    assert list(graph.partitions) == [ORDER]
+    made = dask.get(dict(graph.tasks), list(graph.partitions[ORDER]))
     assert [m.tolist() for m in made] == [[[0, 1, 2], [], [3, 4]][i] for i in whole]
     x, _ = given_as("matrix", np.arange(5))
-    futures = {key: ("number", j) for j, key in enumerate(graph.pieces[ORDER])}
+    futures = {key: ("number", j) for j, key in enumerate(graph.partitions[ORDER])}
     old = {"X": ["a", "b", "c"], "y": ["d", "e", "f"]}
-    found = reordering.collections(reorder, {"X": x, "y": x}, old, graph, futures)
-    assert found["X"].chunks == (tuple(reorder.rows.tolist()), (2,))
+    found = shuffling.collections(shuffle, {"X": x, "y": x}, old, graph, futures)
+    assert found["X"].chunks == (tuple(shuffle.rows.tolist()), (2,))
     assert [found["X"].dask[k] for (k,) in found["X"].__dask_keys__()] == [
         "abc"[i] for i in whole
     ]
-    assert found[ORDER].chunks == (tuple(reorder.rows.tolist()),)
+    assert found[ORDER].chunks == (tuple(shuffle.rows.tolist()),)
 
 
 def test_numbers_of_an_order_before():
     """Rows keep their numbers, which are a collection like any other."""
     data = layout([2, 2], [0, 1], ("X", ORDER))
     finding = Finding(
-        severity=Severity.info, message="", subject=("X",), fixed_by="reorder"
+        severity=Severity.info, message="", subject=("X",), fixed_by="shuffle"
     )
-    for order in ("rows", "pieces"):
+    for order in ("rows", "partitions"):
         (step,) = action.propose((finding,), view((), [data], order=order))
         x, _ = given_as("array", np.arange(4))
-        graph = reordering.build(step.args, {"X": x, ORDER: x})
-        assert set(graph.pieces) == ({"X", ORDER} if order == "rows" else set())
+        graph = shuffling.build(step.args, {"X": x, ORDER: x})
+        assert set(graph.partitions) == ({"X", ORDER} if order == "rows" else set())
 
 
 @pytest.mark.parametrize("order", ["rows", "sort"])
 def test_without_room(order):
-    """Old and new pieces, and what travels, are in memory at once."""
+    """Old and new partitions, and what travels, are in memory at once."""
     qid = np.arange(20)
     looked = tuple(content.runs(p) for p in parts(qid, [10, 10]))
-    data = layout([10, 10], [0, 1], ("X", "qid"), contents=Contents(pieces=looked))
+    data = layout([10, 10], [0, 1], ("X", "qid"), contents=Contents(partitions=looked))
     finding = Finding(
-        severity=Severity.info, message="", subject=("X",), fixed_by="reorder"
+        severity=Severity.info, message="", subject=("X",), fixed_by="shuffle"
     )
     workers = [worker(i, memory_limit=3000, process=0) for i in range(2)]
     with pytest.raises(CapacityError, match="cannot be sorted or shuffled"):

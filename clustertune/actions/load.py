@@ -65,7 +65,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         targets |= found
     placed = [m.label for m in lazy if m.label in targets]
     yield Step(
-        action="persist",
+        action="load",
         summary=f"load {', '.join(labels)} ({amount}) in one call",
         price=Price(nbytes=None, seconds=None, peak=_peak(lazy, targets, view)),
         gain="partitions and row counts of all collections are known and match"
@@ -125,7 +125,7 @@ def _room(view: View) -> Float64s:
     return room(view) - held_bytes(view.layouts, len(view.now.workers))
 
 
-# --- placement -------------------------------------------------------------------
+# --- placement ------------------------------------------------------------------------
 
 
 def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
@@ -203,4 +203,4 @@ def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Load the collections and wait."""
     assert isinstance(step.args, Load)
-    return await cluster.persist(step.args, notify)
+    return await cluster.load(step.args, notify)

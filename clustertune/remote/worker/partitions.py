@@ -23,19 +23,19 @@ Options = Mapping[str, Any]
 # --- tasks ----------------------------------------------------------------------------
 
 
-def save_frame(url: str, options: Options, path: str, piece: Any) -> dict[str, Any]:
+def save_frame(url: str, options: Options, path: str, partition: Any) -> dict[str, Any]:
     """Write a DataFrame or Series as one Parquet file, and read it again."""
     from zlib import crc32
 
     files, root = _files(url, options)
-    data = encode(piece)
+    data = encode(partition)
     file = f"{root}/{path}"
     files.makedirs(file.rpartition("/")[0], exist_ok=True)
     files.pipe_file(file, data)
     if files.cat_file(file) != data:
         raise ValueError(f"{path} is not what was written; the storage is broken")
-    _refuse_other(piece, decode(data, series=piece.ndim == 1))
-    return {"shape": [len(piece)], "crc32": crc32(data), "bytes": len(data)}
+    _refuse_other(partition, decode(data, series=partition.ndim == 1))
+    return {"shape": [len(partition)], "crc32": crc32(data), "bytes": len(data)}
 
 
 def load_frame(
@@ -48,13 +48,13 @@ def load_frame(
     data = files.cat_file(f"{root}/{path}")
     if crc32(data) != crc:
         raise ValueError(f"{path} is not as it was saved: its checksum is another")
-    piece = decode(data, series=series)
-    if [len(piece)] != shape:
-        raise ValueError(f"{path} has {len(piece)} rows, but {shape[0]} were saved")
-    return piece
+    partition = decode(data, series=series)
+    if [len(partition)] != shape:
+        raise ValueError(f"{path} has {len(partition)} rows, but {shape[0]} were saved")
+    return partition
 
 
-def save_array(url: str, options: Options, path: str, piece: Any) -> dict[str, Any]:
+def save_array(url: str, options: Options, path: str, partition: Any) -> dict[str, Any]:
     """Write a NumPy array as one Zarr array, and read it again."""
     import json
     from zlib import crc32
@@ -62,35 +62,36 @@ def save_array(url: str, options: Options, path: str, piece: Any) -> dict[str, A
     import numpy as np
     from numcodecs.zstd import Zstd
 
-    if type(piece) is not np.ndarray or piece.dtype.kind not in KINDS:
-        dtype = getattr(piece, "dtype", None)
+    if type(partition) is not np.ndarray or partition.dtype.kind not in KINDS:
+        dtype = getattr(partition, "dtype", None)
         raise TypeError(
-            f"a piece is a {type(piece).__name__} of {dtype}; what is kept are NumPy "
-            "arrays of numbers, dates and text of fixed length: convert it with astype"
+            f"a partition is a {type(partition).__name__} of {dtype}; what is kept are "
+            "NumPy arrays of numbers, dates and text of fixed length; convert it with "
+            "astype"
         )
     files, root = _files(url, options)
     folder = f"{root}/{path}"
     files.makedirs(folder, exist_ok=True)
-    n = max(1, piece.shape[0])
+    n = max(1, partition.shape[0])
     saved: dict[str, Any] = {
-        "shape": list(piece.shape),
-        "dtype": piece.dtype.str,
-        "rows": max(1, min(n, MOST * n // max(1, piece.nbytes))),
+        "shape": list(partition.shape),
+        "dtype": partition.dtype.str,
+        "rows": max(1, min(n, MOST * n // max(1, partition.nbytes))),
     }
     written = {".zarray": json.dumps(_metadata(saved)).encode()}
     files.pipe_file(f"{folder}/.zarray", written[".zarray"])
     saved |= {"bytes": len(written[".zarray"]), "crc32": []}
     for name, start, stop in _chunks(saved):
-        chunk = piece[start:stop]
+        chunk = partition[start:stop]
         if len(chunk) < saved["rows"]:  # Zarr's chunks all have the same shape
-            chunk = np.zeros((saved["rows"], *piece.shape[1:]), piece.dtype)
-            chunk[: stop - start] = piece[start:stop]
+            chunk = np.zeros((saved["rows"], *partition.shape[1:]), partition.dtype)
+            chunk[: stop - start] = partition[start:stop]
         data = bytes(Zstd(LEVEL).encode(_bytes(chunk)))
         files.pipe_file(f"{folder}/{name}", data)
         saved["bytes"] += len(data)
         saved["crc32"].append(crc32(data))
     again = load_array(url, options, path, saved)
-    if not np.array_equal(_bytes(again), _bytes(piece)):
+    if not np.array_equal(_bytes(again), _bytes(partition)):
         raise ValueError(f"{path} is not what was written; the storage is broken")
     return saved
 
@@ -115,18 +116,18 @@ def load_array(url: str, options: Options, path: str, saved: Mapping[str, Any]) 
         raise ValueError(
             f"{path}/.zarray is not as it was saved: it does not match the manifest"
         )
-    piece = np.zeros(saved["shape"], saved["dtype"])
+    partition = np.zeros(saved["shape"], saved["dtype"])
     for (name, start, stop), crc in zip(_chunks(saved), saved["crc32"], strict=True):
         data = files.cat_file(f"{folder}/{name}")
         if crc32(data) != crc:
             raise ValueError(
                 f"{path}/{name} is not as it was saved: its checksum is another"
             )
-        chunk = np.zeros((saved["rows"], *piece.shape[1:]), piece.dtype)
+        chunk = np.zeros((saved["rows"], *partition.shape[1:]), partition.dtype)
         # the decoder never writes beyond its size
         Zstd().decode(data, out=_bytes(chunk))
-        piece[start:stop] = chunk[: stop - start]
-    return piece
+        partition[start:stop] = chunk[: stop - start]
+    return partition
 
 
 async def leave_mark(
@@ -338,7 +339,8 @@ def _refuse_kind(frame: Any) -> None:
 
     if type(frame) not in (pd.DataFrame, pd.Series):
         raise TypeError(
-            f"a piece is a {type(frame).__module__}.{type(frame).__name__}; what is "
+            f"a partition is a {type(frame).__module__}.{type(frame).__name__}; "
+            "what is "
             "kept are DataFrames and Series of pandas"
         )
 
@@ -352,9 +354,9 @@ def _nested(column: Any) -> Any:
     return column.map(lambda value: isinstance(value, np.ndarray))
 
 
-def _refuse_other(piece: Any, again: Any) -> None:
+def _refuse_other(partition: Any, again: Any) -> None:
     """Raise an error that names the differences of a decoded frame."""
-    ours, theirs = (x.to_frame() if x.ndim == 1 else x for x in (piece, again))
+    ours, theirs = (x.to_frame() if x.ndim == 1 else x for x in (partition, again))
     names = [
         name
         for number, name in enumerate(ours.columns)
@@ -376,9 +378,9 @@ def _refuse_other(piece: Any, again: Any) -> None:
         and ours.index.dtype == theirs.index.dtype
         and ours.index.equals(theirs.index)
         and ours.index.names == theirs.index.names
-        and piece.ndim == again.ndim
+        and partition.ndim == again.ndim
     )
-    if not same or (piece.ndim == 1 and piece.name != again.name):
+    if not same or (partition.ndim == 1 and partition.name != again.name):
         raise ValueError(
             f"Parquet does not keep the index (now {ours.index.dtype}), or the names "
             "of columns; reset_index() and rename(columns=...) make others"

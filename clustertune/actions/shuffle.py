@@ -23,8 +23,8 @@ from clustertune.core.model import (
     Member,
     Notify,
     Price,
-    Reorder,
     Result,
+    Shuffle,
     Source,
     Step,
     View,
@@ -48,24 +48,28 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     CapacityError
         New partitions do not fit in memory together with the old ones.
     """
-    wanted = {x for f in findings if f.fixed_by == "reorder" for x in f.subject}
+    wanted = {x for f in findings if f.fixed_by == "shuffle" for x in f.subject}
     for layout in view.layouts:
         labels = {m.label for m in layout.members}
         ready = layout.loaded and layout.aligned and view.eligible_workers
         if ready and not wanted.isdisjoint(labels):
             shuffle = view.goal.order if layout is view.layouts[0] else ""
-            yield _pieces(layout, view) if shuffle == "pieces" else _rows(layout, view)
+            yield (
+                _partitions(layout, view)
+                if shuffle == "partitions"
+                else _rows(layout, view)
+            )
 
 
-def _pieces(layout: Layout, view: View) -> Step:
+def _partitions(layout: Layout, view: View) -> Step:
     order = np.random.default_rng(view.goal.seed).permutation(len(layout.rows))
     home = layouts.homes(layout, len(view.now.workers))
     return Step(
-        action="reorder",
+        action="shuffle",
         summary=f"shuffle {plural(len(order), 'partition')} of the {layout.label}",
         price=Price(nbytes=0, seconds=OVERHEAD),
         gain="the order of partitions is random",
-        args=Reorder(
+        args=Shuffle(
             layout=layout.label,
             workers=tuple(w.address for w in view.now.workers),
             sources=tuple(_source(m, view) for m in layout.members),
@@ -81,7 +85,11 @@ def _pieces(layout: Layout, view: View) -> Step:
 def _rows(layout: Layout, view: View) -> Step:
     groups = grouping.of(layout)
     # shuffled rows are not in the order of groups
-    by = "" if groups is None or view.goal.order in ("rows", "pieces") else groups.label
+    by = (
+        ""
+        if groups is None or view.goal.order in ("rows", "partitions")
+        else groups.label
+    )
     rows, starts = _sorted(layout, view) if by else _shuffled(layout, view)
     target = _targets(layout, view, rows)
     nbytes, n_workers = layout.nbytes, max(1, len(view.eligible_workers))
@@ -95,7 +103,7 @@ def _rows(layout: Layout, view: View) -> Step:
     if not by:
         what = f"shuffle {layout.rows.sum():,} rows of the {layout.label}"
     return Step(
-        action="reorder",
+        action="shuffle",
         summary=f"{what} into {plural(len(rows), 'partition')}",
         price=Price(
             nbytes=travels,
@@ -103,7 +111,7 @@ def _rows(layout: Layout, view: View) -> Step:
             peak=2 * _fullest(layout, view, rows, target),
         ),
         gain="groups are whole and in order" if by else "the order of rows is random",
-        args=Reorder(
+        args=Shuffle(
             layout=layout.label,
             workers=tuple(w.address for w in view.now.workers),
             sources=tuple(_source(m, view) for m in layout.members),
@@ -146,7 +154,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     member = grouping.member_of(layout)
     assert member is not None
     assert member.contents is not None
-    tables = [(p["values"], p["counts"]) for p in member.contents.pieces]
+    tables = [(p["values"], p["counts"]) for p in member.contents.partitions]
     filled = [(v, n) for v, n in tables if len(n)]
     values, index = np.unique(
         np.concatenate([v for v, _ in filled]), return_inverse=True
@@ -206,5 +214,5 @@ def _fullest(layout: Layout, view: View, rows: Int64s, target: Int64s) -> int:
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Change the order of rows."""
-    assert isinstance(step.args, Reorder)
-    return await cluster.reorder(step.args, notify)
+    assert isinstance(step.args, Shuffle)
+    return await cluster.shuffle(step.args, notify)

@@ -19,7 +19,7 @@ import numpy as np
 from dask._task_spec import List, Task, TaskRef
 
 from clustertune.collections.graphs import Graph, Partitions, collection
-from clustertune.core.model import ORDER, Key, Reorder, Source
+from clustertune.core.model import ORDER, Key, Shuffle, Source
 
 SENDING, JOINING = 2, 1  # priorities
 # seeds for orders of old and new partitions; NumPy ignores a 0 at the end of a seed,
@@ -30,7 +30,7 @@ PARTS = 3  # length of a key that travels: name, old and new partition
 
 
 def build(
-    reorder: Reorder,
+    shuffle: Shuffle,
     collections: Mapping[str, Any],
     types: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> Graph:
@@ -39,21 +39,21 @@ def build(
     ``types`` are the names of the types of chunks, by label.
     """
     graph = Graph()
-    if reorder.whole is not None:
-        _number_whole(graph, reorder)
+    if shuffle.whole is not None:
+        _number_whole(graph, shuffle)
         return graph
     kinds = [
         Partitions(collections[s.label], types.get(s.label, ()))
-        for s in reorder.sources
+        for s in shuffle.sources
     ]
-    name = f"reorder-{uuid4().hex}"
-    by = next((i for i, s in enumerate(reorder.sources) if s.label == reorder.by), -1)
-    starts = np.cumsum(reorder.old) - reorder.old
-    for i, n in enumerate(reorder.old.tolist()):
+    name = f"shuffle-{uuid4().hex}"
+    by = next((i for i, s in enumerate(shuffle.sources) if s.label == shuffle.by), -1)
+    starts = np.cumsum(shuffle.old) - shuffle.old
+    for i, n in enumerate(shuffle.old.tolist()):
         if n:
-            _send(graph, reorder, kinds, by, (name, i, int(starts[i])))
-    for j in range(len(reorder.rows)):
-        _receive(graph, reorder, kinds, by, (name, j))
+            _send(graph, shuffle, kinds, by, (name, i, int(starts[i])))
+    for j in range(len(shuffle.rows)):
+        _receive(graph, shuffle, kinds, by, (name, j))
     return graph
 
 
@@ -62,9 +62,9 @@ def _add(graph: Graph, key: Key, task: Task, worker: str, priority: int) -> None
     graph.add(Task(key, task.func, *task.args, **task.kwargs), worker, priority)
 
 
-def _order(reorder: Reorder, rows: Any, n: int, seed: Sequence[int]) -> Task:
+def _order(shuffle: Shuffle, rows: Any, n: int, seed: Sequence[int]) -> Task:
     """Return an order of ``n`` rows: by their values, or random."""
-    if not reorder.by:
+    if not shuffle.by:
         # the seed makes the order reproducible on any worker
         draw = operator.methodcaller("permutation", n)
         return Task(None, draw, Task(None, np.random.default_rng, [*seed]))
@@ -74,20 +74,20 @@ def _order(reorder: Reorder, rows: Any, n: int, seed: Sequence[int]) -> Task:
 
 def _send(
     graph: Graph,
-    reorder: Reorder,
+    shuffle: Shuffle,
     kinds: Sequence[Partitions],
     by: int,
-    piece: tuple[str, int, int],
+    partition: tuple[str, int, int],
 ) -> None:
     """Add what one old partition sends to each new one; row numbers come last."""
-    name, i, start = piece
-    keys = [s.keys[i] for s in reorder.sources]
-    worker = reorder.workers[_owner(reorder.sources, i)]
+    name, i, start = partition
+    keys = [s.keys[i] for s in shuffle.sources]
+    worker = shuffle.workers[_owner(shuffle.sources, i)]
     order: Key = (f"{name}-order", i)
-    n = int(reorder.old[i])
-    task = _order(reorder, TaskRef(keys[by]), n, (reorder.seed, OLD, i))
+    n = int(shuffle.old[i])
+    task = _order(shuffle, TaskRef(keys[by]), n, (shuffle.seed, OLD, i))
     _add(graph, order, task, worker, SENDING)
-    edges = reorder.starts[i].tolist()
+    edges = shuffle.starts[i].tolist()
     for j, (first, last) in enumerate(pairwise(edges)):
         if first == last:
             continue
@@ -105,17 +105,17 @@ def _owner(sources: Sequence[Source], i: int) -> int:
 
 def _receive(
     graph: Graph,
-    reorder: Reorder,
+    shuffle: Shuffle,
     kinds: Sequence[Partitions],
     by: int,
-    piece: tuple[str, int],
+    partition: tuple[str, int],
 ) -> None:
     """Add one new partition of every collection, and its row numbers."""
-    name, j = piece
-    worker = reorder.workers[int(reorder.targets[j])]
+    name, j = partition
+    worker = shuffle.workers[int(shuffle.targets[j])]
     senders = [
         (f"{name}-parts", i, j)
-        for i, n in enumerate(reorder.starts[:, j + 1] - reorder.starts[:, j])
+        for i, n in enumerate(shuffle.starts[:, j + 1] - shuffle.starts[:, j])
         if n
     ]
 
@@ -123,47 +123,47 @@ def _receive(
         return [Task(None, operator.getitem, TaskRef(k), number) for k in senders]
 
     order: Key = (f"{name}-new-order", j)
-    n = int(reorder.rows[j])
-    joined = kinds[by].join(parts(by)) if reorder.by else None
+    n = int(shuffle.rows[j])
+    joined = kinds[by].join(parts(by)) if shuffle.by else None
     _add(
         graph,
         order,
-        _order(reorder, joined, n, (reorder.seed, NEW, j)),
+        _order(shuffle, joined, n, (shuffle.seed, NEW, j)),
         worker,
         JOINING,
     )
-    labels = [source.label for source in reorder.sources]
-    if not _is_numbered(reorder):
+    labels = [source.label for source in shuffle.sources]
+    if not _is_numbered(shuffle):
         labels, kinds = [*labels, ORDER], [*kinds, NUMBERS]
     for number, (label, kind) in enumerate(zip(labels, kinds, strict=True)):
         key: Key = (f"{name}-{number}", j, *kind.tail)
         made = kind.take(kind.join(parts(number)), TaskRef(order))
         _add(graph, key, made, worker, JOINING)
-        graph.pieces.setdefault(label, []).append(key)
+        graph.partitions.setdefault(label, []).append(key)
 
 
-def _is_numbered(reorder: Reorder) -> bool:
+def _is_numbered(shuffle: Shuffle) -> bool:
     """Return whether rows carry numbers from an earlier shuffle."""
-    return any(s.label == ORDER for s in reorder.sources)
+    return any(s.label == ORDER for s in shuffle.sources)
 
 
-def _number_whole(graph: Graph, reorder: Reorder) -> None:
+def _number_whole(graph: Graph, shuffle: Shuffle) -> None:
     """Add the row numbers of whole partitions in their new order."""
-    assert reorder.whole is not None
-    if _is_numbered(reorder):
+    assert shuffle.whole is not None
+    if _is_numbered(shuffle):
         return
-    starts = (np.cumsum(reorder.old) - reorder.old).tolist()
+    starts = (np.cumsum(shuffle.old) - shuffle.old).tolist()
     name = f"{ORDER}-{uuid4().hex}"
-    graph.pieces[ORDER] = []
-    for j, i in enumerate(reorder.whole.tolist()):
+    graph.partitions[ORDER] = []
+    for j, i in enumerate(shuffle.whole.tolist()):
         key: Key = (name, j)
-        numbers = Task(None, np.arange, starts[i], starts[i] + int(reorder.old[i]))
-        _add(graph, key, numbers, reorder.workers[int(reorder.targets[j])], JOINING)
-        graph.pieces[ORDER].append(key)
+        numbers = Task(None, np.arange, starts[i], starts[i] + int(shuffle.old[i]))
+        _add(graph, key, numbers, shuffle.workers[int(shuffle.targets[j])], JOINING)
+        graph.partitions[ORDER].append(key)
 
 
 def collections(
-    reorder: Reorder,
+    shuffle: Shuffle,
     given: Mapping[str, Any],
     old: Mapping[str, Sequence[Any]],
     graph: Graph,
@@ -174,18 +174,18 @@ def collections(
     ``old`` are the futures of the old partitions by label.
     """
     made = {}
-    for source in reorder.sources:
+    for source in shuffle.sources:
         label = source.label
-        if reorder.whole is None:
-            pieces = {key: futures[key] for key in graph.pieces[label]}
+        if shuffle.whole is None:
+            partitions = {key: futures[key] for key in graph.partitions[label]}
         else:
-            pieces = _renamed(given[label], [old[label][i] for i in reorder.whole])
-        rows, joined = reorder.rows.tolist(), reorder.whole is None
-        made[label] = collection(given[label], pieces, rows, joined=joined)
-    if not _is_numbered(reorder):
-        numbers = {key: futures[key] for key in graph.pieces[ORDER]}
-        chunks = (tuple(reorder.rows.tolist()),)
-        first: Any = graph.pieces[ORDER][0]
+            partitions = _renamed(given[label], [old[label][i] for i in shuffle.whole])
+        rows, joined = shuffle.rows.tolist(), shuffle.whole is None
+        made[label] = collection(given[label], partitions, rows, joined=joined)
+    if not _is_numbered(shuffle):
+        numbers = {key: futures[key] for key in graph.partitions[ORDER]}
+        chunks = (tuple(shuffle.rows.tolist()),)
+        first: Any = graph.partitions[ORDER][0]
         made[ORDER] = da.Array(numbers, first[0], chunks, dtype=np.int64)
     return made
 
