@@ -181,7 +181,7 @@ BENCHMARKS = (
         "itself with a tenth of the workers",
         quick=("records", "turns", "--sizes", "30", "100"),
     ),
-    Benchmark("panel", "The panel", "nobody looking", quick=("4",)),
+    Benchmark("dashboard", "The dashboard page", "nobody looking", quick=("4",)),
 )
 
 

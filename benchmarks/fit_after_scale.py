@@ -93,7 +93,7 @@ def placed(name: str, client: Client, X: Any, y: Any) -> dict[str, float]:
     if name == "rebalance":
         client.rebalance([X, y])
     elif name == "prepare":
-        X, y = clustertune.prepare(client, X, y, workload="xgboost", progress=False)
+        X, y = clustertune.prepare(client, X, y, estimator="xgboost", progress=False)
     seconds = perf_counter() - start
     rows = rows_per_worker(client, X)
     return fit(client, X, y) | {"before": seconds, "fullest": max(rows) / sum(rows)}

@@ -106,7 +106,7 @@ def rebalance(client: Client, data: Any) -> Any:
 
 def prepare(client: Client, data: Any) -> Any:
     X, y = data.drop(columns=LABEL), data[LABEL]
-    return clustertune.prepare(client, X, y, workload="xgboost", progress=False)
+    return clustertune.prepare(client, X, y, estimator="xgboost", progress=False)
 
 
 READY: Mapping[str, Callable[[Client, Any], Any]] = {

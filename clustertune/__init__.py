@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune import training as training
     from clustertune.core.report import Report as Report
-    from clustertune.dashboard.panel import DashboardPage as DashboardPage
-    from clustertune.dashboard.panel import dashboard_page as dashboard_page
+    from clustertune.dashboard.link import DashboardPage as DashboardPage
+    from clustertune.dashboard.link import dashboard_page as dashboard_page
     from clustertune.operations.check import check as check
     from clustertune.operations.history.histories import History as History
     from clustertune.operations.history.histories import history as history
@@ -58,8 +58,8 @@ _PUBLIC = {
     "last_report": "operations.prepare",
     "load_data": "operations.saving",
     "Monitor": "operations.watch",
-    "dashboard_page": "dashboard.panel",
-    "DashboardPage": "dashboard.panel",
+    "dashboard_page": "dashboard.link",
+    "DashboardPage": "dashboard.link",
     "make_plan": "operations.planning",
     "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",

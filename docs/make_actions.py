@@ -45,7 +45,7 @@ CALLS = {
 def page() -> str:
     """All actions, as a page of the documentation."""
     modules = actions.available()
-    order = ", ".join(f"*{phase}*" for phase, _ in PHASES)
+    order = ", ".join(f"*{phase}*" for phase in PHASES)
     texts = {name: inspect.getdoc(module) or "" for name, module in modules.items()}
     rows = "\n".join(
         f"| [`{name}`](#{name}) | {_plain(text.splitlines()[0])} | {_takers(name)} |"
@@ -60,7 +60,7 @@ def _plain(text: str) -> str:
 
 
 def _takers(name: str) -> str:
-    prepares = name in {action for _, action in PHASES}
+    prepares = name in PHASES
     takers = ["`prepare`"] * prepares
     takers += [CALLS[name]] if name in CALLS else []
     known = schema.own_actions()

@@ -36,6 +36,29 @@ variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
 MADE = "# made by docs/make_checks.py from the checks and what it says itself\n"
 # What may be set besides: by name, the default and its schema.
 OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "prepare": (
+        {"tolerance": 0.05, "memory_fraction": 0.7},
+        {
+            "type": "object",
+            "properties": {
+                "tolerance": {
+                    "type": "number",
+                    "minimum": 0,
+                    "maximum": 1,
+                    "description": "Fraction by which the rows of the fullest worker "
+                    "may exceed its share.",
+                },
+                "memory_fraction": {
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "maximum": 1,
+                    "description": "Fraction of a worker's memory limit that the fit "
+                    "may fill.",
+                },
+            },
+            "additionalProperties": False,
+        },
+    ),
     "playbooks": (
         None,
         {

@@ -182,6 +182,6 @@ def test_prepare_to_fit(local_cluster: Any) -> None:
     """XGBoost needs 1.4 times the bytes of float64: workers come until it fits."""
     _, client = local_cluster(1, memory_limit="700MB")
     X = da.random.random((1_000_000, 20), chunks=(50_000, 20))  # 160 MB
-    prepared = clustertune.prepare(client, X, n_workers="fit", workload="xgboost")
+    prepared = clustertune.prepare(client, X, n_workers="fit", estimator="xgboost")
     assert there(client) > 1
     assert not [f for f in prepared.report.left if f.check == "fit_memory"]

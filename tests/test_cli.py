@@ -35,13 +35,13 @@ COMMANDS = (
     "demo",
     "explain",
     "history",
-    "panel",
+    "dashboard",
     "plan",
     "playbooks",
     "prepare",
     "release",
     "report",
-    "reset",
+    "recreate",
     "resize",
     "restart",
     "run",
@@ -56,7 +56,7 @@ LOOKING = {
     "demo",
     "explain",
     "history",
-    "panel",
+    "dashboard",
     "plan",
     "playbooks",
     "report",
@@ -251,7 +251,7 @@ def test_version() -> None:
         (["check", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
         (["check", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
         (["prepare", *["--dataset", "X"] * 2, "a"], "--dataset: 'X' is given 2 times"),
-        (["reset", *["--dataset", "X"] * 2], "--dataset: 'X' is given 2 times"),
+        (["recreate", *["--dataset", "X"] * 2], "--dataset: 'X' is given 2 times"),
         (["resize", *["--env", "A=1"] * 3, "a"], "--env: 'A' is given 3 times"),
         (["trim", "--cluster", "gateway:x", "a"], "--cluster replaces ADDRESS"),
         (["trim", "--cluster", "x:y"], "is none of coiled:NAME, gateway:NAME"),
@@ -712,11 +712,11 @@ def test_size_of_a_cluster_that_does_not_suffice() -> None:
     assert "no number of hosts with 4 CPUs and 600.0 MiB is enough" in one_line(tiny)
 
 
-# --- panel ----------------------------------------------------------------------------
+# --- dashboard ------------------------------------------------------------------------
 
 
 def test_panel_says_where_the_page_is(cluster: LocalCluster) -> None:
-    done = run("panel", cluster.scheduler_address)
+    done = run("dashboard", cluster.scheduler_address)
     assert done.exit_code == 0
     port = cluster.scheduler.http_server.port
     assert done.stdout.endswith(f":{port}/clustertune\n")
@@ -726,13 +726,13 @@ def test_panel_says_where_the_page_is(cluster: LocalCluster) -> None:
     "option", ["--port=1", "--listen=::", "--allow-websocket-origin=x"]
 )
 def test_what_only_a_server_takes_needs_serve(option: str) -> None:
-    done = run("panel", option, "tcp://127.0.0.1:1")
+    done = run("dashboard", option, "tcp://127.0.0.1:1")
     assert done.exit_code == 2
     assert "needs --serve" in done.output
 
 
 def test_a_port_that_is_taken(cluster: LocalCluster) -> None:
     taken = cluster.scheduler.http_server.port
-    done = run("panel", "--serve", "--port", str(taken), cluster.scheduler_address)
+    done = run("dashboard", "--serve", "--port", str(taken), cluster.scheduler_address)
     assert done.exit_code == 2
     assert "give another --port, or 0 for a free one" in done.output

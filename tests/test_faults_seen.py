@@ -295,10 +295,10 @@ async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
     frame["b"] = frame["a"]
     with dask.config.set({"clustertune.checks.wide_numbers.least": 1}):
         wide = da.ones((40, 2), chunks=(10, 2))
-        report = await clustertune.check(c, wide, workload="xgboost")
+        report = await clustertune.check(c, wide, estimator="xgboost")
         assert of(report, "wide_numbers")
         mixed = dd.from_pandas(frame, npartitions=2)
-        report = await clustertune.check(c, mixed, workload="xgboost")
+        report = await clustertune.check(c, mixed, estimator="xgboost")
         assert of(report, "mixed_numbers")
 
     def partition(i: int) -> pd.DataFrame:

@@ -68,7 +68,7 @@ def test_xgboost_trains_where_the_rows_are(uneven: Any) -> None:
         return p - matrix.get_label(), p * (1 - p)
 
     client, X, y = uneven
-    X, y = clustertune.prepare(client, X, y, workload="xgboost")
+    X, y = clustertune.prepare(client, X, y, estimator="xgboost")
     before = received(client)
     matrix = dxgb.DaskQuantileDMatrix(client, X, y)
     dxgb.train(client, {"tree_method": "hist"}, matrix, 3, obj=objective)

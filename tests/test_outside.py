@@ -114,7 +114,7 @@ def test_the_test_of_its_check(ours: Path) -> None:
 def test_its_workload(ours: Path) -> None:
     """Is chosen by the estimator, and says what its fit gets."""
     kind = type("Forest", (), {"__module__": "ours.models"})
-    profile = libraries.choose(None, kind())
+    profile = libraries.choose(kind())
     assert profile.name == "forest"
     handed = Handed(training=Rows(X="X", sample_weight="w"))
     assert libraries.fit_kwargs(profile, handed) == {"weights": "w"}

@@ -378,7 +378,7 @@ async def test_verify_names_a_worker_without_its_eval_set(
         [da.random.random((4000, 3), chunks=500), da.ones(4000, chunks=500)]
     )
     Xv, yv = c.persist([da.random.random((100, 3), chunks=50), da.ones(100, chunks=50)])
-    p = await clustertune.prepare(c, X, y, eval_set=[(Xv, yv)], workload="lightgbm")
+    p = await clustertune.prepare(c, X, y, eval_set=[(Xv, yv)], estimator="lightgbm")
     futures = futures_of(p.eval_set)
     placed = await c.who_has(futures)
     # all other copies last as long as the placed ones

@@ -302,7 +302,7 @@ def test_command_line(server: Saturn, tmp_path: Path) -> None:
         _, frame = loaded(client)
         client.publish_dataset(train=frame, other=5)
         del frame  # its futures would also count as this client's
-    options = ["reset", "--worker-size", "large"]
+    options = ["recreate", "--worker-size", "large"]
     saved = [*options, "--dataset", "train", "--save-to", str(tmp_path)]
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
@@ -336,7 +336,7 @@ def test_command_line(server: Saturn, tmp_path: Path) -> None:
 def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of Saturn there is no cluster."""
     monkeypatch.delenv("SATURN_BASE_URL", raising=False)
-    found = CliRunner().invoke(main, ["reset", "--worker-size", "large", "--yes"])
+    found = CliRunner().invoke(main, ["recreate", "--worker-size", "large", "--yes"])
     assert found.exit_code == 3
     assert "SATURN_BASE_URL" in found.stderr
 

@@ -266,7 +266,9 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     assert len(s.workers) == 1
     assert s.extensions["amm"].running
     told = s.plugins["clustertune"].page_data.facts["workers"]
-    assert told.keys() == s.workers.keys()  # so the panel knows their thresholds
+    assert (
+        told.keys() == s.workers.keys()
+    )  # so the dashboard page knows their thresholds
     assert (await c.compute(X.sum())) == 1000
     del X
     await soon(lambda: not s.tasks)

@@ -86,7 +86,7 @@ def assert_restarted(client: Client, report: Report, before: dict[str, int]) -> 
 @pytest.mark.slow
 def test_from_the_first_fit_to_the_rescue(local_cluster: Any) -> None:
     _, client = local_cluster(3, memory_limit=LIMIT)
-    X, y = clustertune.prepare(client, *load(client), workload="xgboost")
+    X, y = clustertune.prepare(client, *load(client), estimator="xgboost")
     model = fit(client, X, y)
 
     # memory leaks; the warning comes before the first threshold of any worker
@@ -113,7 +113,7 @@ def test_from_the_first_fit_to_the_rescue(local_cluster: Any) -> None:
     assert states(client) == ["running"] * 6
     (empty,) = findings(client, "empty_workers", X, y)
     assert len(empty.subject) == 3
-    p = clustertune.prepare(client, X, y, workload="xgboost")
+    p = clustertune.prepare(client, X, y, estimator="xgboost")
     X, y = p
     (layout,) = p.verify().after
     assert [share.rows for share in layout.workers] == [ROWS // 6] * 6
@@ -138,7 +138,7 @@ def test_from_the_first_fit_to_the_rescue(local_cluster: Any) -> None:
 def test_threads_below_cpus(local_cluster: Any) -> None:
     """The fix of the finding gives the next fit all CPUs, and keeps the data."""
     _, client = local_cluster(1, memory_limit=LIMIT)
-    X, y = clustertune.prepare(client, *load(client), workload="xgboost")
+    X, y = clustertune.prepare(client, *load(client), estimator="xgboost")
     model = fit(client, X, y)
     (finding,) = findings(client, "thread_count", X, y)
     assert "fewer threads than usable CPUs" in finding.message

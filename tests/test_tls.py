@@ -29,7 +29,7 @@ from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 TYPED: dict[str, tuple[str, ...]] = {
     "check": (),
     "history": ("collect",),
-    "panel": (),
+    "dashboard": (),
     "plan": ("trim",),
     "prepare": ("--dataset", "X", "--dataset", "y", "--yes"),
     "release": (),
@@ -137,7 +137,7 @@ def test_the_page_is_served(client: Client, typed: list[str]) -> None:
     What it is told of the cluster came over TLS.
     """
     code = "from clustertune.cli import main; main()"
-    options = ["panel", "--serve", "--port", "0", *typed, client.scheduler.address]
+    options = ["dashboard", "--serve", "--port", "0", *typed, client.scheduler.address]
     with subprocess.Popen(
         [sys.executable, "-c", code, *options], stdout=subprocess.PIPE, text=True
     ) as serving:

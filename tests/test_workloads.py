@@ -174,7 +174,7 @@ def test_a_choice_imports_no_library() -> None:
         from clustertune.integrations import libraries
         libraries.choose("lightgbm")
         try:
-            libraries.choose(None, object())
+            libraries.choose(object())
         except ValueError:
             heavy = {"xgboost", "lightgbm", "sklearn", "dask_ml", "dask_glm"}
             print(*heavy & set(sys.modules), "none else")
@@ -234,7 +234,7 @@ def test_a_name_that_is_refused(name: str) -> None:
 @pytest.mark.parametrize(("estimator", "expected"), ESTIMATORS, ids=name)
 def test_by_estimator(estimator: Any, expected: str) -> None:
     """An instance counts with its parameters, a class with their defaults."""
-    assert choose(None, estimator).name == expected
+    assert choose(estimator).name == expected
     if not isinstance(estimator, Pipeline):
         assert claimed(estimator) == [expected]
 
@@ -280,18 +280,18 @@ def test_every_estimator_of_dask_ml(estimator: Any) -> None:
     """None is taken for one of a single process, whatever name it shares."""
     expected = TAKEN.get(estimator.__name__, "generic")
     if expected:
-        assert choose(None, estimator).name == expected
+        assert choose(estimator).name == expected
         return
     with pytest.raises(ValueError, match="search") as error:
-        choose(None, estimator)
+        choose(estimator)
     assert "one process" not in str(error.value)
 
 
 def test_blockwise_voting_keeps_its_partitions() -> None:
     """It fits a model to each; a scaler of dask-ml does not care."""
     voting = dask_ml.ensemble.BlockwiseVotingClassifier
-    assert choose(None, voting).keeps_partitions
-    assert not choose(None, dask_ml.preprocessing.StandardScaler()).keeps_partitions
+    assert choose(voting).keeps_partitions
+    assert not choose(dask_ml.preprocessing.StandardScaler()).keeps_partitions
 
 
 @pytest.mark.parametrize(("estimator", "expected"), REFUSED, ids=name)
@@ -299,7 +299,7 @@ def test_an_estimator_that_is_refused(estimator: Any, expected: str) -> None:
     """A search is known, and refused with what to do instead."""
     assert claimed(estimator) == [expected]
     with pytest.raises(ValueError, match=r"estimator=\w+SearchCV: .*; .*joblib"):
-        choose(None, estimator)
+        choose(estimator)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_an_estimator_without_dask(estimator: Any, there: str) -> None:
     """One that trains in one process was given by mistake: the error names Dask's."""
     assert claimed(estimator) == []
     with pytest.raises(ValueError, match=f"=.* in one process, .*: {there}"):
-        choose(None, estimator)
+        choose(estimator)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_an_estimator_without_dask(estimator: Any, there: str) -> None:
 def test_an_estimator_that_is_not_known(estimator: Any) -> None:
     """The error has its class, and what to give in its place."""
     with pytest.raises(ValueError, match=r"estimator=\w+.* is not .*workload= one of "):
-        choose(None, estimator)
+        choose(estimator)
 
 
 def test_what_counterparts_are_called() -> None:
@@ -398,7 +398,7 @@ def test_keras() -> None:
 )
 def test_parameters_count(estimator: Any, changes: dict[str, Any]) -> None:
     """What an estimator needs can be a matter of its class and parameters."""
-    profile = choose(None, estimator)
+    profile = choose(estimator)
     assert {name: getattr(profile, name) for name in changes} == changes
 
 
@@ -452,7 +452,7 @@ def test_arguments_in_a_pipeline() -> None:
     """A pipeline hands them on by the names of its steps."""
     model = Pipeline([("a", StandardScaler()), ("b", xgboost.dask.DaskXGBRanker())])
     handed = Handed(training=Rows(X="X", y="y", qid="q"), estimator=model)
-    profile = choose(None, model)
+    profile = choose(model)
     assert libraries.fit_kwargs(profile, handed) == {"b__qid": "q"}
     assert libraries.estimator_params(profile, handed) == {"b__allow_group_split": True}
     model.set_params(**libraries.estimator_params(profile, handed))
@@ -503,7 +503,7 @@ def test_a_workload_of_another_package(other: Any) -> None:
     profile = choose("boost")
     assert isinstance(profile, Profile)
     assert profile.title == "Boost"
-    assert choose(None, object()).name == "boost"
-    assert choose(None, xgboost.dask.DaskXGBRanker).name == "xgboost_rank"
+    assert choose(object()).name == "boost"
+    assert choose(xgboost.dask.DaskXGBRanker).name == "xgboost_rank"
     handed = Handed(training=Rows(X="X", sample_weight="w"))
     assert libraries.fit_kwargs(profile, handed) == {"weights": "w"}

@@ -67,7 +67,7 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
     ways, enough = forecast.ways(view), forecast.workers_needed(view)
     alone = "" if enough else "more workers alone would not do; "
     return Finding(
-        severity=Severity.critical if view.goal.strict else Severity.warning,
+        severity=Severity.critical if view.goal.raises else Severity.warning,
         message=f"the fit needs about {bytes_text(worst.total)} on "
         f"{workers_text([worst.worker.id])}, {bytes_text(worst.lacking)} more than it "
         f"may fill; {len(short):,} of {plural(len(view.eligible_workers), 'worker')} "
@@ -167,11 +167,11 @@ def unnamed_workload(view: View) -> Iterator[Finding]:
 
     LightGBM's classifier needs every class on every worker, and a ranking needs groups
     that are whole and in order. Otherwise they train a wrong model without an error.
-    Without ``estimator=`` or ``workload=`` clustertune only makes rows even and keeps
+    Without ``estimator=`` clustertune only makes rows even and keeps
     pairs together.
 
     Remedy: Pass the model, ``clustertune.prepare(client, X, y, estimator=model)``, or
-    the name of a workload, as ``workload="lightgbm"``.
+    the name of a workload, as ``estimator="lightgbm"``.
     """
     if view.goal.chosen or not view.layouts:
         return

@@ -28,6 +28,10 @@ COMMANDS = {
         "inspection",
         "Check this cluster for problems that slow down or break training.",
     ),
+    "dashboard": (
+        "inspection",
+        "Show the page of a cluster, on its dashboard or served from this machine.",
+    ),
     "demo": (
         "inspection",
         "Train before and after `prepare`, on a local cluster.",
@@ -39,10 +43,6 @@ COMMANDS = {
     "history": (
         "histories",
         "Show records of past calls and runs, and trends over them.",
-    ),
-    "panel": (
-        "inspection",
-        "Show the page of a cluster, on its dashboard or served from this machine.",
     ),
     "plan": (
         "planning",
@@ -56,12 +56,12 @@ COMMANDS = {
         "changes",
         "Prepare published data for a fit; its names then refer to the new data.",
     ),
-    "release": ("changes", "Release data in memory, by the prefix of its keys."),
-    "report": ("inspection", "Show the last report of this cluster."),
-    "reset": (
+    "recreate": (
         "resetting",
         "Destroy this Saturn Cloud cluster and create it again with other sizes.",
     ),
+    "release": ("changes", "Release data in memory, by the prefix of its keys."),
+    "report": ("inspection", "Show the last report of this cluster."),
     "resize": (
         "changes",
         "Change the threads, memory or variables of workers without losing data.",

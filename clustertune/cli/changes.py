@@ -322,14 +322,10 @@ def _known_workload(_name: str, text: str) -> str:
     return libraries.choose(text).name
 
 
-def _fraction_from_zero(name: str, number: float) -> float:
-    return arguments.fraction(name, number, zero=True)
-
-
 # Each option has the name of an argument of prepare.
 _PREPARE = (
-    click.option("--workload", metavar="NAME", callback=_checked(_known_workload),
-        help="Prepare for this library, like xgboost."),
+    click.option("--workload", "estimator", metavar="NAME",
+        callback=_checked(_known_workload), help="Prepare for this library, like xgboost."),
     click.option("--n-workers", metavar="N", callback=_checked(_number_or_fit),
         help="Scale to N workers first, or to `fit`: as many as the fit's memory "
         "needs. Requires --cluster."),
@@ -350,13 +346,9 @@ _PREPARE = (
     click.option("--random-state", type=click.IntRange(0), default=0, metavar="SEED",
         help="Set the seed of the shuffle."),
     click.option("--sort", is_flag=True, help="Sort rows by query group (--qid)."),
-    click.option("--tolerance", type=float, callback=_checked(_fraction_from_zero),
-        default=0.05, show_default=True, help="Accept a worker that exceeds its even "
-        "share of rows by this fraction."),
-    click.option("--memory-fraction", type=float,
-        callback=_checked(arguments.fraction), default=0.7, show_default=True,
-        help="Let the fit fill this fraction of a worker's memory limit."),
-    click.option("--strict", is_flag=True, help="Refuse if the fit needs more memory."),
+    click.option("--on-low-memory", type=click.Choice(["report", "raise"]),
+        default="report", show_default=True, help="Report that the fit needs more "
+        "memory, or refuse to prepare."),
     click.option("--timeout", metavar="TIME", callback=_checked(arguments.duration),
         default="10 minutes", show_default=True, help="Limit the time of the whole "
         "command."),

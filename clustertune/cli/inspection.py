@@ -1,4 +1,4 @@
-"""Commands that change nothing: ``check``, ``watch``, ``report``, ``panel``, ..."""
+"""Commands that change nothing: ``check``, ``watch``, ``report``, ``dashboard``, ..."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def inspect(client: Client, workload: str | None = None) -> Inspection:
         )
     )
     try:
-        diagnosed: Any = checking.check(client, workload=workload)
+        diagnosed: Any = checking.check(client, estimator=workload)
         report: Report = await diagnosed
         snapshot, _ = await monitor.look(client, [])
         features += [_placing(snapshot.workers), _limits(snapshot.workers)]
@@ -314,7 +314,7 @@ def watch(
 
     async def follow(client: Client) -> None:
         every = seconds_of("--interval", interval)
-        async with Monitor(client, interval=every, workload=profile) as watching:
+        async with Monitor(client, interval=every, estimator=profile) as watching:
             try:
                 await asyncio.wait_for(_print_events(watching, form), seconds)
             except asyncio.TimeoutError:
@@ -382,8 +382,8 @@ def explain(name: str | None) -> None:
 
 @click.command(
     epilog=examples(
-        "clustertune panel tcp://10.0.0.5:8786",
-        "clustertune panel --serve --port 8790 tcp://10.0.0.5:8786",
+        "clustertune dashboard tcp://10.0.0.5:8786",
+        "clustertune dashboard --serve --port 8790 tcp://10.0.0.5:8786",
     )
 )
 @on_a_cluster(manager=True)
@@ -403,7 +403,7 @@ def explain(name: str | None) -> None:
     "--allow-websocket-origin", "origins", metavar="HOST[:PORT]", multiple=True,
     help="With --serve: let this proxy or page show it; may be given several times."
 )  # fmt: skip
-def panel(
+def dashboard(
     target: Target,
     serve: bool,
     port: int | None,
@@ -412,7 +412,7 @@ def panel(
 ) -> None:
     """Show the page of a cluster, on its dashboard or served from this machine."""
     if not serve:
-        from clustertune.dashboard.panel import add_panel
+        from clustertune.dashboard.link import add_panel
 
         for name, value in (
             ("--port", port),

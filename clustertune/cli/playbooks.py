@@ -79,7 +79,9 @@ def _usage_errors() -> Iterator[None]:
     "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
     help="Use a published data set: first X, then y, then others.",
 )  # fmt: skip
-@click.option("--workload", metavar="NAME", help="Name the workload, like xgboost.")
+@click.option(
+    "--workload", "estimator", metavar="NAME", help="Name the workload, like xgboost."
+)
 @click.option(
     "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
     default="critical", show_default=True,
@@ -92,7 +94,7 @@ def run(
     form: str,
     values: Mapping[str, str],
     datasets: tuple[str, ...],
-    workload: str | None,
+    estimator: str | None,
     fail_on: str,
     consent: Consent,
 ) -> None:
@@ -104,7 +106,7 @@ def run(
     with _usage_errors():
         read = library.read(playbook, values)
         running.refuse_without_data(read, datasets or None)
-        libraries.choose(workload)
+        libraries.choose(estimator)
 
     def carry_out(dry_run: bool) -> PlaybookResult:
         async def work(client: Client) -> PlaybookResult:
@@ -114,7 +116,7 @@ def run(
                 client,
                 read,
                 *datasets,
-                workload=workload,
+                estimator=estimator,
                 dry_run=dry_run,
                 progress=consent.progress,
             )

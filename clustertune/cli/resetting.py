@@ -1,4 +1,4 @@
-"""``reset``: destroy a Saturn Cloud cluster and create it again."""
+"""``recreate``: destroy a Saturn Cloud cluster and create it again."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from clustertune.operations import resetting
 
 @click.command(
     epilog=examples(
-        "clustertune reset --worker-size 2xlarge --dry-run",
-        "clustertune reset --save-to s3://bucket/saved --dataset X --dataset y",
+        "clustertune recreate --worker-size 2xlarge --dry-run",
+        "clustertune recreate --save-to s3://bucket/saved --dataset X --dataset y",
     )
 )
 @format_option
@@ -53,7 +53,7 @@ from clustertune.operations import resetting
     "the whole command."
 )  # fmt: skip
 @with_consent
-def reset(form: str, timeout: str, consent: Consent, **options: Any) -> None:
+def recreate(form: str, timeout: str, consent: Consent, **options: Any) -> None:
     """Destroy this Saturn Cloud cluster and create it again with other sizes.
 
     All data in its memory is lost, except data sets that --dataset names. The command

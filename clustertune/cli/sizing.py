@@ -29,7 +29,7 @@ _count = click.IntRange(1)
     "--parquet", metavar="PATH", help="Instead of rows and columns: a file, folder, "
     "pattern or URL of Parquet data. Only footers are read."
 )  # fmt: skip
-@click.option("--workload", help="Training library, like xgboost.")
+@click.option("--workload", "estimator", help="Training library, like xgboost.")
 @click.option(
     "--eval-fraction", type=float, default=0.0, show_default=True, metavar="FRACTION",
     help="Rows of eval sets, as a fraction of the rows of the data, like 0.2.",
@@ -42,10 +42,6 @@ _count = click.IntRange(1)
     "this machine's."
 )  # fmt: skip
 @click.option(
-    "--memory-fraction", type=float, default=0.7, show_default=True, metavar="FRACTION",
-    help="Fraction of a worker's memory limit that the fit may fill.",
-)  # fmt: skip
-@click.option(
     "--hosts", type=_count, help="Number of available hosts; by default as many as "
     "needed. Exit code 1: these hosts are not enough."
 )  # fmt: skip
@@ -55,11 +51,10 @@ def size(
     columns: int | None,
     dtype: str | None,
     parquet: str | None,
-    workload: str | None,
+    estimator: str | None,
     eval_fraction: float,
     host_cpus: int | None,
     host_memory: str | None,
-    memory_fraction: float,
     hosts: int | None,
     form: str,
 ) -> None:
@@ -70,11 +65,10 @@ def size(
             columns=columns,
             dtype=dtype,
             parquet=parquet,
-            workload=workload,
+            estimator=estimator,
             eval_fraction=eval_fraction,
             host_cpus=host_cpus,
             host_memory=host_memory,
-            memory_fraction=memory_fraction,
             n_hosts=hosts,
         )
     click.echo(rendered(found, form))

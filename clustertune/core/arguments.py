@@ -81,6 +81,13 @@ def restarting(name: str, value: object) -> bool | str:
     )
 
 
+def on_low_memory(name: str, value: object) -> bool:
+    """Return whether ``"raise"`` is given; ``"report"`` is the other choice."""
+    if isinstance(value, str) and value in ("report", "raise"):
+        return value == "raise"
+    raise ValueError(f'{name}={value!r} must be "report" or "raise"')
+
+
 def maybe(name: str, value: object) -> bool | None:
     """Return True, False or None."""
     return None if value is None else flag(name, value)

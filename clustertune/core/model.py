@@ -59,7 +59,7 @@ class Goal:
     workers: frozenset[str | int] | None = None  # ids; None: all
     tolerance: float = 0.05  # excess rows of the fullest worker
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
-    strict: bool = False  # whether too little memory for the fit is an error
+    raises: bool = False  # whether too little memory for the fit is an error
     persist: bool | None = None  # load lazy data; None: as the workload needs it
     rechunk: bool | int = True  # where needed; never; or a number of partitions
     kept: tuple[int, int] | None = None  # rows and partitions of the previous fit

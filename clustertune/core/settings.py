@@ -17,6 +17,7 @@ from typing import Any
 import dask
 import yaml
 
+from clustertune.core import arguments
 from clustertune.core.wording import printable
 
 
@@ -111,6 +112,32 @@ def _paths(known: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool
 def _near(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def fractions() -> dict[str, float]:
+    """Return the settings ``clustertune.prepare``: tolerance and memory fraction.
+
+    Raises
+    ------
+    ValueError
+        A setting does not exist, or is no fraction.
+    """
+    known = defaults()["clustertune"]["prepare"]
+    given = section("clustertune.prepare")
+    for name in given:
+        if name.replace("-", "_") not in known:
+            raise ValueError(
+                f"clustertune.prepare has no setting {name!r}; it has "
+                f"{', '.join(known)}{_near(name, known)}"
+            )
+    return {
+        name: arguments.fraction(
+            f"clustertune.prepare.{name}",
+            dask.config.get(f"clustertune.prepare.{name}", default),
+            zero=name == "tolerance",
+        )
+        for name, default in known.items()
+    }
 
 
 _ABSENT = object()

@@ -2,6 +2,6 @@
 
 ``state``, ``style``, ``figures``, ``page`` and ``mount`` also run in schedulers without
 clustertune. They import only the standard library, Bokeh, each other, and modules that
-:mod:`clustertune.remote.ship` sends with them. ``server`` and ``panel`` run in the
+:mod:`clustertune.remote.ship` sends with them. ``server`` and ``link`` run in the
 user's process.
 """

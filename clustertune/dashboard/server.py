@@ -34,7 +34,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import OutputTransform, RequestHandler
 
 from clustertune.core.wording import printable, seconds_text
-from clustertune.dashboard import page, panel
+from clustertune.dashboard import link, page
 from clustertune.dashboard.state import State, make, of_identity
 from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.monitor import monitor
@@ -107,7 +107,7 @@ class Source:
         state = of_identity(await scheduler.identity(n_workers=-1), now)
         finding = {
             "severity": "warning",  # such a cluster is never shown as ready
-            "check": "panel",
+            "check": "dashboard",
             "message": f"workers and data cannot be inspected: {self._objection}",
             "evidence": "",
             "remedy": "",
@@ -134,7 +134,7 @@ class Source:
         self._client = client = await self._connect()
         self._ahead = await _clock_difference(client)
         try:
-            await panel.tell(client)
+            await link.tell(client)
             self._objection = ""
         except ConnectionLostError:
             raise
@@ -316,6 +316,6 @@ class _Refused(RequestHandler):
         name = printable(self.request.host, longest=100)
         self.finish(
             f"This server does not show the page under the name {name}. If {name} is "
-            "your proxy, run: clustertune panel --serve --allow-websocket-origin "
+            "your proxy, run: clustertune dashboard --serve --allow-websocket-origin "
             "HOST[:PORT]\n"
         )

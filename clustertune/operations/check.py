@@ -17,7 +17,7 @@ from distributed import Client
 from clustertune import checks
 from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections import contents, inputs
-from clustertune.core import arguments
+from clustertune.core import arguments, settings
 from clustertune.core.model import Finding, Goal, View
 from clustertune.core.report import Report
 from clustertune.core.wording import seconds_text
@@ -47,10 +47,7 @@ def check(
     init_score: Any = None,
     eval_set: Any = None,
     estimator: object = None,
-    workload: str | None = None,
     workers: Sequence[str | int] | None = None,
-    tolerance: float = 0.05,
-    memory_fraction: float = 0.7,
     deep: bool = False,
     timeout: str | float = "1 minute",
 ) -> Report:
@@ -63,12 +60,10 @@ def check(
     X, y, *others, sample_weight, qid, group, base_margin, init_score, eval_set
         The data of the fit, as for :func:`clustertune.prepare`; without it only the
         cluster is checked. Lazy data is not loaded.
-    estimator, workload
-        The model; it determines the needs of the data.
+    estimator
+        The model, or the name of a workload; it determines the needs of the data.
     workers
         Names or addresses of the workers that will train.
-    tolerance, memory_fraction
-        As for :func:`clustertune.prepare`.
     deep
         Also read the values of all data, in one computation: missing labels, classes
         that a worker lacks, split groups, categories that differ between partitions.
@@ -112,14 +107,15 @@ def check(
         else inputs.gather(X, y, others, companions, eval_set)
     )
     check_client(client, given)
+    fractions = settings.fractions()
     question = Question(
         client=client,
         given=given,
         goal=Goal(
-            workload=libraries.choose(workload, estimator),
+            workload=libraries.choose(estimator),
             evaluated=inputs.evaluated(given),
-            tolerance=arguments.fraction("tolerance", tolerance, zero=True),
-            memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
+            tolerance=fractions["tolerance"],
+            memory_fraction=fractions["memory_fraction"],
         ),
         workers=arguments.names("workers", workers),
         deep=arguments.flag("deep", deep),
@@ -143,7 +139,7 @@ class Question:
 
 async def diagnose(question: Question) -> Report:
     """Look, read details, and run all checks."""
-    settings, start = checks.configured(), monotonic()
+    configured, start = checks.configured(), monotonic()
     try:
         view = await asyncio.wait_for(see(question), question.timeout)
     except asyncio.TimeoutError:
@@ -152,7 +148,7 @@ async def diagnose(question: Question) -> Report:
             "longer timeout, or look for what blocks the scheduler"
         ) from None
     view = suitability.chosen(view)
-    found = (*checks.run(view, settings), *goals.unmet(view))
+    found = (*checks.run(view, configured), *goals.unmet(view))
     # for the dashboard page, and for conditions of scheduled restarts
     facts = page_facts.facts(view, found)
     await monitor.ask(question.client, "keep_facts", facts=facts, diagnosis=True)

@@ -63,7 +63,7 @@ def make_plan(
         As for :func:`clustertune.prepare`.
     **options
         Options of the function with that name, as plain data: ``workers=[3]``,
-        ``n_workers=4``, ``workload="xgboost"``. For ``"prepare"``, companions and eval
+        ``n_workers=4``, ``estimator="xgboost"``. For ``"prepare"``, companions and eval
         sets are given by their published names; ``keep_old`` is allowed, too.
 
     Returns

@@ -19,7 +19,7 @@ from distributed import Client
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import RESTARTABLE, LiveCluster, LookOptions
 from clustertune.collections import conversion, inputs
-from clustertune.core import arguments
+from clustertune.core import arguments, settings
 from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.core.report import Report
 from clustertune.errors import LayoutChanged, VerificationError
@@ -129,10 +129,10 @@ async def _plan(
 def _refuse_unfixed(findings: Iterable[Finding], view: View) -> None:
     """Raise for critical findings that this call could have fixed, and did not.
 
-    A call that is limited to early phases leaves findings to later phases of a later
-    call: data is loaded before it is rechunked.
+    A playbook limits a call to some phases. It leaves findings that later phases fix to
+    later calls: data is loaded before it is rechunked.
     """
-    order = [name for _, name in planner.PHASES]
+    order = planner.PHASES
     last = max((order.index(name) for name in view.goal.only), default=len(order))
     _refuse(f for f in findings if f.fixed_by not in order[last + 1 :])
 
@@ -164,7 +164,7 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
         verify=partial(_verify, checked),
         put_bounds_back=cluster.put_bounds_back,
         workload=call.goal.workload,
-        estimator=estimator,
+        estimator=None if isinstance(estimator, str) else estimator,
         remainder=cluster.remainder,
         group_sizes=cluster.group_sizes,
     )
@@ -243,7 +243,6 @@ def prepare(
     init_score: Any = None,
     eval_set: Any = None,
     estimator: object = None,
-    workload: str | None = None,
     n_workers: int | str | None = None,
     workers: Sequence[str | int] | None = None,
     restart: bool | str = False,
@@ -255,13 +254,11 @@ def prepare(
     shuffle: bool | str = False,
     sort: bool = False,
     random_state: int = 0,
-    tolerance: float = 0.05,
-    memory_fraction: float = 0.7,
-    strict: bool = False,
-    only: Collection[str] | None = None,
+    on_low_memory: str = "report",
     dry_run: bool = False,
     progress: bool | Callable[[str, float | None], None] | None = None,
     timeout: str | float = "10 minutes",
+    _only: Collection[str] | None = None,
 ) -> Prepared:
     """Prepare a cluster and data for a fit: all workers, even rows, paired partitions.
 
@@ -289,7 +286,7 @@ def prepare(
         A list of pairs ``(X_valid, y_valid)``, or with companions by name,
         ``(X_valid, y_valid, {"qid": qid_valid})``. Each pair is placed separately. The
         pair of the training data, ``(X, y)``, stays the training data.
-    estimator, workload
+    estimator
         The model: an estimator of a known library, instance or class, or the name of a
         workload (``"xgboost"``, ``"lightgbm_rank"``, ``"generic"``). It determines the
         needs of the data, the memory of the fit, ``.fit_kwargs`` and
@@ -339,17 +336,9 @@ def prepare(
         ranker sorts rows itself, so ``prepare`` sorts them unless ``rechunk=False``.
     random_state
         Seed of the shuffle. The same seed gives the same order for the same partitions.
-    tolerance
-        By which fraction the fullest worker may exceed its share of rows.
-    memory_fraction
-        Which fraction of a worker's memory limit the fit may fill.
-    strict
-        Raise if the fit will lack memory, instead of reporting it.
-    only
-        Limit the call to these steps, by their names in a report: ``"trim"``,
-        ``"restart"``, ``"adapt"``, ``"scale"``, ``"load"``, ``"shuffle"``,
-        ``"rechunk"``, ``"rebalance"``, ``"replicate"``. They run in this order. A fit
-        needs another call without ``only``.
+    on_low_memory
+        What to do if the workers have less memory than the fit needs: ``"report"`` it,
+        or ``"raise"`` an error before the data is moved.
     dry_run
         Change nothing; the report has the plan and its cost.
     progress
@@ -413,13 +402,13 @@ LeaseHeldError
     }
     given = inputs.gather(X, y, others, companions, eval_set)
     calling.check_client(client, given)
-    profile = libraries.choose(workload, estimator)
+    profile = libraries.choose(estimator)
     inputs.refuse_sizes(given, profile)
     libraries.refuse(profile, inputs.companions(given))
-    spread = arguments.fraction("tolerance", tolerance, zero=True)
+    fractions = settings.fractions()
     goal = Goal(
         workload=profile,
-        chosen=workload is not None or estimator is not None,
+        chosen=estimator is not None,
         imported=frozenset(PACKAGES & sys.modules.keys()),
         n_workers=arguments.workers_wanted("n_workers", n_workers),
         restart=arguments.restarting("restart", restart),
@@ -432,10 +421,10 @@ LeaseHeldError
         seed=arguments.seed("random_state", random_state),
         evaluated=inputs.evaluated(given),
         # to the row means that no tolerance is left
-        tolerance=0.0 if profile.exact_rows else spread,
-        memory_fraction=arguments.fraction("memory_fraction", memory_fraction),
-        strict=arguments.flag("strict", strict),
-        only=arguments.some_of("only", only, [name for _, name in planner.PHASES]),
+        tolerance=0.0 if profile.exact_rows else fractions["tolerance"],
+        memory_fraction=fractions["memory_fraction"],
+        raises=arguments.on_low_memory("on_low_memory", on_low_memory),
+        only=frozenset(_only or ()),
     )
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")

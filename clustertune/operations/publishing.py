@@ -103,7 +103,7 @@ def prepare_datasets(
 
     Examples
     --------
-    >>> prepare_datasets(client, "X", "y", workload="xgboost")  # doctest: +SKIP
+    >>> prepare_datasets(client, "X", "y", estimator="xgboost")  # doctest: +SKIP
     """
     companions = {
         "sample_weight": sample_weight,
@@ -272,7 +272,7 @@ class _Request:
 
 async def _prepare(request: _Request) -> Report:
     client, roles, options = request.client, request.roles, request.options
-    profile = libraries.choose(options.get("workload"), options.get("estimator"))
+    profile = libraries.choose(options.get("estimator"))
     extras = roles.extras(profile, options)
     await monitor.open_door(client, await monitor.identify(client))
     # before reading: from here on the scheduler notes changes of these names

@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from clustertune import checks
 from clustertune.checks.memory import USUAL
-from clustertune.core import arguments
+from clustertune.core import arguments, settings
 from clustertune.core.model import Profile
 from clustertune.core.wording import bytes_text, plural, printable, times_text
 from clustertune.errors import CapacityError, RefusedError
@@ -169,12 +169,10 @@ def recommend_size(
     columns: int | None = None,
     dtype: Any = None,
     parquet: Any = None,
-    workload: str | None = None,
     estimator: object = None,
     eval_fraction: float = 0.0,
     host_cpus: int | None = None,
     host_memory: int | str | None = None,
-    memory_fraction: float = 0.7,
     n_hosts: int | None = None,
 ) -> Sizing:
     """Compute the cluster that a fit needs, before the cluster exists.
@@ -190,17 +188,13 @@ def recommend_size(
     parquet
         File, folder, pattern or URL of Parquet data, instead of rows and columns. Only
         footers are read, and only a sample of them if there are many files.
-    workload
-        Name of the training library, like ``"xgboost"``; follows from ``estimator``.
     estimator
-        The estimator that will be fit.
+        The model, or the name of a workload, like ``"xgboost"``.
     eval_fraction
         Rows of eval sets, as a fraction of the rows of the data.
     host_cpus, host_memory
         CPUs and memory of one host, like ``16`` and ``"64 GiB"``. The default is the
         part of this machine that this process may use.
-    memory_fraction
-        Fraction of a worker's memory limit that the fit may fill.
     n_hosts
         Number of available hosts; by default as many as needed.
 
@@ -221,21 +215,21 @@ def recommend_size(
     Examples
     --------
     >>> clustertune.recommend_size(                                # doctest: +SKIP
-    ...     parquet="data/", workload="xgboost")
+    ...     parquet="data/", estimator="xgboost")
     """
     if (parquet is None) == (rows is None and columns is None):
         given = "both were" if parquet is not None else "neither was"
         raise ValueError(
             f"how large is the data? {given} given: give rows and columns, or parquet"
         )
-    profile = libraries.choose(workload, estimator)
+    profile = libraries.choose(estimator)
     host = Host(
         cpus=arguments.count("host_cpus", host_cpus) or probe.usable_cpus(),
         memory=arguments.nbytes("host_memory", host_memory) or probe.host_memory(),
     )
     wanted = {
         "eval_fraction": arguments.fraction("eval_fraction", eval_fraction, zero=True),
-        "memory_fraction": arguments.fraction("memory_fraction", memory_fraction),
+        "memory_fraction": settings.fractions()["memory_fraction"],
         "alone": checks.setting("one_machine", "alone"),
     }
     n_hosts = arguments.count("n_hosts", n_hosts)

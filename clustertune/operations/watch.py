@@ -157,7 +157,7 @@ class Monitor(Block):
         and at least one second.
     window
         Seconds, or a duration: for how long snapshots are kept.
-    estimator, workload
+    estimator
         The model that trains on the cluster.
 
     Attributes
@@ -191,7 +191,6 @@ class Monitor(Block):
         interval: str | float | None = None,
         window: str | float = "5 minutes",
         estimator: object = None,
-        workload: str | None = None,
     ):
         if not isinstance(client, Client):
             kind = type(client).__name__
@@ -201,7 +200,7 @@ class Monitor(Block):
             None if interval is None else arguments.duration("interval", interval)
         )
         self.window = arguments.duration("window", window)
-        self.goal = Goal(workload=libraries.choose(workload, estimator))
+        self.goal = Goal(workload=libraries.choose(estimator))
         self.unknown_since: float | None = None
         self.failure: Exception | None = None
         self._snapshots: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)

@@ -13,25 +13,26 @@ from clustertune.core.model import Action, Finding, Plan, Refusal, Restart, Step
 from clustertune.core.wording import workers_text
 from clustertune.planner import guards
 
-PHASES: tuple[tuple[str, str], ...] = (
+#: phases in their order; each is named after its action
+PHASES = (
     # only after a trim is it known which processes need a restart
-    ("trim", "trim"),
+    "trim",
     # workers are restarted before they receive data
-    ("restart", "restart"),
+    "restart",
     # adaptive scaling would remove new workers
-    ("adapt", "adapt"),
+    "adapt",
     # all later phases depend on the number of workers
-    ("scale", "scale"),
+    "scale",
     # data must be in memory before rows are counted and partitions are moved
-    ("load", "load"),
+    "load",
     # rows get their order before partitions are cut and placed
-    ("shuffle", "shuffle"),
+    "shuffle",
     # partitions are cut and joined on the workers that will train on them
-    ("rechunk", "rechunk"),
+    "rechunk",
     # no later phase moves a partition of the training data
-    ("rebalance", "rebalance"),
+    "rebalance",
     # replicas of eval sets are placed with the training data
-    ("replicate", "replicate"),
+    "replicate",
 )
 
 
@@ -56,13 +57,13 @@ def make_plan(
     """
     refused: list[Refusal] = []
     last = ""
-    for phase, name in PHASES:
+    for name in PHASES:
         if not view.goal.allows(name):
             continue
         steps: list[Step] = []
         proposed = actions[name].propose(findings, view)
         for step, no in guards.sort_out(proposed, view):
-            last = phase
+            last = name
             if no is None:
                 steps.append(step)
             else:

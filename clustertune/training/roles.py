@@ -451,7 +451,7 @@ async def _place(request: _Request, workers: list[str]) -> _PlacedData:
         request.client,
         *request.data,
         workers=workers,
-        workload=request.framework.workload,
+        estimator=request.framework.workload,
         timeout=request.timeout,
         progress=request.progress,
     )

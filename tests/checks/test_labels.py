@@ -214,5 +214,5 @@ async def test_live(c, s, a, b):
     X, y = await clustertune.prepare(c, X, y)
     report = await clustertune.check(c, X, y, deep=True)
     assert {"row_order"} <= {f.check for f in report.found}
-    report = await clustertune.check(c, X, y, deep=True, workload="xgboost")
+    report = await clustertune.check(c, X, y, deep=True, estimator="xgboost")
     assert "row_order" not in {f.check for f in report.found}

@@ -70,10 +70,10 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
     evil = await Worker(s.address, name=EVIL, nthreads=1)
     evil.memory_manager.memory_pause_fraction = 1e-6  # lower than its memory
     await soon(lambda: s.workers[evil.address].status == Status.paused)
-    panel = await clustertune.dashboard_page(c)
+    page = await clustertune.dashboard_page(c)
     await clustertune.check(c, X, y)
     async with chromium() as tab:
-        await tab.look_at(panel.url)
+        await tab.look_at(page.url)
         text = await tab.shows("Not ready", EVIL, "is paused", "uneven_rows")
         assert "tcp://" in text
         assert await tab.page.title() == "clustertune"
@@ -93,7 +93,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
         await x.close()
         await tab.shows("2 workers on 1 host")
         assert tab.complaints == []
-        parts = f"{panel.url.rpartition('/')[0]}/individual-clustertune-findings"
+        parts = f"{page.url.rpartition('/')[0]}/individual-clustertune-findings"
         await tab.look_at(parts)
         await tab.shows("Findings")
         assert tab.complaints == []

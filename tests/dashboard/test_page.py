@@ -29,7 +29,7 @@ def shown(page: Page) -> str:
 
 
 #: modules that draw nothing; tests/test_actions.py tests the imports of mount
-NOT_DRAWN = {"mount", "panel", "server"}
+NOT_DRAWN = {"mount", "link", "server"}
 DRAWN = [
     path
     for path in Path(clustertune.dashboard.__path__[0]).glob("*.py")

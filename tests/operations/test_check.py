@@ -115,7 +115,7 @@ async def test_wrong_input(c, s, a, b):
     with pytest.raises(TypeError, match="client must be"):
         await clustertune.check("tcp://127.0.0.1:1")
     with pytest.raises(ValueError, match="workload='x' is not known"):
-        await clustertune.check(c, workload="x")
+        await clustertune.check(c, estimator="x")
     with pytest.raises(ValueError, match="there is no nobody in this cluster"):
         await clustertune.check(c, workers=["nobody"])
 

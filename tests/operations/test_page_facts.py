@@ -1,4 +1,4 @@
-"""What a client tells the scheduler for the panel (pure)."""
+"""What a client tells the scheduler for the dashboard page (pure)."""
 
 from __future__ import annotations
 

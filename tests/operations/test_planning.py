@@ -224,7 +224,7 @@ async def published(client: Any, worker: Any) -> np.ndarray[Any, Any]:
 async def test_published_data(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
     """A plan is saved and carried out; the second time the data has changed."""
     expected = await published(c, a)
-    plan = await clustertune.make_plan(c, "prepare", "X", "y", workload="xgboost")
+    plan = await clustertune.make_plan(c, "prepare", "X", "y", estimator="xgboost")
     assert plan.report.status == "planned"
     assert [step.action for step in plan.steps] == ["rebalance", "publish"]
     assert {d.label for d in plan.seen.data} == {"X", "y"}

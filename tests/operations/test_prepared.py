@@ -32,7 +32,7 @@ async def test_rows_that_are_left_over(c, s, *workers, kind):
             dd.from_pandas(pd.Series(X[:, 0], name="y"), npartitions=3),
         )
     to = "array" if kind == "frames" else None
-    p = await clustertune.prepare(c, x, y, workload="torch_ddp", to=to)
+    p = await clustertune.prepare(c, x, y, estimator="torch_ddp", to=to)
     # before anything else copies partitions: of two copies Dask may delete either
     assert (await p.verify()).status == "fine"
     left, labels = await c.gather(c.compute(p.remainder))
@@ -49,12 +49,12 @@ async def test_rows_that_are_left_over(c, s, *workers, kind):
 async def test_prepared_again_for_fewer_workers(c, s, a, b, d):
     """Other rows are left over then, and those of before are still the caller's."""
     x = da.from_array(X, chunks=(30, 2))
-    p = await clustertune.prepare(c, x, workload="torch_ddp")
+    p = await clustertune.prepare(c, x, estimator="torch_ddp")
     first = await c.compute(p.remainder[0])
     await d.close()
     with pytest.raises(LayoutChanged):
         await p.verify()
-    again = await clustertune.prepare(c, p.X, workload="torch_ddp")
+    again = await clustertune.prepare(c, p.X, estimator="torch_ddp")
     second = await c.compute(again.remainder[0])
     found = await c.compute(again.X)
     np.testing.assert_array_equal(np.concatenate([found, second, first]), X)
@@ -113,7 +113,7 @@ async def test_an_eval_set_with_companions(c, s, *workers):
     qid = da.from_array(np.arange(ROWS) // 5, chunks=30)
     valid = x[:20], y[:20], {"qid": qid[:20]}
     p = await clustertune.prepare(
-        c, x, y, qid=qid, eval_set=[valid], workload="lightgbm_rank"
+        c, x, y, qid=qid, eval_set=[valid], estimator="lightgbm_rank"
     )
     ((xv, yv, named),) = p.eval_set
     assert list(named) == ["qid"]
@@ -125,6 +125,6 @@ async def test_an_eval_set_with_companions(c, s, *workers):
     assert xv.chunks[0] == yv.chunks[0] == named["qid"].chunks[0]
     assert p.report.status == "done"
     again = await clustertune.prepare(
-        c, p.X, p.y, qid=p.qid, eval_set=p.eval_set, workload="lightgbm_rank"
+        c, p.X, p.y, qid=p.qid, eval_set=p.eval_set, estimator="lightgbm_rank"
     )
     assert again.report.steps == ()

@@ -358,7 +358,7 @@ def test_no_local_cluster_of_several_hosts() -> None:
 
 def test_a_host_is_this_machine_unless_said() -> None:
     """The defaults respect affinity, quotas and limits of this process."""
-    found = clustertune.recommend_size(rows=10, columns=2, workload="xgboost")
+    found = clustertune.recommend_size(rows=10, columns=2, estimator="xgboost")
     assert found.host_cpus == probe.usable_cpus()
     assert found.host_memory == probe.host_memory()
     assert found.data.itemsize == 8

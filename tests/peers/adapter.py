@@ -291,7 +291,7 @@ class Adapter:
                 workload = "xgboost"
             if "qid" in rows.companions:
                 workload = "xgboost_rank"
-            result, before = await self._prepare(client, rows, name, workload=workload)
+            result, before = await self._prepare(client, rows, name, estimator=workload)
             given = _given(arguments, *labels)
             new = arguments | {"data": result.X}
             new |= dict(zip(given, (result.y, *result.others)))

@@ -402,7 +402,7 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     )
     wait([X, y, X_valid, y_valid])
     prepared = clustertune.prepare(
-        client, X, y, eval_set=[(X_valid, y_valid)], workload="xgboost"
+        client, X, y, eval_set=[(X_valid, y_valid)], estimator="xgboost"
     )
     assert prepared.report.steps[0].action == "rechunk"
     X, y = prepared

@@ -92,7 +92,7 @@ def test_the_first_phase_that_has_something_to_do(
 
 def test_every_phase_has_its_action() -> None:
     """The phases name actions that there are."""
-    assert {name for _, name in planner.PHASES} <= set(actions.available())
+    assert set(planner.PHASES) <= set(actions.available())
 
 
 def test_steps_keep_the_order_in_which_they_were_proposed() -> None:

@@ -111,9 +111,9 @@ def test_incremental_gets_all_columns(client: Any) -> None:
 def test_what_is_read_once_is_left_lazy(client: Any, kind: str) -> None:
     """Lazy data stays lazy by default: it would fill memory too early."""
     X = da.random.default_rng(1).random((1200, 4), chunks=(300, 4))
-    lazy = clustertune.prepare(client, X, workload=kind).X
+    lazy = clustertune.prepare(client, X, estimator=kind).X
     assert not futures_of(lazy)
-    loaded = clustertune.prepare(client, X, workload=kind, persist=True).X
+    loaded = clustertune.prepare(client, X, estimator=kind, persist=True).X
     assert len(futures_of(loaded)) == loaded.npartitions
     assert set(client.who_has(loaded).values()) != {()}
     assert np.array_equal(lazy.compute(), loaded.compute())

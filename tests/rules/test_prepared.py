@@ -77,7 +77,7 @@ def test_whole_groups_before_even_rows(client: Any) -> None:
     X = np.random.default_rng(1).random((1000, 4))
     given = [placed(client, cut(x, *[250] * 4), (A, A, B, B)) for x in (X, X[:, 0])]
     dq = placed(client, cut(qid, *[250] * 4), (A, A, B, B))
-    p = clustertune.prepare(client, *given, qid=dq, workload="lightgbm_rank")
+    p = clustertune.prepare(client, *given, qid=dq, estimator="lightgbm_rank")
     assert np.array_equal(p.qid.compute(), qid)
     assert p.X.chunks[0][0] == 850
     assert {s.rows for s in p.report.after[0].workers} == {850, 150}
@@ -93,4 +93,4 @@ def test_a_group_that_fits_no_worker(client: Any) -> None:
     y = da.zeros(n, chunks=5_000, dtype="i8")
     qid = (da.arange(n, chunks=5_000) >= 110_000).astype("i8")
     with pytest.raises(GroupSplitError, match="the group 0 of qid has 110,000 rows"):
-        clustertune.prepare(client, X, y, qid=qid, workload="lightgbm_rank")
+        clustertune.prepare(client, X, y, qid=qid, estimator="lightgbm_rank")

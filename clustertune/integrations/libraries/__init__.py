@@ -44,9 +44,9 @@ __all__ = [
 class Generic(Workload):
     """Any library that trains on partitions and copies its data once.
 
-    It is used if neither an estimator nor a workload is named, and for estimators of
-    dask-ml without a workload of their own: scalers, encoders, ``PCA``, ``GaussianNB``,
-    ``BlockwiseVotingClassifier`` and others.
+    It is used if no estimator is given, and for estimators of dask-ml that have no
+    workload: scalers, encoders, ``PCA``, ``GaussianNB``, ``BlockwiseVotingClassifier``
+    and others.
     """
 
     profile = Profile(
@@ -98,21 +98,22 @@ def available() -> Mapping[str, Workload]:
     return dict(sorted(every.items()))
 
 
-def choose(workload: str | None, estimator: object = None) -> Profile:
-    """Return the profile of a named workload, of an estimator, or ``generic``.
+def choose(estimator: object = None) -> Profile:
+    """Return the profile of an estimator or of the name of a workload.
 
-    An estimator that fits Dask collections and has no profile is ``generic`` too.
+    None is ``generic``, like an estimator that fits Dask collections and has no profile
+    of its own.
 
     Raises
     ------
     ValueError
         The workload or the estimator is unknown, or no layout helps it.
     """
-    _, trains = estimators.last_step(estimator)
-    if workload is not None:
-        return _named(workload, trains if estimator is not None else None)
     if estimator is None:
         return GENERIC.profile
+    if isinstance(estimator, str):
+        return _named(estimator)
+    _, trains = estimators.last_step(estimator)
     text = f"estimator={_name(estimator)}"
     if trains is not estimator:
         text += f", which ends with {_name(trains)},"
@@ -128,18 +129,17 @@ def choose(workload: str | None, estimator: object = None) -> Profile:
         )
     raise ValueError(
         f"{text} is not one that clustertune knows; "
-        f"name the workload instead: workload= one of {_names()}"
+        f"name its workload instead: {_names()}"
     )
 
 
-def _named(workload: str, trains: object) -> Profile:
-    """Return the profile of that name; parameters of its estimator may change it."""
-    if not isinstance(workload, str) or workload not in available():
-        raise ValueError(f"workload={workload!r} is not known; known are: {_names()}")
-    found = available()[workload]
-    is_its = trains is not None and found.matches(trains)
-    profile = found.profile_for(trains) if is_its else found.profile
-    return _not_refused(profile, f"workload={workload!r}")
+def _named(name: str) -> Profile:
+    if name not in available():
+        raise ValueError(
+            f"estimator={name!r} is no known workload; choose from {_names()}, or give "
+            "the model"
+        )
+    return _not_refused(available()[name].profile, f"estimator={name!r}")
 
 
 def _names() -> str:

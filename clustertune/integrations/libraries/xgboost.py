@@ -62,7 +62,7 @@ class XGBoost(Workload):
 
     One training task runs on every worker that holds data, with as many threads as the
     worker has. It makes a quantile matrix of the worker's partitions. Core ``train``
-    with a ``DaskQuantileDMatrix`` works in the same way: use ``workload="xgboost"``.
+    with a ``DaskQuantileDMatrix`` works in the same way: use ``estimator="xgboost"``.
     """
 
     profile = HIST
@@ -88,7 +88,7 @@ class DMatrix(XGBoost):
     """XGBoost with a plain matrix: ``tree_method`` ``"approx"`` or ``"exact"``.
 
     Core ``train`` with a ``DaskDMatrix`` works in the same way, with any tree method:
-    use ``workload="xgboost_dmatrix"``. A worker copies all its partitions into one
+    use ``estimator="xgboost_dmatrix"``. A worker copies all its partitions into one
     before it makes the matrix. ``hist`` needs half of the memory, if the model allows
     it: use the estimators' default, or ``DaskQuantileDMatrix`` instead of
     ``DaskDMatrix``.

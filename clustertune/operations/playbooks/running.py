@@ -11,7 +11,6 @@ import logging
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
-    Callable,
     Collection,
     Iterator,
     Mapping,
@@ -78,6 +77,14 @@ READ_TIMEOUT = 60.0  # seconds for reading the state of the cluster
 INTERVAL = 5.0  # seconds between two diagnoses, for conditions that need one
 TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
 
+#: the public calls of actions on workers
+ON_WORKERS: Mapping[str, Any] = {
+    "resize": workers.resize_workers,
+    "restart": workers.restart_workers,
+    "scale": workers.scale,
+    "trim": workers.trim_memory,
+}
+
 _LOST = "the cluster is lost"
 _ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
 
@@ -97,7 +104,6 @@ def run_playbook(
     init_score: Any = None,
     eval_set: Any = None,
     estimator: object = None,
-    workload: str | None = None,
     settings: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: bool | Notify | None = None,
@@ -112,9 +118,9 @@ def run_playbook(
         The name of a playbook (``"before-training"``), or the path of a file.
     X, y, sample_weight, qid, base_margin, init_score, eval_set
         The data of the fit, as for :func:`clustertune.prepare`. The actions
-        ``persist``, ``rechunk``, ``rebalance`` and ``release`` act on it.
-    estimator, workload
-        What will train, as for :func:`clustertune.prepare`.
+        ``load``, ``rechunk``, ``rebalance`` and ``release`` act on it.
+    estimator
+        The model, as for :func:`clustertune.prepare`.
     settings
         Values that replace those of the file, by key: ``{"n_workers": 2}``. If several
         steps have the key, give its path: ``{"steps[2].with.timeout": "5m"}``.
@@ -165,7 +171,6 @@ def run_playbook(
         playbook=library.read(playbook, values),
         data=data,
         estimator=estimator,
-        workload=workload,
         dry_run=dry_run,
         progress=progress,
     )
@@ -176,7 +181,7 @@ def run_on_datasets(
     client: Client,
     playbook: Playbook,
     *names: str,
-    workload: str | None = None,
+    estimator: str | None = None,
     dry_run: bool = False,
     progress: bool | Notify | None = None,
 ) -> Any:
@@ -191,7 +196,7 @@ def run_on_datasets(
         client=client,
         playbook=playbook,
         data=data,
-        workload=workload,
+        estimator=estimator,
         dry_run=dry_run,
         progress=progress,
     )
@@ -310,14 +315,13 @@ class PlaybookRun:
     playbook: Playbook
     data: GivenData | PublishedData | None = None
     estimator: object = None
-    workload: str | None = None
     dry_run: bool = False
     progress: bool | Notify | None = None
     _unplannable: bool = False  # a dry run planned a step that changes the data
 
     def __post_init__(self) -> None:
         check_client(self.client)
-        self._profile = libraries.choose(self.workload, self.estimator)
+        self._profile = libraries.choose(self.estimator)
         refuse_without_data(self.playbook, self.data)
         checks.configured()  # refuses bad settings
         arguments.flag("dry_run", self.dry_run)
@@ -476,9 +480,7 @@ class PlaybookRun:
         self, step: Step
     ) -> AsyncGenerator[tuple[Finding, ...], None]:
         """Findings over time: from snapshots, or from diagnoses if those are needed."""
-        watching = Monitor(
-            self.client, estimator=self.estimator, workload=self.workload
-        )
+        watching = Monitor(self.client, estimator=self.estimator)
         async with watching:
             found = checks.run(watching.view, checks.configured())
             visible = bool(step.subjects(found))
@@ -517,16 +519,15 @@ class PlaybookRun:
             return await self._prepare(step.do, options)
         if step.do == "release":
             return await self._release(options)
-        function: Callable[..., Awaitable[Report]] = getattr(workers, step.do)
-        return await function(self.client, **options)
+        report: Report = await ON_WORKERS[step.do](self.client, **options)
+        return report
 
     def _prepare(self, phase: str, options: dict[str, Any]) -> Awaitable[Report]:
         assert self.data is not None
         if phase == "load":
             options["persist"] = True
-        which = {"estimator": self.estimator, "workload": self.workload}
-        given = {k: v for k, v in which.items() if v is not None}
-        return self.data.prepare(only=(phase,), **given, **options)
+        options["estimator"] = self.estimator
+        return self.data.prepare(_only=(phase,), **options)
 
     async def _release(self, options: dict[str, Any]) -> Report:
         prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)

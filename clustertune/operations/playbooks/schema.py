@@ -10,7 +10,7 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -152,7 +152,6 @@ READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "if_needed": arguments.flag,
     "include_other_clients": arguments.flag,
     "keep": _keep,
-    "memory_fraction": arguments.fraction,
     "memory_limit": arguments.nbytes,
     "minimum_workers": _minimum,
     "n_workers": arguments.count,
@@ -163,7 +162,6 @@ READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "settle": _pause,
     "timeout": arguments.duration,
     "to": arguments.kind,
-    "tolerance": partial(arguments.fraction, zero=True),
     "wait": arguments.duration,
     "workers": _workers,
 }

@@ -28,7 +28,7 @@ OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "verbose": -1}
 def fitted(client: Any, kind: Any, handed: Handed) -> Any:
     """An estimator, fitted with the arguments of its workload."""
     model = kind(client=client, **OPTIONS)
-    profile = libraries.choose(None, model)
+    profile = libraries.choose(model)
     rows = handed.training
     return model.fit(rows.X, rows.y, **libraries.fit_kwargs(profile, handed))
 
@@ -71,7 +71,7 @@ def test_numbers_are_no_classes(client: Any, kind: str) -> None:
     """The name of the workload says nothing of y; a classifier refuses such labels."""
     X = data.features()
     y = da.arange(data.ROWS, chunks=data.CHUNK, dtype=kind)
-    new, labels = clustertune.prepare(client, X, y, workload="lightgbm")
+    new, labels = clustertune.prepare(client, X, y, estimator="lightgbm")
     model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
     assert spread(model.fit(new, labels), new) > 0
     estimator = lgb.DaskLGBMClassifier

@@ -36,7 +36,7 @@ def prepared(model: Any, X: Any) -> Any:
     """The wrapper as its user has it, with the parameters of its workload."""
     wrapper = ParallelPostFit(model)
     handed = Handed(training=Rows(X=X), estimator=wrapper)
-    profile = libraries.choose(None, wrapper)
+    profile = libraries.choose(wrapper)
     return wrapper.set_params(**libraries.estimator_params(profile, handed))
 
 

@@ -24,7 +24,7 @@ ESTIMATORS = [
 
 def fitted(client: Any, model: Any, handed: Handed) -> Any:
     """The estimator with the parameters, fitted with the arguments, of its workload."""
-    profile = libraries.choose(None, model)
+    profile = libraries.choose(model)
     model.set_params(**libraries.estimator_params(profile, handed))
     model.client = client
     rows = handed.training
@@ -43,7 +43,7 @@ def test_weights_count(client: Any, kind: Any, method: str) -> None:
     """Rows without weight teach nothing; with all others alike nothing is learnt."""
     X = data.features()
     X, y, w = clustertune.prepare(
-        client, X, data.labels(X), sample_weight=1 - data.labels(X), workload="xgboost"
+        client, X, data.labels(X), sample_weight=1 - data.labels(X), estimator="xgboost"
     )
     model = kind(n_estimators=3, tree_method=method)
     assert spread(fitted(client, model, Handed(training=Rows(X=X, y=y))), X) > 0.3
@@ -56,7 +56,7 @@ def test_margins_count(client: Any) -> None:
     """Where the margin says y already nothing is left to be learnt."""
     X = data.features()
     X, y, margin = clustertune.prepare(
-        client, X, data.labels(X), base_margin=data.labels(X), workload="xgboost"
+        client, X, data.labels(X), base_margin=data.labels(X), estimator="xgboost"
     )
     model = dxgb.DaskXGBRegressor(n_estimators=3)
     handed = Handed(training=Rows(X=X, y=y, base_margin=margin), estimator=model)
@@ -98,7 +98,7 @@ def test_groups(client: Any, method: str) -> None:
     """The ranker trains on the partitions as they lie, arrays too."""
     X, V = data.features(), data.features(4)
     X, y, qid = clustertune.prepare(
-        client, X, data.labels(X), qid=data.groups(), workload="xgboost_rank"
+        client, X, data.labels(X), qid=data.groups(), estimator="xgboost_rank"
     )
     rows = Rows(X=X, y=y, qid=qid)
     model = dxgb.DaskXGBRanker(n_estimators=3, tree_method=method)

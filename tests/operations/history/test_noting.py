@@ -54,8 +54,8 @@ async def test_calls_and_runs_are_noted(
     """A plan, a prepare, held runs, one of which failed, and an operation."""
     X, y = data()
     with noted_in(tmp_path):
-        await clustertune.prepare(c, X, y, workload="xgboost", dry_run=True)
-        prepared = await clustertune.prepare(c, X, y, workload="xgboost")
+        await clustertune.prepare(c, X, y, estimator="xgboost", dry_run=True)
+        prepared = await clustertune.prepare(c, X, y, estimator="xgboost")
         async with prepared:
             prepared.hold.monitor.interval = 0.05
             await soon(lambda: len(prepared.hold.monitor.snapshots) > 2)

@@ -42,7 +42,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
     assert plan.exit_status() == 0
     assert not s.tasks
     done = await clustertune.run_playbook(
-        c, "before-training", X, y, settings={"settle": 0}, workload="xgboost"
+        c, "before-training", X, y, settings={"settle": 0}, estimator="xgboost"
     )
     assert done.status == "done", str(done)
     assert done.steps[1].report.steps[0].action == "load"
@@ -251,6 +251,6 @@ async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     with pytest.raises(PlaybookError, match="'x' is not in this playbook"):
         await clustertune.run_playbook(c, "observe", settings={"x": 1})
     with pytest.raises(ValueError, match="known are"):
-        await clustertune.run_playbook(c, "observe", workload="divine")
+        await clustertune.run_playbook(c, "observe", estimator="divine")
     with pytest.raises(ValueError, match="dry_run=1 must be True or False"):
         await clustertune.run_playbook(c, "observe", dry_run=1)

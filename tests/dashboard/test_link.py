@@ -1,4 +1,4 @@
-"""``panel``: the page on the dashboard of a scheduler."""
+"""``dashboard_page``: the page on the dashboard of a scheduler."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from distributed.utils_test import gen_cluster
 from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
+from clustertune.dashboard import link as links
 from clustertune.dashboard import mount
-from clustertune.dashboard import panel as panels
-from clustertune.dashboard.panel import page_url
+from clustertune.dashboard.link import page_url
 from clustertune.errors import RefusedError
 
 BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
@@ -26,13 +26,13 @@ async def get(url: str) -> str:
 @gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
 async def test_it_is_part_of_the_dashboard_once(c, s, a):
     """Check the pages, the list for JupyterLab, and the link in the navigation."""
-    panel = await clustertune.dashboard_page(c)
+    page = await clustertune.dashboard_page(c)
     again = await clustertune.dashboard_page(c)
     base = f"http://127.0.0.1:{s.http_server.port}"
-    assert panel == again
-    assert panel.url == f"{base}/clustertune"
+    assert page == again
+    assert page.url == f"{base}/clustertune"
     assert len(s.http_application.applications) == 2
-    page, status = await get(panel.url), await get(f"{base}/status")
+    page, status = await get(page.url), await get(f"{base}/status")
     assert page.count('href="clustertune"') == status.count('href="clustertune"') == 1
     listed = json.loads(await get(f"{base}/individual-plots.json"))
     ours = {name: uri for name, uri in listed.items() if "Clustertune" in name}
@@ -46,14 +46,14 @@ async def test_it_is_part_of_the_dashboard_once(c, s, a):
     client=True, nthreads=ONE, scheduler_kwargs=BOARD | {"http_prefix": "my/proxy"}
 )
 async def test_a_prefix_is_kept_to(c, s, a):
-    panel = await clustertune.dashboard_page(c)
-    assert panel.url.endswith("/my/proxy/clustertune")
-    assert "clustertune" in await get(panel.url)
+    page = await clustertune.dashboard_page(c)
+    assert page.url.endswith("/my/proxy/clustertune")
+    assert "clustertune" in await get(page.url)
 
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_scheduler_without_a_dashboard(c, s, a):
-    with pytest.raises(RefusedError, match=r"serves no dashboard.*panel --serve"):
+    with pytest.raises(RefusedError, match=r"serves no dashboard.*dashboard --serve"):
         await clustertune.dashboard_page(c)
 
 
@@ -80,9 +80,9 @@ def test_where_it_is(link: str, path: str, url: str) -> None:
 
 
 def test_in_a_notebook_it_is_a_frame() -> None:
-    panel = panels.DashboardPage('http://h/"><script>')
-    assert "<script" not in panel.show()._repr_html_() + panel._repr_html_()
-    assert 'height="500"' in panel.show(height=500)._repr_html_()
+    page = links.DashboardPage('http://h/"><script>')
+    assert "<script" not in page.show()._repr_html_() + page._repr_html_()
+    assert 'height="500"' in page.show(height=500)._repr_html_()
 
 
 def test_it_takes_a_client_and_no_address() -> None:

@@ -1,8 +1,8 @@
-"""What the panel costs a scheduler: CPU time of one update, with one reader.
+"""What the dashboard page costs a scheduler: CPU time of one update, with one reader.
 
 No cluster is needed: a scheduler is given the states of workers that do not exist, with
 memory that changes at each update, and what an update would send is encoded as Bokeh's
-server does. ``python benchmarks/panel.py [WORKERS ...]``
+server does. ``python benchmarks/dashboard.py [WORKERS ...]``
 """
 
 from __future__ import annotations

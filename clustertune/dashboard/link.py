@@ -1,4 +1,4 @@
-"""The public call ``panel``: add the page to the dashboard of a cluster."""
+"""``dashboard_page``: add the page to the dashboard of a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clustertune.operations.call import check_client
 from clustertune.operations.check import Question, diagnose
 from clustertune.remote import ship
 
-SERVE = "Run `clustertune panel --serve` to show the page from this machine"
+SERVE = "Run `clustertune dashboard --serve` to show the page from this machine"
 TIMEOUT = 60.0  # seconds for the checks
 
 
@@ -104,7 +104,7 @@ async def tell(client: Client) -> None:
     question = Question(
         client=client,
         given=inputs.NOTHING,
-        goal=Goal(workload=libraries.choose(None, None)),
+        goal=Goal(workload=libraries.choose()),
         workers=None,
         timeout=TIMEOUT,
     )
@@ -112,7 +112,7 @@ async def tell(client: Client) -> None:
 
 
 async def add_panel(client: Client) -> DashboardPage:
-    """Run :func:`panel` in an event loop."""
+    """Run :func:`dashboard_page` in an event loop."""
     try:
         await tell(client)
     except VersionMismatchError as error:
