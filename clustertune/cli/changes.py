@@ -325,7 +325,8 @@ def _known_workload(_name: str, text: str) -> str:
 # Each option has the name of an argument of prepare.
 _PREPARE = (
     click.option("--workload", "estimator", metavar="NAME",
-        callback=_checked(_known_workload), help="Prepare for this library, like xgboost."),
+        callback=_checked(_known_workload), help="Prepare for this library, like "
+        "xgboost."),
     click.option("--n-workers", metavar="N", callback=_checked(_number_or_fit),
         help="Scale to N workers first, or to `fit`: as many as the fit's memory "
         "needs. Requires --cluster."),
