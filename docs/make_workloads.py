@@ -25,7 +25,7 @@ estimator, an instance or a class, or by name; without either it is `generic`:
 
 ```python
 X, y = clustertune.prepare(client, X, y, estimator=model)
-X, y = clustertune.prepare(client, X, y, workload="xgboost_dmatrix")
+X, y = clustertune.prepare(client, X, y, estimator="xgboost_dmatrix")
 ```
 
 Parameters of an estimator count: `DaskXGBRegressor(tree_method="approx")` is

@@ -32,16 +32,16 @@ from tests.processes import soon, workers_of
 COMMANDS = (
     "apply",
     "check",
+    "dashboard",
     "demo",
     "explain",
     "history",
-    "dashboard",
     "plan",
     "playbooks",
     "prepare",
+    "recreate",
     "release",
     "report",
-    "recreate",
     "resize",
     "restart",
     "run",
@@ -53,10 +53,10 @@ COMMANDS = (
 )
 LOOKING = {
     "check",
+    "dashboard",
     "demo",
     "explain",
     "history",
-    "dashboard",
     "plan",
     "playbooks",
     "report",
@@ -264,7 +264,7 @@ def test_version() -> None:
         (["size", "--rows", "-3", "--columns", "2"], "-3 is not in the range"),
         (["size", "--parquet", "x", "--rows", "3"], "both were given"),
         (["size", "--parquet", "/no/such"], "has no Parquet file"),
-        (["size", "--rows", "3", "--columns", "2", "--workload", "x"], "known are"),
+        (["size", "--rows", "3", "--columns", "2", "--workload", "x"], "choose from"),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
@@ -531,7 +531,7 @@ def test_check_for_an_unknown_workload(cluster: LocalCluster) -> None:
     """Wrong usage; the line names the known workloads."""
     result = run("check", "--workload", "x", cluster.scheduler_address)
     assert result.exit_code == 2
-    assert "known are: generic" in result.stderr
+    assert "choose from generic" in result.stderr
 
 
 def test_watch(cluster: LocalCluster) -> None:

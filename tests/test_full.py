@@ -99,7 +99,7 @@ def test_prepare_restarts_paused_workers(
     client.run(leak, nbytes=880 * MIB)
     until(lambda: states(client) == ["paused"] * 2)
     until(lambda: all(client.run_on_scheduler(spilled)))
-    options = {"workload": workload, "restart": restart, "timeout": "3 minutes"}
+    options = {"estimator": workload, "restart": restart, "timeout": "3 minutes"}
     first = "trim" if restart == "auto" else "restart"
     plan = clustertune.prepare(client, X, y, dry_run=True, **options).report
     assert {step.action for step in plan.steps} == {first}

@@ -75,9 +75,8 @@ def _of_prepare(rng: Random) -> dict[str, Any]:
     return _some(
         rng,
         {
-            "workload": (0.5, workloads),
+            "estimator": (0.5, workloads),
             "restart": (0.15, (True, "auto")),
-            "tolerance": (0.2, (0.0, 0.5)),
             "to": (0.15, ("array",)),
             "dtype": (0.1, ("float32",)),
             "n_workers": (0.1, (1, 2, 3)),
@@ -102,7 +101,7 @@ def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Done:
     qid = None
     if options.get("sort"):
         qid = _groups(data, scattered=True)
-    elif options.get("workload") == "xgboost_rank":
+    elif options.get("estimator") == "xgboost_rank":
         qid = _groups(data, scattered=False)
     found = clustertune.prepare(
         client, *data, qid=qid, progress=notify, timeout=TIMEOUT, **options
@@ -232,7 +231,7 @@ def _schedule(client: Client, data: Data, options: Any, notify: Notify) -> Done:
 
 _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "prepare": _of_prepare,
-    "prepare and hold": lambda rng: _some(rng, {"workload": (0.5, ("xgboost",))}),
+    "prepare and hold": lambda rng: _some(rng, {"estimator": (0.5, ("xgboost",))}),
     "rechunk": _of_cut,
     "shuffle": _of_order,
     "rebalance": lambda _: {"only": ["rebalance"]},

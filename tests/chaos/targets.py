@@ -169,7 +169,7 @@ def _plans() -> list[bytes]:
     from tests.operations.test_planfile import stored
 
     calls = [
-        Call(verb="prepare", names=("X", "y"), options={"workload": "xgboost"}),
+        Call(verb="prepare", names=("X", "y"), options={"estimator": "xgboost"}),
         Call(verb="scale", options={"n_workers": 3}),
         Call(verb="release", names=("sum",), options={}),
         Call(verb="restart", options={"workers": ["a", 1], "wait": "5s"}),

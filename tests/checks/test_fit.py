@@ -114,9 +114,9 @@ def test_a_byte_too_little_is_too_little():
     assert finding.evidence["lacking_bytes"] == 1
 
 
-def test_strict_makes_it_critical():
+def test_low_memory_is_critical_on_request():
     """The user may ask that a lack of memory stops prepare."""
-    (finding,) = find_fit_memory(PAIR, data(1000), strict=True)
+    (finding,) = find_fit_memory(PAIR, data(1000), raises=True)
     assert finding.severity is Severity.critical
     assert ERRORS["fit_memory"] is CapacityError
 

@@ -534,13 +534,11 @@ async def test_data_of_another_cluster(c, s, a):
 @pytest.mark.parametrize(
     ("argument", "value", "text"),
     [
-        ("workload", "xgb", "workload='xgb' is not known; known are: generic, glm"),
-        ("workload", ["xgb"], r"workload=\['xgb'\] is not known"),
-        ("estimator", 1, "estimator=int is not one .* workload= one of generic"),
+        ("estimator", "xgb", "'xgb' is no known workload; choose from generic, glm"),
+        ("estimator", ["xgb"], "estimator=list is not one .* its workload instead"),
+        ("estimator", 1, "estimator=int is not one .* workload instead: generic"),
         ("n_workers", 0, "n_workers=0 must be a whole number"),
-        ("tolerance", 5, "tolerance=5 must be a number"),
-        ("memory_fraction", 0, "memory_fraction=0 must be a number"),
-        ("strict", "yes", "strict='yes' must be True or False"),
+        ("on_low_memory", "yes", 'on_low_memory=\'yes\' must be "report" or "raise"'),
         ("dry_run", 1, "dry_run=1 must be True or False"),
         ("timeout", "soon", "timeout='soon' must be a duration"),
         ("workers", "0", "workers='0' must be a list"),

@@ -114,7 +114,7 @@ async def test_wrong_input(c, s, a, b):
         await clustertune.check(c, eval_set=[(y, y)])
     with pytest.raises(TypeError, match="client must be"):
         await clustertune.check("tcp://127.0.0.1:1")
-    with pytest.raises(ValueError, match="workload='x' is not known"):
+    with pytest.raises(ValueError, match="'x' is no known workload"):
         await clustertune.check(c, estimator="x")
     with pytest.raises(ValueError, match="there is no nobody in this cluster"):
         await clustertune.check(c, workers=["nobody"])

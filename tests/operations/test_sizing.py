@@ -22,7 +22,14 @@ import clustertune
 from clustertune import errors
 from clustertune.core.model import Profile
 from clustertune.operations import dataset, sizing
-from clustertune.operations.sizing import Fit, Host, Sizing, decide, shapes, size
+from clustertune.operations.sizing import (
+    Fit,
+    Host,
+    Sizing,
+    decide,
+    recommend_size,
+    shapes,
+)
 from clustertune.remote.worker import probe
 
 WHOLE = Profile(
@@ -362,7 +369,7 @@ def test_a_host_is_this_machine_unless_said() -> None:
     assert found.host_cpus == probe.usable_cpus()
     assert found.host_memory == probe.host_memory()
     assert found.data.itemsize == 8
-    other = size(rows=10, columns=2, host_cpus=3, host_memory="8 GiB")
+    other = recommend_size(rows=10, columns=2, host_cpus=3, host_memory="8 GiB")
     assert (other.host_cpus, other.host_memory) == (3, 8 * GIB)
     assert other.workload == "generic"
 
@@ -371,8 +378,8 @@ def test_one_machine_is_judged_by_the_setting_of_the_check() -> None:
     """The setting of the check applies here, too."""
     name = "clustertune.checks.one_machine.alone"
     with dask.config.set({name: 1.5}):
-        assert not size(rows=10, columns=2).one_machine
-    assert size(rows=10, columns=2).one_machine
+        assert not recommend_size(rows=10, columns=2).one_machine
+    assert recommend_size(rows=10, columns=2).one_machine
 
 
 def wrong() -> Iterator[tuple[dict[str, Any], str]]:
@@ -384,10 +391,9 @@ def wrong() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"rows": -1, "columns": 2}, "rows=-1 must be a whole number of at least 1"
     yield {"rows": 10**18, "columns": 10**6}, "more than any cluster has"
     yield data | {"dtype": "str"}, "dtype='str' must be float32"
-    yield data | {"workload": "nope"}, "workload='nope' is not known; known are"
-    yield data | {"estimator": object()}, "name the workload instead"
+    yield data | {"estimator": "nope"}, "'nope' is no known workload; choose from"
+    yield data | {"estimator": object()}, "name its workload instead"
     yield data | {"eval_fraction": -0.1}, "eval_fraction=-0.1 must be"
-    yield data | {"memory_fraction": 0}, "memory_fraction=0 must be"
     yield data | {"host_cpus": 0}, "host_cpus=0 must be"
     yield data | {"host_memory": "much"}, "host_memory='much' must be a size"
     yield data | {"n_hosts": 0}, "n_hosts=0 must be"
@@ -397,4 +403,4 @@ def wrong() -> Iterator[tuple[dict[str, Any], str]]:
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
     """Errors have the value, the allowed values and a fix."""
     with pytest.raises(ValueError, match=re.escape(text)):
-        size(**arguments)
+        recommend_size(**arguments)

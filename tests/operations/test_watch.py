@@ -138,7 +138,7 @@ def test_with_a_synchronous_client():
     [
         ({"interval": "soon"}, ValueError),
         ({"window": 0}, ValueError),
-        ({"workload": "x"}, ValueError),
+        ({"estimator": "x"}, ValueError),
     ],
 )
 def test_wrong_arguments(options, error):

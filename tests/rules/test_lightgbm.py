@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from typing import Any
 
+import dask
 import lightgbm as lgb
 import numpy as np
 import pandas as pd
@@ -368,7 +369,8 @@ def test_prepared_for_any_library(client: Any) -> None:
     X, y = X[order], y[order]
     n = int((y == 0).sum())
     dX, dy = (placed(client, cut(x, n, 600 - n), (A, B)) for x in (X, y))
-    p = clustertune.prepare(client, dX, dy, tolerance=0.5)
+    with dask.config.set({"clustertune.prepare.tolerance": 0.5}):
+        p = clustertune.prepare(client, dX, dy)
     assert "pass estimator=" in str(p.report).splitlines()[0]
     naive = lgb.DaskLGBMClassifier(client=client, **OPTIONS).fit(p.X, p.y)
     assert len(naive.classes_) == 1

@@ -71,7 +71,7 @@ def test_eval_sets(client: Any) -> None:
         X,
         data.labels(X),
         eval_set=[(V, data.labels(V)), (X, data.labels(X))],
-        workload="xgboost",
+        estimator="xgboost",
     )
     (V, v), (E, e) = p.eval_set
     # a weight and a margin that leave one row in two; the other set has neither
