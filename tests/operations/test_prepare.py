@@ -308,7 +308,7 @@ async def test_an_unknown_worker(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_the_time_limit(c, s, a, b):
     """When the time is over it stops, says so, and leaves nothing held."""
-    slow = da.ones((20, 2), chunks=(1, 2)).map_blocks(_sleep, dtype=float)
+    slow = da.ones((60, 2), chunks=(1, 2)).map_blocks(_sleep, dtype=float)
     for seconds in (0.7, 1.4, 2.8):  # a busy machine begins to load later
         with pytest.raises(errors.TimedOutError, match="timeout") as caught:
             await clustertune.prepare(c, slow, timeout=seconds)
