@@ -105,9 +105,9 @@ class Records:
 
 
 def testing_burden(nbytes):
-    from clustertune.core.model import Burden
+    from clustertune.core.model import HeldData
 
-    return Burden(keys=200, unique=200, nbytes=nbytes, scattered=0, actors=0)
+    return HeldData(keys=200, unique=200, nbytes=nbytes, scattered=0, actors=0)
 
 
 def stages(case):

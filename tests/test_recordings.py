@@ -20,13 +20,13 @@ from clustertune import checks
 from clustertune.core.model import (
     ClientFacts,
     Finding,
-    Pool,
-    Prefix,
-    Published,
+    PublishedDataset,
     Run,
     Severity,
+    TaskPrefix,
+    ThreadPool,
     Unknown,
-    Unmet,
+    UnmetRestriction,
     View,
 )
 from tests import recording
@@ -219,12 +219,12 @@ def grown(view: View) -> View:
     return replace(view, runs=past)
 
 
-def prefix(name: str, **changes: Any) -> Prefix:
+def prefix(name: str, **changes: Any) -> TaskPrefix:
     zero = dict.fromkeys(("memory", "waiting", "processing", "erred", "finished"), 0)
-    return Prefix(**{"name": name, **zero, "seconds": 0.0, "nbytes": 0, **changes})
+    return TaskPrefix(**{"name": name, **zero, "seconds": 0.0, "nbytes": 0, **changes})
 
 
-BLAS = (Pool(api="blas", library="libopenblas", threads=64),)
+BLAS = (ThreadPool(api="blas", library="libopenblas", threads=64),)
 
 # (what, in which cluster, change, check, least severity, part of the remedy)
 FAULTS = [
@@ -266,9 +266,9 @@ FAULTS = [
     ("other release", "stock", survey(packages={"client": {"numpy": "1.0"}, "scheduler": {}}), "software_versions", 2, "same environment"),
     ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, "same environment"),
     ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, silent=0.0),)), "other_clients", 1, "Ask their owners"),
-    ("dangling", "stock", survey(published=(Published(name="X", keys=3, missing=3),)), "dangling_names", 2, "unpublish_dataset"),
-    ("worker gone", "stock", survey(unmet=(Unmet(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "stuck_tasks", 3, "submit them again"),
-    ("no GPU", "stock", survey(unmet=(Unmet(kind="resources", names=("GPU: 1",), tasks=3),)), "stuck_tasks", 2, "--resources"),
+    ("dangling", "stock", survey(published=(PublishedDataset(name="X", keys=3, missing=3),)), "dangling_names", 2, "unpublish_dataset"),
+    ("worker gone", "stock", survey(unmet=(UnmetRestriction(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "stuck_tasks", 3, "submit them again"),
+    ("no GPU", "stock", survey(unmet=(UnmetRestriction(kind="resources", names=("GPU: 1",), tasks=3),)), "stuck_tasks", 2, "--resources"),
     ("actor", "stock", survey(actors=1), "actors", 1, "del"),
     ("daemonic", "stock", profile(starts_processes=True), "daemonic_workers", 2, "worker.daemon"),
     ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unneeded_keys", 1, "del"),

@@ -16,7 +16,7 @@ from clustertune import checks
 from clustertune.core.counts import Done
 from clustertune.core.model import (
     Finding,
-    Measured,
+    MeasuredMemory,
     Outcome,
     Plan,
     Price,
@@ -606,8 +606,8 @@ def test_memory_of_workers() -> None:
             step=trimmed,
             status="done",
             measured=(
-                Measured(worker=0, before=9 * 2**20, after=3 * 2**20),
-                Measured(worker=1, before=8 * 2**20, after=7 * 2**20),
+                MeasuredMemory(worker=0, before=9 * 2**20, after=3 * 2**20),
+                MeasuredMemory(worker=1, before=8 * 2**20, after=7 * 2**20),
             ),
         ),
         Outcome(
@@ -615,7 +615,7 @@ def test_memory_of_workers() -> None:
             status="done",
             seconds=2.0,
             count=1,
-            measured=(Measured(worker=1, before=7 * 2**20, after=None, keys=5),),
+            measured=(MeasuredMemory(worker=1, before=7 * 2**20, after=None, keys=5),),
         ),
     ]
     rows = memory_of([seen], outcomes)

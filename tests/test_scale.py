@@ -12,14 +12,14 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import retire
-from clustertune.core.model import Burden
+from clustertune.core.model import HeldData
 from clustertune.errors import RefusedError, ScaleError
 from clustertune.testing import view, worker
 from tests.processes import cluster, workers_of
 
 
-def burden(nbytes: int) -> Burden:
-    return Burden(keys=1, unique=1, nbytes=nbytes, scattered=0, actors=0)
+def burden(nbytes: int) -> HeldData:
+    return HeldData(keys=1, unique=1, nbytes=nbytes, scattered=0, actors=0)
 
 
 def test_who_goes() -> None:

@@ -14,12 +14,12 @@ import numpy as np
 
 from clustertune.core.model import (
     Cluster,
+    CollectionInfo,
     Finding,
     Float64s,
     Int64s,
     Layout,
     Load,
-    Member,
     Notify,
     Price,
     Result,
@@ -79,7 +79,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def _amount(
-    lazy: list[Member], labels: list[str], view: View
+    lazy: list[CollectionInfo], labels: list[str], view: View
 ) -> tuple[str, Float64s | None]:
     """The size of the data as text; and the free memory, if the size is unknown."""
     size, free = sum_bytes(lazy), _free(view)
@@ -91,7 +91,9 @@ def _amount(
     return f"of unknown size; no more than {bytes_text(free.sum())}", free
 
 
-def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | None:
+def _peak(
+    lazy: list[CollectionInfo], targets: dict[str, Int64s], view: View
+) -> int | None:
     """Bytes that the fullest worker receives; all bytes if Dask places the data."""
     size = sum_bytes(lazy)
     if isinstance(size, Unknown):
@@ -104,7 +106,7 @@ def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | N
     return int(loaded.max())
 
 
-def _key_bytes(member: Member) -> Int64s:
+def _key_bytes(member: CollectionInfo) -> Int64s:
     """Bytes of every key, in proportion to its rows."""
     total = member_bytes(member)
     assert member.rows is not None
@@ -142,13 +144,13 @@ def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     }
 
 
-def _can_be_bound(member: Member) -> bool:
+def _can_be_bound(member: CollectionInfo) -> bool:
     known = member.rows is not None and bool(member.rows.sum())
     return known and not member.loaded and not member.derived
 
 
 def _anchor(
-    layout: Layout, first: Member, view: View, free: Float64s
+    layout: Layout, first: CollectionInfo, view: View, free: Float64s
 ) -> tuple[Int64s, Int64s]:
     """Rows and workers of partitions: of loaded data, otherwise as placed here."""
     n_workers = len(view.now.workers)

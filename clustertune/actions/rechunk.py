@@ -20,15 +20,15 @@ import numpy as np
 from clustertune.core.model import (
     Bools,
     Cluster,
+    CollectionInfo,
     Cut,
     Finding,
     Float64s,
     Int64s,
     Layout,
-    Member,
     Notify,
     Price,
-    Recut,
+    Rechunk,
     Result,
     Severity,
     Step,
@@ -77,7 +77,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         step = _best_step(layout, view, about, taken)
         if step is None:
             continue
-        assert isinstance(step.args, Recut)
+        assert isinstance(step.args, Rechunk)
         if not step.args.shortage:
             taken = taken + _made(step.args, layout)
         yield step
@@ -116,7 +116,7 @@ def _best_step(
     raise CapacityError(step.args.shortage)  # type: ignore[attr-defined]
 
 
-def _made(recut: Recut, layout: Layout) -> Float64s:
+def _made(recut: Rechunk, layout: Layout) -> Float64s:
     """Bytes of new partitions on each worker."""
     members = {m.label: m for m in layout.members}
     made = np.zeros(len(recut.workers))
@@ -132,7 +132,7 @@ def _is_known(layout: Layout) -> bool:
     return layout.loaded and len(totals) == 1 and totals.isdisjoint((-1, 0))
 
 
-def _changes(member: Member, rows: Int64s) -> bool:
+def _changes(member: CollectionInfo, rows: Int64s) -> bool:
     return (
         member.column_blocks > 1
         or member.conversion is not None
@@ -168,7 +168,7 @@ def _step(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
     )
     moves = _unchanged(layout, view, changed, target)
-    recut = Recut(
+    recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
         targets=target,
@@ -189,7 +189,7 @@ def _step(
 
 
 def _unchanged(
-    layout: Layout, view: View, changed: list[Member], target: Int64s
+    layout: Layout, view: View, changed: list[CollectionInfo], target: Int64s
 ) -> Layout | None:
     """Members that are not cut, but have to move to the new partitions."""
     rest = tuple(m for m in layout.members if m not in changed)
@@ -206,7 +206,7 @@ def _moves_text(moves: Layout | None) -> str:
     return f", and move {names_text([m.label for m in moves.members])} to them"
 
 
-def _summary(changed: list[Member], rows: Int64s) -> str:
+def _summary(changed: list[CollectionInfo], rows: Int64s) -> str:
     """Text: members that are cut, and members whose type changes."""
     cut = [m for m in changed if _changes(replace(m, conversion=None), rows)]
     texts = []
@@ -219,13 +219,13 @@ def _summary(changed: list[Member], rows: Int64s) -> str:
     return ", ".join(texts)
 
 
-def _remainder_text(recut: Recut) -> str:
+def _remainder_text(recut: Rechunk) -> str:
     if not recut.aside:
         return ""
     return f", the last {plural(recut.aside, 'row')} set aside as .remainder"
 
 
-def _draft(member: Member, rows: Int64s, view: View) -> Cut:
+def _draft(member: CollectionInfo, rows: Int64s, view: View) -> Cut:
     """The parts of a member's new partitions, without their owners."""
     found, blocks = (
         chunking.parts(chunking.rows_of(member), rows),
@@ -245,7 +245,7 @@ def _draft(member: Member, rows: Int64s, view: View) -> Cut:
     )
 
 
-def _part_bytes(cut: Cut, member: Member) -> Int64s:
+def _part_bytes(cut: Cut, member: CollectionInfo) -> Int64s:
     """Bytes of every part after a conversion."""
     return part_bytes(member, cut.key, cut.stop - cut.start)
 
@@ -364,7 +364,9 @@ def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) ->
     return result
 
 
-def _where(cut: Cut, member: Member, amount: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+def _where(
+    cut: Cut, member: CollectionInfo, amount: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
     """(new partition, worker, bytes) for every replica of every part."""
     assert member.holders is not None
     key, worker = member.holders
@@ -377,7 +379,7 @@ def _where(cut: Cut, member: Member, amount: Int64s) -> tuple[Int64s, Int64s, In
     return cut.new[part], worker[first[part] + offset], amount[part]
 
 
-def _owned(cut: Cut, member: Member, target: Int64s, view: View) -> Cut:
+def _owned(cut: Cut, member: CollectionInfo, target: Int64s, view: View) -> Cut:
     """Take each part from the target if it holds it, else from a running worker."""
     assert member.holders is not None
     key, worker = member.holders
@@ -391,7 +393,7 @@ def _owned(cut: Cut, member: Member, target: Int64s, view: View) -> Cut:
     return replace(cut, owner=np.where(there, target[cut.new], owner))
 
 
-def _is_freed(member: Member, release: bool) -> bool:
+def _is_freed(member: CollectionInfo, release: bool) -> bool:
     return (member.ours and not member.shared) or release
 
 
@@ -423,7 +425,7 @@ def _budget(
     return np.maximum(0.0, left)
 
 
-def _largest(member: Member, n_workers: int) -> Int64s:
+def _largest(member: CollectionInfo, n_workers: int) -> Int64s:
     """Bytes of the largest partition on every worker."""
     assert member.holders is not None
     assert member.nbytes is not None
@@ -454,7 +456,7 @@ def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> s
 
 
 def _price(
-    recut: Recut, changed: list[Member], moves: Layout | None, view: View
+    recut: Rechunk, changed: list[CollectionInfo], moves: Layout | None, view: View
 ) -> Price:
     flow = pricing.of_recut(recut, changed, view)
     peak = flow.made
@@ -493,7 +495,7 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Cut and join; then move the members that are not cut to the new partitions."""
-    assert isinstance(step.args, Recut)
+    assert isinstance(step.args, Rechunk)
     cut = await cluster.recut(step.args, notify)
     if step.args.moves is None:
         return cut

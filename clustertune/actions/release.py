@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator
 from clustertune.core.model import (
     Cluster,
     Finding,
-    Holding,
     Key,
+    KeyGroup,
     Notify,
     Price,
     Release,
@@ -42,7 +42,7 @@ def steps(
     Without prefixes: all keys that only the caller holds, except those in ``kept``.
     """
     holdings = [h for h in view.now.holdings or () if h.keys]
-    by_prefix: dict[str, list[Holding]] = {}
+    by_prefix: dict[str, list[KeyGroup]] = {}
     for holding in holdings:
         by_prefix.setdefault(holding.prefix, []).append(holding)
     order = sorted(by_prefix, key=lambda p: -sum(h.nbytes for h in by_prefix[p]))
@@ -59,7 +59,7 @@ def steps(
             yield _step(args, own, others)
 
 
-def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
+def _step(args: Release, own: list[KeyGroup], others: list[KeyGroup]) -> Step:
     prefix = args.prefix
     going = [*own, *others] if args.include_other_clients else own
     shown = going or others  # the guard refuses these

@@ -23,7 +23,7 @@ from clustertune.core.model import (
     Layout,
     Notify,
     Price,
-    Recut,
+    Rechunk,
     Result,
     Step,
     View,
@@ -80,7 +80,7 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
         for m in layout.members
     )
     nbytes = layout.nbytes // layouts.copies(layout)
-    recut = Recut(
+    recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
         targets=home,
@@ -132,5 +132,5 @@ def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Replicate the eval set."""
-    assert isinstance(step.args, Recut)
+    assert isinstance(step.args, Rechunk)
     return await cluster.recut(step.args, notify)

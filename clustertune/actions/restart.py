@@ -23,11 +23,11 @@ from clustertune.core.model import (
     Price,
     Restart,
     Result,
-    Size,
     Snapshot,
     Step,
     Unknown,
     View,
+    WorkerSize,
     WorkerSnapshot,
 )
 from clustertune.core.rules import is_parked_first, needed_elsewhere
@@ -97,7 +97,7 @@ def steps(
     ids: Collection[str | int],
     *,
     wait: float = WAIT,
-    size: Size | None = None,
+    size: WorkerSize | None = None,
     most: float = 1,
 ) -> Iterator[Step]:
     """A step for each of these workers; those with the fewest bytes to move go first.
@@ -192,7 +192,7 @@ def _batches(
         yield workers[start : start + size]
 
 
-def _has(worker: WorkerSnapshot, size: Size) -> bool:
+def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:
     """Whether the worker has that size; variables are not known beforehand."""
     return (
         not size.env
@@ -201,7 +201,7 @@ def _has(worker: WorkerSnapshot, size: Size) -> bool:
     )
 
 
-def _resized(step: Step, worker: WorkerSnapshot, size: Size) -> Step:
+def _resized(step: Step, worker: WorkerSnapshot, size: WorkerSize) -> Step:
     assert isinstance(step.args, Restart)
     was = f"{plural(worker.nthreads, 'thread')}, {bytes_text(worker.memory_limit)}"
     limit = lowered(worker, size)

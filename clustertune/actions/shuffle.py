@@ -17,10 +17,10 @@ import numpy as np
 
 from clustertune.core.model import (
     Cluster,
+    CollectionInfo,
     Finding,
     Int64s,
     Layout,
-    Member,
     Notify,
     Price,
     Result,
@@ -125,7 +125,7 @@ def _rows(layout: Layout, view: View) -> Step:
     )
 
 
-def _source(member: Member, view: View) -> Source:
+def _source(member: CollectionInfo, view: View) -> Source:
     """A holder of each key, a running one if possible."""
     assert member.holders is not None
     key, worker = member.holders

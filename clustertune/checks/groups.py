@@ -7,7 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from clustertune.core.model import ORDER, Finding, Layout, Member, Severity, View
+from clustertune.core.model import (
+    ORDER,
+    CollectionInfo,
+    Finding,
+    Layout,
+    Severity,
+    View,
+)
 from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.planner import grouping, layouts
 from clustertune.planner.memory import room
@@ -89,7 +96,7 @@ def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
             )
 
 
-def _drop_rows(member: Member) -> str:
+def _drop_rows(member: CollectionInfo) -> str:
     """Code that drops the rows without a group from everything."""
     keep = "qid.notnull()"
     if member.kind == "array":
@@ -103,11 +110,11 @@ def _drop_rows(member: Member) -> str:
     )
 
 
-def _is_qid(member: Member) -> bool:
+def _is_qid(member: CollectionInfo) -> bool:
     return member.label.rpartition(".")[2] == "qid" and member.contents is not None
 
 
-def _count(member: Member, name: str) -> int:
+def _count(member: CollectionInfo, name: str) -> int:
     partitions = member.contents.partitions if member.contents else ()
     return sum(int(partition.get(name, 0)) for partition in partitions)
 
@@ -155,14 +162,14 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
         )
 
 
-def _boundaries_within(member: Member) -> int:
+def _boundaries_within(member: CollectionInfo) -> int:
     """How many partitions begin with the group with which the previous one ends."""
     assert member.contents is not None
     ends = [p["ends"] for p in member.contents.partitions if p.get("ends")]
     return sum(a[1] == b[0] for a, b in pairwise(ends))
 
 
-def _split(member: Member, what: str, count: int) -> Finding:
+def _split(member: CollectionInfo, what: str, count: int) -> Finding:
     return Finding(
         severity=Severity.warning,
         message=f"{member.label} has {what}, which a ranking would split",

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.core.model import Finding, Layout, Member, Severity, Unknown, View
+from clustertune.core.model import (
+    CollectionInfo,
+    Finding,
+    Layout,
+    Severity,
+    Unknown,
+    View,
+)
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -54,7 +61,7 @@ def differing_boundaries(view: View) -> Iterator[Finding]:
             yield _unknown_rows(layout)
 
 
-def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
+def _compare(a: CollectionInfo, b: CollectionInfo, cutting: str) -> Iterator[Finding]:
     """Compare the rows of each partition, and all rows."""
     rows, others = a.rows, b.rows
     if rows is None or others is None or np.array_equal(rows, others):
@@ -93,7 +100,7 @@ def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
     )
 
 
-def _unlike_counts(a: Member, b: Member) -> Finding:
+def _unlike_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
     return Finding(
         severity=Severity.critical,
         message=f"{a.label} has {plural(a.n_partitions, 'partition')}, {b.label} has "
@@ -117,7 +124,7 @@ def _unknown_rows(layout: Layout) -> Finding:
     )
 
 
-def _recut(a: Member, b: Member) -> str:
+def _recut(a: CollectionInfo, b: CollectionInfo) -> str:
     """Code that cuts an array where ``a`` is cut; empty for frames."""
     x, y = variable(a.label), variable(b.label)
     lengths = f"tuple({x}.map_partitions(len).compute())"
@@ -237,7 +244,7 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     return "; ".join(_cut(m, total, n_partitions) for m in layout.members)
 
 
-def _cut(member: Member, total: int, n_partitions: int) -> str:
+def _cut(member: CollectionInfo, total: int, n_partitions: int) -> str:
     name = variable(member.label)
     if member.kind == "array":
         return f"{name} = {name}.rechunk({{0: {-(-total // n_partitions)}}})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.model import Finding, Member, Severity, Unknown, View
+from clustertune.core.model import CollectionInfo, Finding, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.planner.layouts import member_bytes
 
@@ -14,7 +14,7 @@ WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
 REFUSED = ("object", "string", "str", "datetime64", "timedelta64", "period", "complex")
 
 
-def _members(view: View) -> Iterator[Member]:
+def _members(view: View) -> Iterator[CollectionInfo]:
     return (m for layout in view.layouts for m in layout.members)
 
 
@@ -43,7 +43,7 @@ def not_finite(view: View) -> Iterator[Finding]:
             yield _values(member, Severity.warning, infinite, "infinite value")
 
 
-def _count_not_finite(member: Member) -> tuple[int, int]:
+def _count_not_finite(member: CollectionInfo) -> tuple[int, int]:
     found = [
         partition["not_finite"]
         for partition in (member.contents.partitions if member.contents else ())
@@ -52,7 +52,9 @@ def _count_not_finite(member: Member) -> tuple[int, int]:
     return sum(n for n, _ in found), sum(n for _, n in found)
 
 
-def _values(member: Member, severity: Severity, count: int, what: str) -> Finding:
+def _values(
+    member: CollectionInfo, severity: Severity, count: int, what: str
+) -> Finding:
     return Finding(
         severity=severity,
         message=f"{member.label} has {plural(count, what)}, on which a fit fails or "

@@ -24,7 +24,15 @@ from distributed import Client, Future
 
 from clustertune.collections import conversion, graphs
 from clustertune.collections.inputs import Given, Inputs
-from clustertune.core.model import Contents, Conversion, Goal, Key, Layout, Member, View
+from clustertune.core.model import (
+    CollectionInfo,
+    Contents,
+    Conversion,
+    Goal,
+    Key,
+    Layout,
+    View,
+)
 from clustertune.core.wording import printable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.remote import ship
@@ -48,7 +56,7 @@ def of_everything(given: Inputs) -> dict[str, Look]:
 
 
 def of_need(
-    member: Member, goal: Goal, n_workers: int, *, training: bool
+    member: CollectionInfo, goal: Goal, n_workers: int, *, training: bool
 ) -> Look | None:
     """Return how to read a collection for what the goal needs; None: not at all."""
     profile, role = goal.workload, member.label.rpartition(".")[2]
@@ -206,7 +214,7 @@ def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
     return replace(layout, members=members)
 
 
-def _homes(member: Member, threads: Sequence[int]) -> Sequence[int]:
+def _homes(member: CollectionInfo, threads: Sequence[int]) -> Sequence[int]:
     """Return a number for each key, the same for keys that one thread reads.
 
     ``threads`` are the threads of each worker. Keys without a holder share a number.
@@ -232,7 +240,7 @@ class _Looked(NamedTuple):
     n_workers: int  # for which positions of classes are known
     contents: Contents
 
-    def is_of(self, member: Member, n_workers: int) -> bool:
+    def is_of(self, member: CollectionInfo, n_workers: int) -> bool:
         enough = n_workers <= max(self.n_workers, ROWS)
         return self.keys == member.keys and enough
 

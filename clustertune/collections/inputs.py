@@ -28,7 +28,14 @@ from clustertune.collections.conversion import (
     number_bytes,
     value_bytes,
 )
-from clustertune.core.model import Conversion, Goal, Int64s, Key, Member, Profile
+from clustertune.core.model import (
+    CollectionInfo,
+    Conversion,
+    Goal,
+    Int64s,
+    Key,
+    Profile,
+)
 from clustertune.core.wording import names_text
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -468,7 +475,7 @@ def member(
     loaded: bool,
     rows: Int64s | None = None,
     conversion: Conversion | None = None,
-) -> Member:
+) -> CollectionInfo:
     """Return a member with the metadata of a collection, without cluster data."""
     x = given.collection
     frame = isinstance(x, dd.DataFrame)
@@ -486,7 +493,7 @@ def member(
         size = None
         if rows is not None and conversion.row_bytes is not None:
             size = int(rows.sum()) * conversion.row_bytes
-    return Member(
+    return CollectionInfo(
         label=given.label,
         kind=kind,
         keys=tuple(keys),

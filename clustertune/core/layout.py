@@ -59,7 +59,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Member:
+class CollectionInfo:
     """One of the row-aligned collections of a layout: X, or y, or a weight.
 
     Arrays have one entry per partition, in row order. ``rows`` is None if unknown.
@@ -101,7 +101,7 @@ class Layout:
     """Partitions of row-aligned collections: rows, bytes, holders."""
 
     label: str  # "training data" or "eval_set[0]"
-    members: tuple[Member, ...]
+    members: tuple[CollectionInfo, ...]
 
     @property
     def loaded(self) -> bool:

@@ -17,29 +17,29 @@ from clustertune.core import environment
 from clustertune.core.layout import COPIED as COPIED
 from clustertune.core.layout import ORDER as ORDER
 from clustertune.core.layout import Bools as Bools
+from clustertune.core.layout import CollectionInfo as CollectionInfo
 from clustertune.core.layout import Contents as Contents
 from clustertune.core.layout import Conversion as Conversion
 from clustertune.core.layout import Float64s as Float64s
 from clustertune.core.layout import Int64s as Int64s
 from clustertune.core.layout import Key as Key
 from clustertune.core.layout import Layout as Layout
-from clustertune.core.layout import Member as Member
 from clustertune.core.profiles import Profile as Profile
-from clustertune.core.snapshots import Burden as Burden
 from clustertune.core.snapshots import ClientFacts as ClientFacts
 from clustertune.core.snapshots import Details as Details
-from clustertune.core.snapshots import Holder as Holder
-from clustertune.core.snapshots import Holding as Holding
-from clustertune.core.snapshots import Pool as Pool
-from clustertune.core.snapshots import Prefix as Prefix
-from clustertune.core.snapshots import Published as Published
-from clustertune.core.snapshots import Room as Room
+from clustertune.core.snapshots import HeldData as HeldData
+from clustertune.core.snapshots import KeyGroup as KeyGroup
+from clustertune.core.snapshots import LeaseHolder as LeaseHolder
+from clustertune.core.snapshots import ParkingSpace as ParkingSpace
+from clustertune.core.snapshots import PublishedDataset as PublishedDataset
 from clustertune.core.snapshots import Run as Run
 from clustertune.core.snapshots import Snapshot as Snapshot
 from clustertune.core.snapshots import Survey as Survey
+from clustertune.core.snapshots import TaskPrefix as TaskPrefix
+from clustertune.core.snapshots import ThreadPool as ThreadPool
 from clustertune.core.snapshots import Thresholds as Thresholds
 from clustertune.core.snapshots import Unknown as Unknown
-from clustertune.core.snapshots import Unmet as Unmet
+from clustertune.core.snapshots import UnmetRestriction as UnmetRestriction
 from clustertune.core.snapshots import WorkerFacts as WorkerFacts
 from clustertune.core.snapshots import WorkerSnapshot as WorkerSnapshot
 from clustertune.core.wording import bytes_text, plural
@@ -244,12 +244,12 @@ class Cut:
     key: Int64s  # index into ``keys``
     start: Int64s  # first row in that key
     stop: Int64s  # one past the last
-    owner: Int64s  # index into ``Recut.workers`` of a holder of that key
+    owner: Int64s  # index into ``Rechunk.workers`` of a holder of that key
     conversion: Conversion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recut:
+class Rechunk:
     """New partitions of row-aligned collections, and their workers."""
 
     workers: tuple[str, ...]  # addresses
@@ -308,7 +308,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class WorkerSize:
     """The size of a worker at its next start; None: unchanged."""
 
     nthreads: int | None = None
@@ -332,7 +332,7 @@ class Restart:
     wait: float  # seconds to wait for running tasks
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned keys stay together
     beside: tuple[str, ...] = ()  # addresses of workers that restart at the same time
-    size: Size | None = None  # None: unchanged
+    size: WorkerSize | None = None  # None: unchanged
     #: greatest process memory under a lower limit: with all keys, while they return
     lines: tuple[int, int] = (0, 0)  # 0: no limit
     retire: bool = False  # close the worker instead; its keys stay on the others
@@ -407,7 +407,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredMemory:
     """Process memory of a worker before and after a step, as the worker measured it."""
 
     worker: str | int  # id
@@ -426,15 +426,15 @@ class Result:
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known, or the action can lose none
     unchanged: bool = False  # nothing was changed, or all was undone
-    measured: tuple[Measured, ...] = ()  # workers before and after
+    measured: tuple[MeasuredMemory, ...] = ()  # workers before and after
 
 
-def land(error: BaseException, result: Result) -> None:
+def attach_result(error: BaseException, result: Result) -> None:
     """Attach the result of an interrupted step to the error."""
     error.clustertune_result = result  # type: ignore[attr-defined]
 
 
-def landed(error: BaseException) -> Result | None:
+def attached_result(error: BaseException) -> Result | None:
     """Return the result of the step that this error has interrupted, if known."""
     result: Result | None = getattr(error, "clustertune_result", None)
     return result
@@ -451,7 +451,7 @@ class Outcome:
     reason: str = ""
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known
-    measured: tuple[Measured, ...] = ()  # workers before and after
+    measured: tuple[MeasuredMemory, ...] = ()  # workers before and after
 
 
 # --- the port -------------------------------------------------------------------------
@@ -482,7 +482,7 @@ class Cluster(Protocol):
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
         """Change the bounds of adaptive scaling."""
 
-    async def recut(self, recut: Recut, notify: Notify) -> Result:
+    async def recut(self, recut: Rechunk, notify: Notify) -> Result:
         """Make new partitions, each on its target; they replace the old ones."""
 
     async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:

@@ -48,7 +48,7 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class ThreadPool:
     """A thread pool of a native library in a process."""
 
     api: str  # "blas" or "openmp"
@@ -64,7 +64,7 @@ class Details:
     daemon: bool  # a daemonic process may not have children
     child_count: int  # child processes, and their children
     child_memory: int  # resident bytes of these processes
-    pools: tuple[Pool, ...] | None  # None: threadpoolctl is not installed there
+    pools: tuple[ThreadPool, ...] | None  # None: threadpoolctl is not installed there
     variables: Mapping[str, str]  # environment variables that set numbers of threads
     disk: str  # kind of file system to which the worker spills
     disk_total: int  # bytes
@@ -76,7 +76,7 @@ class Details:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Burden:
+class HeldData:
     """Data that a restart of a worker has to save."""
 
     keys: int  # keys on the worker
@@ -87,7 +87,7 @@ class Burden:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ParkingSpace:
     """Bytes that a parking worker in a worker's nanny may fill."""
 
     memory: int
@@ -123,9 +123,9 @@ class WorkerSnapshot:
     executing: int = 0  # running tasks, by its last heartbeat
     cancelled: int = 0  # running tasks that were cancelled and cannot be stopped
     details: Details | Unknown | None = None  # None: not read
-    burden: Burden | None = None  # None: not read
+    burden: HeldData | None = None  # None: not read
     parking: bool = False  # keeps the keys of a worker in its nanny during its restart
-    room: Room | Unknown | None = None  # in its nanny; None: not read
+    room: ParkingSpace | Unknown | None = None  # in its nanny; None: not read
     least: int | None = None  # least bytes that its process has had; None: unknown
     #: prefixes and numbers of its running tasks; None: not read
     tasks: tuple[tuple[str, int], ...] | None = None
@@ -167,7 +167,7 @@ class ClientFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LeaseHolder:
     """Another client's fit, plan or hold, for which plans wait."""
 
     label: str
@@ -176,7 +176,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedDataset:
     """A published data set."""
 
     name: str
@@ -185,7 +185,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class TaskPrefix:
     """Tasks whose names differ only by hashes and numbers."""
 
     name: str
@@ -200,7 +200,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class KeyGroup:
     """Keys in memory with the same prefix that the same clients want kept."""
 
     prefix: str  # "": all prefixes beyond a limit
@@ -225,7 +225,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unmet:
+class UnmetRestriction:
     """Restrictions of tasks that no worker meets."""
 
     kind: str  # "worker", "host" or "resources"
@@ -250,11 +250,11 @@ class Survey:
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
     queued: int  # tasks that wait for any worker
     unrunnable: int  # tasks that no running worker may run
-    unmet: tuple[Unmet, ...] = ()  # their restrictions
+    unmet: tuple[UnmetRestriction, ...] = ()  # their restrictions
     actors: int
     clients: tuple[ClientFacts, ...]
-    published: tuple[Published, ...]
-    prefixes: tuple[Prefix, ...]
+    published: tuple[PublishedDataset, ...]
+    prefixes: tuple[TaskPrefix, ...]
     complete: bool  # False: some clients, names or prefixes were not read
     packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
 
@@ -282,10 +282,10 @@ class Snapshot:
     #: least and most workers of adaptive scaling; None: it is off
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: not read
-    holdings: tuple[Holding, ...] | None = None  # None: not read
+    holdings: tuple[KeyGroup, ...] | None = None  # None: not read
     #: seconds between two processes of a worker, in the last restarts on this cluster
     restarts: tuple[float, ...] = ()
-    holder: Holder | None = None  # None: there is none, or it was not read
+    holder: LeaseHolder | None = None  # None: there is none, or it was not read
 
     @cached_property
     def by_address(self) -> Mapping[str, WorkerSnapshot]:

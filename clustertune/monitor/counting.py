@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from distributed import Client, Future
 
-from clustertune.core.model import Key, Member
+from clustertune.core.model import CollectionInfo, Key
 from clustertune.remote import ship
 from clustertune.remote.worker import probe
 
@@ -24,11 +24,11 @@ POLL = 1.0  # seconds between two checks whether any worker runs the tasks
 
 async def count_rows(
     client: Client,
-    members: Sequence[Member],
+    members: Sequence[CollectionInfo],
     addresses: Sequence[tuple[str, bool]],
     *,
     by_task: bool,
-) -> tuple[Member, ...]:
+) -> tuple[CollectionInfo, ...]:
     """Count the rows of partitions in memory.
 
     Every snapshot counts again, since a key may get other data: a file may change, and
@@ -61,7 +61,7 @@ async def count_rows(
     return tuple(_with_rows(m, rows) for m in members)
 
 
-def _first_holders(member: Member) -> list[tuple[Key, int]]:
+def _first_holders(member: CollectionInfo) -> list[tuple[Key, int]]:
     if member.holders is None:
         return []
     partition, index = np.unique(member.holders[0], return_index=True)
@@ -140,7 +140,7 @@ async def _any_runs(client: Client) -> bool:
     return any(w["status"] == "running" for w in identity["workers"].values())
 
 
-def _with_rows(member: Member, rows: Mapping[Key, int]) -> Member:
+def _with_rows(member: CollectionInfo, rows: Mapping[Key, int]) -> CollectionInfo:
     """Add the rows of partitions, by their first column blocks, if all are known."""
     counts = [rows.get(key, -1) for key in member.keys[:: member.column_blocks]]
     if min(counts, default=-1) < 0:

@@ -14,21 +14,21 @@ import numpy as np
 from distributed import Client
 
 from clustertune.core.model import (
-    Burden,
     ClientFacts,
     Details,
-    Holder,
-    Holding,
+    HeldData,
     Key,
-    Pool,
-    Prefix,
-    Published,
-    Room,
+    KeyGroup,
+    LeaseHolder,
+    ParkingSpace,
+    PublishedDataset,
     Run,
     Snapshot,
     Survey,
+    TaskPrefix,
+    ThreadPool,
     Unknown,
-    Unmet,
+    UnmetRestriction,
     WorkerSnapshot,
 )
 from clustertune.core.report import Report
@@ -121,7 +121,7 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
         child_memory=memory,
         pools=None
         if pools is None
-        else tuple(Pool(api=a, library=name, threads=n) for a, name, n in pools),
+        else tuple(ThreadPool(api=a, library=name, threads=n) for a, name, n in pools),
         variables=dict(answer["variables"]),
         disk=kind,
         disk_total=total,
@@ -148,11 +148,12 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
             ClientFacts(id=i, keys=n, silent=s) for i, n, s in answer["clients"]
         ),
         published=tuple(
-            Published(name=name, keys=n, missing=m)
+            PublishedDataset(name=name, keys=n, missing=m)
             for name, n, m in answer["published"]
         ),
         prefixes=tuple(
-            Prefix(**dict(zip(columns, row, strict=True))) for row in answer["prefixes"]
+            TaskPrefix(**dict(zip(columns, row, strict=True)))
+            for row in answer["prefixes"]
         ),
         complete=answer["complete"],
         packages={
@@ -162,9 +163,11 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
     )
 
 
-def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[Unmet, ...]:
+def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[UnmetRestriction, ...]:
     """Read the scheduler's list of unmet restrictions."""
-    return tuple(Unmet(kind=k, names=tuple(names), tasks=n) for k, names, n in answer)
+    return tuple(
+        UnmetRestriction(kind=k, names=tuple(names), tasks=n) for k, names, n in answer
+    )
 
 
 async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
@@ -177,7 +180,7 @@ async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
         snapshot,
         workers=tuple(replace(w, tasks=tasks.get(w.address)) for w in snapshot.workers),
         holder=holder
-        and Holder(
+        and LeaseHolder(
             label=holder["label"],
             client=holder["client"],
             seconds=max(0.0, snapshot.time - holder["since"]),
@@ -266,16 +269,16 @@ async def with_burdens(
     )
 
 
-def _burden(numbers: Sequence[int]) -> Burden:
+def _burden(numbers: Sequence[int]) -> HeldData:
     count, unique, nbytes, scattered, actors = numbers
-    return Burden(
+    return HeldData(
         keys=count, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
     )
 
 
 async def _rooms(
     client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
-) -> dict[str, Room | Unknown]:
+) -> dict[str, ParkingSpace | Unknown]:
     """Return the room in nannies by address of workers that may need it."""
     there = [w for w in workers if w.nanny and w.burden and w.burden.nbytes]
     free = sorted(space(w, ceiling(w, limit)) for w in workers if w.running)
@@ -293,10 +296,10 @@ async def _rooms(
     return {a: _room(answers[a]) if a in answers else NO_VERSIONS for a in unsure}
 
 
-def _room(answer: Any) -> Room | Unknown:
+def _room(answer: Any) -> ParkingSpace | Unknown:
     if isinstance(answer, BaseException):
         return Unknown(f"its nanny did not answer: {answer!r}")
-    return Room(memory=answer["memory"], disk=answer["disk"])
+    return ParkingSpace(memory=answer["memory"], disk=answer["disk"])
 
 
 # --- data -----------------------------------------------------------------------------
@@ -310,7 +313,7 @@ async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
     return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
 
 
-async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
+async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
     """Return the keys in memory except for ``kept``, and the clients that want them."""
     asked = {"owner": client.id, "kept": keys.pack(kept)}
     names = ("prefix", "keys", "nbytes", "scattered", "coming", "mine")
@@ -318,7 +321,7 @@ async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
     for *counts, others, shared in await monitor.ask(client, "holdings", **asked):
         known: dict[str, Any] = dict(zip(names, counts, strict=True))
         pairs = tuple((kind, name) for kind, name in shared)
-        found.append(Holding(**known, others=tuple(others), shared=pairs))
+        found.append(KeyGroup(**known, others=tuple(others), shared=pairs))
     return tuple(found)
 
 

@@ -23,8 +23,8 @@ from distributed import Client
 from distributed.comm.core import CommClosedError
 
 from clustertune.core.model import (
+    CollectionInfo,
     Int64s,
-    Member,
     Snapshot,
     Thresholds,
     Unknown,
@@ -301,8 +301,8 @@ async def _request(client: Client, request: Mapping[str, Any], *, again: bool) -
 
 
 async def look(
-    client: Client, members: Sequence[Member], *, by_task: bool = True
-) -> tuple[Snapshot, tuple[Member, ...]]:
+    client: Client, members: Sequence[CollectionInfo], *, by_task: bool = True
+) -> tuple[Snapshot, tuple[CollectionInfo, ...]]:
     """Take a snapshot, and add holders, bytes and rows to the members.
 
     Members that are not loaded are returned unchanged. Without ``by_task`` the rows of
@@ -334,7 +334,9 @@ async def look(
     return snapshot, tuple(by_label.get(m.label, m) for m in members)
 
 
-def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
+def _placed(
+    member: CollectionInfo, raw: Mapping[str, Any], renumber: Int64s
+) -> CollectionInfo:
     """Add bytes and holders; ``renumber`` maps the answer to the snapshot's workers."""
     nbytes, partition, holder = (
         np.frombuffer(raw[name], dtype=np.int64)

@@ -27,7 +27,7 @@ from clustertune.core.model import (
     Result,
     Step,
     View,
-    landed,
+    attached_result,
 )
 from clustertune.operations.journal import error_text
 from clustertune.planner import guards
@@ -124,7 +124,7 @@ async def _enact(
     try:
         result = await actions.available()[step.action].enact(step, cluster, notify)
     except BaseException as error:
-        known = landed(error)
+        known = attached_result(error)
         seconds, text = clock() - start, error_text(error)
         if known is None:
             record(Outcome(step=step, status="failed", seconds=seconds, reason=text))

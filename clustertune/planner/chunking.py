@@ -19,11 +19,11 @@ import numpy as np
 
 from clustertune.core.model import (
     Bools,
+    CollectionInfo,
     Finding,
     Float64s,
     Int64s,
     Layout,
-    Member,
     View,
 )
 from clustertune.planner import (
@@ -239,7 +239,7 @@ def wanted_partitions(view: View, n_rows: int) -> int | None:
 # --- partitions of a layout -----------------------------------------------------------
 
 
-def rows_of(member: Member) -> Int64s:
+def rows_of(member: CollectionInfo) -> Int64s:
     """Return the rows of the partitions of a loaded, counted collection."""
     assert member.rows is not None
     return member.rows

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from clustertune.core.model import (
+    CollectionInfo,
     Float64s,
     Layout,
-    Member,
     Profile,
     Unknown,
     View,
@@ -182,7 +182,7 @@ def _profile(view: View, change: Change) -> Profile:
     return profile.frugal or profile if change.frugal else profile
 
 
-def _size(member: Member, change: Change) -> float | Unknown:
+def _size(member: CollectionInfo, change: Change) -> float | Unknown:
     """Return the bytes of a collection during the fit, after its conversion."""
     size = member_bytes(member)
     if isinstance(size, Unknown):
@@ -196,7 +196,7 @@ def _size(member: Member, change: Change) -> float | Unknown:
     return size
 
 
-def _itemsize(member: Member, change: Change) -> int | None:
+def _itemsize(member: CollectionInfo, change: Change) -> int | None:
     if member.conversion is not None and member.loaded:
         return np.dtype(member.conversion.dtype).itemsize
     if change.float32 and _is_wide(member):
@@ -204,13 +204,13 @@ def _itemsize(member: Member, change: Change) -> int | None:
     return member.itemsize
 
 
-def _is_wide(member: Member) -> bool:
+def _is_wide(member: CollectionInfo) -> bool:
     """Return whether ``dtype="float32"`` makes it smaller; it applies to features."""
     features = variable(member.label) == "X"
     return features and member.conversion is None and member.itemsize == 2 * FLOAT32
 
 
-def _wide_share(member: Member) -> float:
+def _wide_share(member: CollectionInfo) -> float:
     """Return the fraction of columns that are cast: those of eight-byte numbers."""
     counts = {name: count for name, (count, _) in member.types.items()}
     wide = sum(n for name, n in counts.items() if name.lower().endswith("64"))

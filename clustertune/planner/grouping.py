@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustertune.core.model import Int64s, Layout, Member
+from clustertune.core.model import CollectionInfo, Int64s, Layout
 from clustertune.planner import layouts
 
 
@@ -31,7 +31,7 @@ class Groups:
         return np.cumsum(self.counts)[:-1]
 
 
-def member_of(layout: Layout) -> Member | None:
+def member_of(layout: Layout) -> CollectionInfo | None:
     """Return the collection with the groups, if its values were read."""
     for member in layout.members:
         if member.label.rpartition(".")[2] == "qid":

@@ -14,16 +14,16 @@ from dataclasses import replace
 
 from clustertune.core import rules
 from clustertune.core.model import (
-    Burden,
     Drop,
-    Holding,
+    HeldData,
+    KeyGroup,
     Load,
     Moves,
-    Recut,
+    ParkingSpace,
+    Rechunk,
     Refusal,
     Release,
     Restart,
-    Room,
     Shuffle,
     Step,
     Unknown,
@@ -103,7 +103,9 @@ def _targets(step: Step) -> list[str]:
     args = step.args
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
-    elif isinstance(args, Recut) or (isinstance(args, Shuffle) and args.whole is None):
+    elif isinstance(args, Rechunk) or (
+        isinstance(args, Shuffle) and args.whole is None
+    ):
         used = set(args.targets.tolist())
     elif isinstance(args, Load):
         used = {i for targets in args.targets.values() for i in targets.tolist()}
@@ -122,7 +124,7 @@ def targets_still_run(step: Step, view: View) -> str | None:
 
 def partitions_are_in_memory(step: Step, view: View) -> str | None:
     """Refuse to move data while some of its partitions are not in memory."""
-    if not isinstance(step.args, Moves | Recut | Shuffle):
+    if not isinstance(step.args, Moves | Rechunk | Shuffle):
         return None
     for layout in view.layouts:
         for m in layout.members:
@@ -146,7 +148,7 @@ def thresholds_are_known(step: Step, view: View) -> str | None:
 
 def partitions_are_those_planned(step: Step, view: View) -> str | None:
     """Refuse to rechunk partitions that another step has replaced."""
-    if isinstance(step.args, Recut):
+    if isinstance(step.args, Rechunk):
         planned = {c.label: c.keys for c in step.args.cuts}
     elif isinstance(step.args, Shuffle):
         planned = {s.label: s.keys for s in step.args.sources}
@@ -159,7 +161,7 @@ def partitions_are_those_planned(step: Step, view: View) -> str | None:
 
 def memory_is_enough(step: Step, _view: View) -> str | None:
     """Refuse a rechunk that makes workers spill: old and new partitions coexist."""
-    return (step.args.shortage or None) if isinstance(step.args, Recut) else None
+    return (step.args.shortage or None) if isinstance(step.args, Rechunk) else None
 
 
 def manager_allows_restarts(step: Step, view: View) -> str | None:
@@ -186,7 +188,7 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
 
 
 def _no_place(
-    restart: Restart, burden: Burden, worker: WorkerSnapshot, view: View
+    restart: Restart, burden: HeldData, worker: WorkerSnapshot, view: View
 ) -> str | None:
     workers = view.now.by_address
     batch = [workers[a] for a in restart.beside if a in workers]
@@ -211,7 +213,7 @@ def _no_place(
 
 
 def _room(worker: WorkerSnapshot) -> Mapping[str, int] | str:
-    if isinstance(worker.room, Room):
+    if isinstance(worker.room, ParkingSpace):
         return {"memory": worker.room.memory, "disk": worker.room.disk}
     return str(worker.room or "unknown")
 
@@ -377,12 +379,12 @@ def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
     return ""
 
 
-def nbytes_text(holdings: Collection[Holding]) -> str:
+def nbytes_text(holdings: Collection[KeyGroup]) -> str:
     """Return the bytes of these holdings in words."""
     return bytes_text(sum(h.nbytes for h in holdings))
 
 
-def whose(holdings: Collection[Holding]) -> str:
+def whose(holdings: Collection[KeyGroup]) -> str:
     """Return who else wants the data, in words that follow "which"."""
     clients = sorted({c for h in holdings for c in h.others})
     published = sorted({n for h in holdings for n in h.published})
@@ -394,7 +396,7 @@ def whose(holdings: Collection[Holding]) -> str:
     return " and ".join(parts) or "no client has asked for by name"
 
 
-def at_risk(holdings: tuple[Holding, ...]) -> str:
+def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
     """Describe the data that will be lost."""
     holdings = tuple(h for h in holdings if h.keys)
     if not holdings:

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from clustertune.core.model import (
     COPIED,
     Bools,
+    CollectionInfo,
     Float64s,
     Int64s,
     Layout,
-    Member,
     Move,
     Moves,
     Unknown,
@@ -169,7 +169,7 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
 # --- bytes, as Dask counts them -------------------------------------------------------
 
 
-def member_bytes(member: Member) -> int | Unknown:
+def member_bytes(member: CollectionInfo) -> int | Unknown:
     """Return the bytes of one collection."""
     if member.nbytes is not None:
         return int(member.nbytes.sum())
@@ -178,7 +178,7 @@ def member_bytes(member: Member) -> int | Unknown:
     return Unknown(f"{member.label} is not loaded, so its size is unknown")
 
 
-def sum_bytes(members: Iterable[Member]) -> int | Unknown:
+def sum_bytes(members: Iterable[CollectionInfo]) -> int | Unknown:
     """Return the bytes of several collections; unknown if one of them is unknown."""
     total = 0
     for amount in map(member_bytes, members):
@@ -205,7 +205,7 @@ def largest_partition(layout: Layout) -> int | Unknown:
     return largest
 
 
-def _largest_of(member: Member) -> int | Unknown:
+def _largest_of(member: CollectionInfo) -> int | Unknown:
     if member.nbytes is not None:
         return int(member.nbytes.max(initial=0))
     total = member_bytes(member)
@@ -226,7 +226,7 @@ def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
     return total
 
 
-def part_bytes(member: Member, key: Int64s, n_rows: Int64s) -> Int64s:
+def part_bytes(member: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
     """Predict the bytes of row ranges of a loaded collection, after its conversion.
 
     The prediction is exact for numbers in arrays and frames, except for up to 8 bytes

@@ -22,12 +22,12 @@ from clustertune.core.model import (
     Float64s,
     Run,
     Severity,
-    Size,
     Unknown,
     View,
+    WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.rules import Left, step
+from clustertune.core.rules import MemoryAfterRun, step
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner.layouts import held_bytes
@@ -285,7 +285,7 @@ def _remedy(size: float, free: Float64s) -> str:
 # --- lower memory limits --------------------------------------------------------------
 
 
-def lowered(worker: WorkerSnapshot, size: Size | None) -> int | None:
+def lowered(worker: WorkerSnapshot, size: WorkerSize | None) -> int | None:
     """Return the memory limit that a size gives a worker, if it is below its own."""
     limit = None if size is None else size.memory_limit
     own = worker.memory_limit or math.inf
@@ -342,7 +342,7 @@ def leak(
     for group in groups if lines else ():
         runs = [run for run in group if worker.id in run.floors]
         left = [
-            Left(n, run.floors[worker.id], run.managed.get(worker.id, 0))
+            MemoryAfterRun(n, run.floors[worker.id], run.managed.get(worker.id, 0))
             for n, run in enumerate(group)
             if worker.id in run.floors
         ]

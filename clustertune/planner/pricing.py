@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clustertune.core.model import Flow, Int64s, Layout, Member, Recut, View
+from clustertune.core.model import CollectionInfo, Flow, Int64s, Layout, Rechunk, View
 from clustertune.planner.layouts import Targets, list_bytes, part_bytes, travelling
 
 #: bytes per second that one thread copies, page faults included
@@ -47,7 +47,7 @@ def both(first: Flow, then: Flow) -> Flow:
     )
 
 
-def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
+def of_recut(recut: Rechunk, members: Sequence[CollectionInfo], view: View) -> Flow:
     """Return the flow of the cuts of ``members``, which are in the same order."""
     n_workers, n_tasks = len(view.now.workers), 0
     parts = 0.0

@@ -13,7 +13,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from clustertune.core.model import Layout, Member, View
+from clustertune.core.model import CollectionInfo, Layout, View
 from clustertune.core.wording import are, bytes_text, plural, printable, workers_text
 from clustertune.planner import layouts
 from clustertune.planner.memory import room
@@ -138,7 +138,9 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
         yield from _other_rows(was, now, times)
 
 
-def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
+def _other_rows(
+    was: CollectionInfo, now: CollectionInfo, times: float
+) -> Iterator[str]:
     """Yield changes of row counts, except for the remainder and for layouts."""
     if was.rows is None:
         return
@@ -253,7 +255,7 @@ def fingerprint(scheduler: str, view: View) -> Fingerprint:
     )
 
 
-def _seen_data(member: Member, view: View) -> SeenData:
+def _seen_data(member: CollectionInfo, view: View) -> SeenData:
     holders = ""
     if member.holders is not None:
         partitions, workers = (side.tolist() for side in member.holders)

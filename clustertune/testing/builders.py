@@ -16,17 +16,17 @@ import numpy as np
 
 from clustertune.core.model import (
     ClientFacts,
+    CollectionInfo,
     Details,
     Goal,
     Int64s,
     Layout,
-    Member,
-    Pool,
-    Prefix,
     Profile,
     Run,
     Snapshot,
     Survey,
+    TaskPrefix,
+    ThreadPool,
     Thresholds,
     View,
     WorkerFacts,
@@ -89,7 +89,7 @@ def details(**overrides: Any) -> Details:
         daemon=True,
         child_count=0,
         child_memory=0,
-        pools=(Pool(api="blas", library="libopenblas", threads=1),),
+        pools=(ThreadPool(api="blas", library="libopenblas", threads=1),),
         variables={"OMP_NUM_THREADS": "1"},
         disk="ext4",
         disk_total=100 * _GIB,
@@ -119,9 +119,9 @@ def survey(**overrides: Any) -> Survey:
     return replace(built, **overrides)
 
 
-def prefix(name: str, **overrides: Any) -> Prefix:
+def prefix(name: str, **overrides: Any) -> TaskPrefix:
     """Build the counts of a task prefix; no task has run."""
-    built = Prefix(
+    built = TaskPrefix(
         name=name,
         memory=0,
         waiting=0,
@@ -156,7 +156,7 @@ def member(
     homes: Homes | None,
     row_bytes: int = 8,
     **overrides: Any,
-) -> Member:
+) -> CollectionInfo:
     """Build a collection of float64 values.
 
     Parameters
@@ -170,12 +170,12 @@ def member(
     row_bytes
         Bytes per row.
     **overrides
-        Fields of :class:`Member`.
+        Fields of :class:`CollectionInfo`.
     """
     counts = None if rows is None else np.array(rows, dtype=np.int64)
     n_partitions = len(rows or ()) if homes is None else len(homes)
     nbytes = None if counts is None else counts * row_bytes
-    built = Member(
+    built = CollectionInfo(
         label=label,
         kind="array",
         keys=tuple((label, i) for i in range(n_partitions)),
@@ -214,7 +214,7 @@ def layout(
     label
         Label of the layout: ``"training data"`` or ``"eval_set[0]"``.
     **overrides
-        Fields of every :class:`Member`.
+        Fields of every :class:`CollectionInfo`.
     """
     widths = {m: 80 if m == members[0] else 8 for m in members} | dict(row_bytes or {})
     built = [

@@ -19,6 +19,7 @@ from clustertune.core.model import (
     COPIED,
     ORDER,
     Bounds,
+    CollectionInfo,
     Contents,
     Cut,
     Drop,
@@ -26,11 +27,10 @@ from clustertune.core.model import (
     Int64s,
     Layout,
     Load,
-    Member,
     Move,
     Moves,
     Notify,
-    Recut,
+    Rechunk,
     Release,
     Restart,
     Result,
@@ -226,7 +226,7 @@ class MemoryCluster:
         self.adaptive = (bounds.least, bounds.most)
         return Result(nbytes=0)
 
-    async def recut(self, recut: Recut, notify: Notify) -> Result:
+    async def recut(self, recut: Rechunk, notify: Notify) -> Result:
         self.calls.append(f"recut {len(recut.rows)}")
         before = self.moved
         cuts = {c.label: c for c in recut.cuts}
@@ -334,7 +334,7 @@ class MemoryCluster:
         """Return the worker if it runs, else the fallback."""
         return address if self._runs(address) else self._fallback_worker()
 
-    def _drain(self, restart: Restart) -> list[tuple[Member, int]]:
+    def _drain(self, restart: Restart) -> list[tuple[CollectionInfo, int]]:
         """Move partitions that only this worker holds to another worker.
 
         Without another worker they stay with the worker's nanny.
@@ -353,7 +353,9 @@ class MemoryCluster:
                 holders.discard(restart.address)
         return away
 
-    def _return_keys(self, away: list[tuple[Member, int]], old: str, new: str) -> None:
+    def _return_keys(
+        self, away: list[tuple[CollectionInfo, int]], old: str, new: str
+    ) -> None:
         for places in self.homes.values():
             for holders in places:
                 if old in holders:  # the nanny returns the partition
@@ -368,7 +370,7 @@ class MemoryCluster:
     def _runs(self, address: str) -> bool:
         return address in self.workers and self.workers[address].running
 
-    def _add_moved(self, m: Member, i: int) -> None:
+    def _add_moved(self, m: CollectionInfo, i: int) -> None:
         assert m.nbytes is not None
         self.moved += int(m.nbytes[i])
 
@@ -388,7 +390,7 @@ class MemoryCluster:
         self.homes[move.label][position] = {target}
         return ""
 
-    def _recut(self, m: Member, cut: Cut, recut: Recut) -> Member:
+    def _recut(self, m: CollectionInfo, cut: Cut, recut: Rechunk) -> CollectionInfo:
         """Build the new partitions; partitions of a lost target go to the fallback.
 
         Every row range is followed, so a wrong range shows in ``contents``.
@@ -451,7 +453,7 @@ class MemoryCluster:
         second = [np.argsort(np.concatenate(x), kind="stable") for x in taken]
         return first, second
 
-    def _numbered(self, m: Member) -> Member:
+    def _numbered(self, m: CollectionInfo) -> CollectionInfo:
         """Return a new member with the number of each row."""
         self.contents[ORDER] = self.contents[m.label]
         self.homes[ORDER] = self.homes[m.label]
@@ -462,11 +464,11 @@ class MemoryCluster:
 
     def _reordered(
         self,
-        m: Member,
+        m: CollectionInfo,
         shuffle: Shuffle,
         orders: tuple[list[Int64s], list[Int64s]],
         homes: list[set[str]],
-    ) -> Member:
+    ) -> CollectionInfo:
         """Return the member in its new order, following every row range."""
         assert m.nbytes is not None
         old = [np.array(rows, dtype=np.int64) for rows in self.contents[m.label]]
@@ -496,7 +498,9 @@ class MemoryCluster:
             contents=None,
         )
 
-    def _member(self, m: Member, addresses: Sequence[str], *, training: bool) -> Member:
+    def _member(
+        self, m: CollectionInfo, addresses: Sequence[str], *, training: bool
+    ) -> CollectionInfo:
         if not m.loaded:
             return m
         look = of_need(m, self.goal, len(addresses), training=training)
@@ -536,7 +540,7 @@ def _parts(shuffle: Shuffle, old: Sequence[Int64s]) -> list[list[Int64s]]:
     ]
 
 
-def _contents(m: Member) -> list[list[Row]]:
+def _contents(m: CollectionInfo) -> list[list[Row]]:
     """Return the row numbers of each partition; empty if rows are unknown."""
     if m.rows is None:
         return [[] for _ in range(m.n_partitions)]
@@ -546,7 +550,7 @@ def _contents(m: Member) -> list[list[Row]]:
     ]
 
 
-def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
+def _homes(m: CollectionInfo, addresses: Sequence[str]) -> list[set[str]]:
     found: list[set[str]] = [set() for _ in m.keys]
     if m.holders is not None:
         for partition, holder in zip(*(x.tolist() for x in m.holders), strict=True):
@@ -554,7 +558,7 @@ def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
     return found
 
 
-def _loaded(m: Member) -> Member:
+def _loaded(m: CollectionInfo) -> CollectionInfo:
     """Return the member as loaded: its rows and bytes are known."""
     if m.loaded:
         return m
@@ -564,7 +568,7 @@ def _loaded(m: Member) -> Member:
     return _converted(replace(m, loaded=True, rows=rows, nbytes=nbytes, ours=True))
 
 
-def _converted(m: Member) -> Member:
+def _converted(m: CollectionInfo) -> CollectionInfo:
     """Return the member after its pending conversion."""
     if m.conversion is None:
         return m

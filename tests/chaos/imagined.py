@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from clustertune.core.model import (
-    Burden,
+    CollectionInfo,
     Conversion,
-    Holding,
+    HeldData,
+    KeyGroup,
     Layout,
-    Member,
     Notify,
-    Room,
+    ParkingSpace,
     View,
     WorkerSnapshot,
 )
@@ -118,7 +118,9 @@ def _workers(rng: Random, nbytes: int) -> list[WorkerSnapshot]:
             process=rng.choice((20 * MIB, limit // 10)),
             status="paused" if i and rng.random() < 0.08 else "running",
             host=hosts or f"10.0.0.{i}",
-            room=Room(memory=rng.choice((0, nbytes)), disk=rng.choice((0, 2 * nbytes))),
+            room=ParkingSpace(
+                memory=rng.choice((0, nbytes)), disk=rng.choice((0, 2 * nbytes))
+            ),
         )
         for i in range(count)
     ]
@@ -161,7 +163,9 @@ def _data(
     return Layout(label=name, members=tuple(members))
 
 
-def _member(rng: Random, label: str, rows: list[int], homes: Any, width: int) -> Member:
+def _member(
+    rng: Random, label: str, rows: list[int], homes: Any, width: int
+) -> CollectionInfo:
     is_x = label.endswith("X")
     kind = rng.choice(("array", "array", "dataframe" if is_x else "series"))
     more: dict[str, Any] = {"kind": kind}
@@ -177,7 +181,7 @@ def _member(rng: Random, label: str, rows: list[int], homes: Any, width: int) ->
     return made
 
 
-def _in_blocks(made: Member, homes: Any) -> Member:
+def _in_blocks(made: CollectionInfo, homes: Any) -> CollectionInfo:
     """The same, each partition in two blocks of columns."""
     keys = tuple((made.label, i) for i in range(2 * made.n_partitions))
     twice = None if homes is None else [h for h in homes for _ in range(2)]
@@ -296,7 +300,7 @@ class _Shared(MemoryCluster):
 
     async def look(self, notify: Notify) -> View:
         seen = await super().look(notify)
-        other = Holding(prefix="sum", keys=2, nbytes=99, scattered=0, mine=True)
+        other = KeyGroup(prefix="sum", keys=2, nbytes=99, scattered=0, mine=True)
         now = replace(seen.now, holdings=(other,))
         return replace(seen, snapshots=(now,))
 
@@ -354,7 +358,7 @@ class Struck(_Shared):
             if w.address in holders
         ]
         alone = [nbytes for copies, nbytes in held if copies == 1]
-        burden = Burden(
+        burden = HeldData(
             keys=len(held),
             unique=len(alone),
             nbytes=sum(alone),
@@ -363,7 +367,9 @@ class Struck(_Shared):
         )
         return replace(seen, burden=burden)
 
-    def _member(self, m: Member, addresses: Any, *, training: bool) -> Member:
+    def _member(
+        self, m: CollectionInfo, addresses: Any, *, training: bool
+    ) -> CollectionInfo:
         seen = super()._member(m, addresses, training=training)
         if m.loaded or m.label not in self.hidden:
             return seen

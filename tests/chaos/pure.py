@@ -12,7 +12,7 @@ from typing import Any
 from clustertune import checks
 from clustertune.actions import adapt as adapting
 from clustertune.actions import release, restart, retire, scale, trim
-from clustertune.core.model import Severity, Size, View
+from clustertune.core.model import Severity, View, WorkerSize
 from clustertune.errors import ClustertuneError
 from clustertune.operations import procedure
 from clustertune.operations.journal import Journal
@@ -109,7 +109,7 @@ def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
     if case.action == "restart":
         yield from restart.steps(view, ids, most=(1, 2, 0.5)[case.seed % 3])
     elif case.action == "resize":
-        size = Size(nthreads=2, memory_limit=(256 * MIB, 2**34)[case.seed % 2])
+        size = WorkerSize(nthreads=2, memory_limit=(256 * MIB, 2**34)[case.seed % 2])
         yield from restart.steps(view, ids, size=size)
     elif case.action == "trim":
         yield from trim.steps(view, ids)

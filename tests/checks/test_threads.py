@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from clustertune.checks.threads import blocked_loops, thread_count, thread_pools
-from clustertune.core.model import Pool, Profile, Severity, Unknown
+from clustertune.core.model import Profile, Severity, ThreadPool, Unknown
 from clustertune.testing import details, snapshot, survey, view, worker
 
 # --- thread_count ---------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_host_names_are_made_safe():
 def find_thread_pools(
     threads, *, nthreads=2, workers=2, address="tcp://127.0.0.1/{}", kind=""
 ):
-    pools = (Pool(api="blas", library="libopenblas", threads=threads),)
+    pools = (ThreadPool(api="blas", library="libopenblas", threads=threads),)
     some = [
         worker(
             i,

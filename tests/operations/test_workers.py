@@ -9,7 +9,7 @@ import pytest
 
 from clustertune import actions
 from clustertune.actions import restart, trim
-from clustertune.core.model import Burden, Finding, Severity, Unknown, View
+from clustertune.core.model import Finding, HeldData, Severity, Unknown, View
 from clustertune.planner import guards, memory
 from clustertune.planner import plan as planner
 from clustertune.testing import MemoryCluster, layout, view, worker
@@ -17,8 +17,8 @@ from clustertune.testing import MemoryCluster, layout, view, worker
 GIB = 2**30
 
 
-def burden(**changes: Any) -> Burden:
-    built = Burden(keys=4, unique=3, nbytes=GIB, scattered=1, actors=0)
+def burden(**changes: Any) -> HeldData:
+    built = HeldData(keys=4, unique=3, nbytes=GIB, scattered=1, actors=0)
     return replace(built, **changes)
 
 

@@ -11,14 +11,14 @@ import pytest
 from clustertune import actions, checks
 from clustertune.actions import restart
 from clustertune.core.model import (
-    Burden,
+    HeldData,
     Layout,
     Move,
     Moves,
+    ParkingSpace,
     Plan,
     Price,
     Restart,
-    Room,
     Step,
     Unknown,
     View,
@@ -222,14 +222,17 @@ def test_a_refused_step_is_in_the_plan() -> None:
 
 
 GIB = 2**30
-BURDEN = Burden(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
+BURDEN = HeldData(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
 
 
 @pytest.mark.parametrize(
     ("room", "reason"),
     [
-        (Room(memory=GIB, disk=GIB), None),
-        (Room(memory=GIB, disk=0), "may fill 1.0 GiB of memory and 0 B of disk only"),
+        (ParkingSpace(memory=GIB, disk=GIB), None),
+        (
+            ParkingSpace(memory=GIB, disk=0),
+            "may fill 1.0 GiB of memory and 0 B of disk only",
+        ),
         (Unknown("it hangs"), "the room in its nanny is unknown: it hangs"),
         (None, "the room in its nanny is unknown: add a worker"),
     ],

@@ -31,13 +31,13 @@ from clustertune.collections import (
 )
 from clustertune.core.model import (
     ORDER,
+    CollectionInfo,
     Goal,
     Key,
     Layout,
     Load,
-    Member,
     Notify,
-    Recut,
+    Rechunk,
     Result,
     Shuffle,
     View,
@@ -109,7 +109,7 @@ class DataActions:
             self._found[given.label] = found
         return self._found[given.label]
 
-    def _member(self, x: inputs.Given, found: _Found) -> Member:
+    def _member(self, x: inputs.Given, found: _Found) -> CollectionInfo:
         member = inputs.member(
             x,
             found.keys,
@@ -126,7 +126,7 @@ class DataActions:
             embedded=found.embedded,
         )
 
-    def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
+    def _layouts(self, members: tuple[CollectionInfo, ...]) -> tuple[Layout, ...]:
         rest = iter(members)
         return tuple(
             Layout(label=g.label, members=tuple(next(rest) for _ in g.given))
@@ -173,7 +173,7 @@ class DataActions:
         self._ours.update(now)
         self._shared = (self._shared - now.keys()) | set(shared)
 
-    async def recut(self, recut: Recut, notify: Notify) -> Result:
+    async def recut(self, recut: Rechunk, notify: Notify) -> Result:
         """Make new partitions on their workers; release old ones if requested.
 
         Tasks are bound to their workers until all have ended. If a worker is lost or

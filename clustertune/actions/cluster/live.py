@@ -22,15 +22,15 @@ from clustertune.actions.cluster.lease import Lease
 from clustertune.actions.cluster.workers import WorkerActions
 from clustertune.collections import inputs
 from clustertune.core.model import (
+    CollectionInfo,
     Goal,
     Key,
-    Member,
     Moves,
     Notify,
     Release,
     Result,
     View,
-    land,
+    attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
@@ -141,7 +141,7 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def look(self, notify: Notify) -> View:
         """Read cluster and data; wait for submitted tasks first."""
-        members: list[Member] = []
+        members: list[CollectionInfo] = []
         futures: list[Any] = []
         for x in self.given:
             found = await self._partitions(x)
@@ -224,7 +224,7 @@ class LiveCluster(WorkerActions, DataActions):
             return _moved(await job)
         except BaseException as error:
             if ended and ended[0]["finished"]:
-                land(error, _moved(ended[0]))
+                attach_result(error, _moved(ended[0]))
             raise
 
     async def stay(self, view: View) -> None:
@@ -293,7 +293,7 @@ def _can_compute(statuses: Iterable[str]) -> bool:
     return not found or "running" in found
 
 
-def _is_missing_partitions(member: Member) -> bool:
+def _is_missing_partitions(member: CollectionInfo) -> bool:
     """Whether a loaded member has a key without a holder."""
     if not member.loaded or member.holders is None:
         return False

@@ -17,13 +17,13 @@ from clustertune.core.model import (
     Bounds,
     Drop,
     Key,
-    Measured,
+    MeasuredMemory,
     Notify,
     Restart,
     Result,
-    Size,
     Trim,
-    land,
+    WorkerSize,
+    attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import ScaleError
@@ -178,7 +178,9 @@ class WorkerActions:
                 state = await job
             except BaseException as error:
                 if ended:
-                    land(error, self._restarted(restart, ended[0], ids, before))
+                    attach_result(
+                        error, self._restarted(restart, ended[0], ids, before)
+                    )
                 raise
         if restart.retire and not state["error"]:
             await managers.retired(self.client.cluster, restart.id)
@@ -193,7 +195,7 @@ class WorkerActions:
         try:
             nbytes = await inquiry.process_memory(self.client, state["address"])
         except BaseException as error:
-            land(error, result)
+            attach_result(error, result)
             raise
         measured = tuple(replace(m, after=nbytes) for m in result.measured)
         return replace(result, measured=measured)
@@ -213,7 +215,7 @@ class WorkerActions:
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
         finished = bool(state["address"]) or (restart.retire and not state["error"])
-        measured = Measured(
+        measured = MeasuredMemory(
             worker=restart.id, before=before, after=None, keys=state["keys"]
         )
         return Result(
@@ -286,7 +288,7 @@ class WorkerActions:
                 continue
             before, after, asked = answer
             measured.append(
-                Measured(worker=trim.workers[address], before=before, after=after)
+                MeasuredMemory(worker=trim.workers[address], before=before, after=after)
             )
             text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
             said.append(text if asked else f"{text} (no malloc_trim there)")
@@ -341,7 +343,7 @@ def _resize_terms(restart: Restart) -> dict[str, Any] | None:
     }
 
 
-async def _differences(client: Client, address: str, size: Size) -> str:
+async def _differences(client: Client, address: str, size: WorkerSize) -> str:
     """Differences between a restarted worker and its wanted size, as text."""
     answers = await ship.on_workers(
         client,
