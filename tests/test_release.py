@@ -41,7 +41,7 @@ def holding(prefix: str, keys: int = 1, **changes: Any) -> KeyGroup:
 
 def seen(*holdings: KeyGroup, **changes: Any) -> View:
     found = view([worker(0, **changes), worker(1, **changes)])
-    now = replace(found.now, holdings=holdings)
+    now = replace(found.now, key_groups=holdings)
     return replace(found, snapshots=(now,))
 
 

@@ -24,10 +24,10 @@ def burden(nbytes: int) -> HeldData:
 
 def test_who_goes() -> None:
     """Those that alone hold least; to those that stay."""
-    some = [worker(i, burden=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
+    some = [worker(i, held_data=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
     first, second = retire.steps(view(some), 2)
     assert {first.args.id, second.args.id} == {1, 3}
-    assert first.args.ceilings.keys() == {0, 2}
+    assert first.args.process_limits.keys() == {0, 2}
     assert first.args.retire
     assert first.price.nbytes in (10, 20)
     assert list(retire.steps(view(some), 4)) == []

@@ -31,9 +31,9 @@ from clustertune.core.wording import bytes_text, names_text
 from clustertune.errors import CapacityError
 from clustertune.planner import chunking, layouts, memory
 from clustertune.planner.layouts import (
+    collection_bytes,
     held_bytes,
     layout_bytes,
-    member_bytes,
     sum_bytes,
 )
 from clustertune.planner.memory import lines_known, room
@@ -48,8 +48,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     CapacityError
         By its metadata, the data is larger than the free memory of the workers.
     """
-    lazy = [m for layout in view.layouts for m in layout.members if not m.loaded]
-    if not lazy or not view.loads:
+    lazy = [m for layout in view.layouts for m in layout.collections if not m.loaded]
+    if not lazy or not view.loads_data:
         return
     labels = [m.label for m in lazy]
     amount, most = _amount(lazy, labels, view)
@@ -57,10 +57,12 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     free = np.maximum(0.0, _room(view))
     for layout in view.layouts:
         found = _targets(layout, view, free)
-        for member in layout.members:
-            if member.label in found and isinstance(member_bytes(member), int):
+        for collection in layout.collections:
+            if collection.label in found and isinstance(
+                collection_bytes(collection), int
+            ):
                 taken = np.zeros(len(free))
-                np.add.at(taken, found[member.label], _key_bytes(member))
+                np.add.at(taken, found[collection.label], _key_bytes(collection))
                 free = np.maximum(0.0, free - taken)
         targets |= found
     placed = [m.label for m in lazy if m.label in targets]
@@ -73,7 +75,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         args=Load(
             workers=tuple(w.address for w in view.now.workers),
             targets=targets,
-            room=most,
+            free_memory=most,
         ),
     )
 
@@ -101,18 +103,18 @@ def _peak(
     if any(m.label not in targets for m in lazy):
         return size
     loaded = np.zeros(len(view.now.workers))
-    for member in lazy:
-        np.add.at(loaded, targets[member.label], _key_bytes(member))
+    for collection in lazy:
+        np.add.at(loaded, targets[collection.label], _key_bytes(collection))
     return int(loaded.max())
 
 
-def _key_bytes(member: CollectionInfo) -> Int64s:
+def _key_bytes(collection: CollectionInfo) -> Int64s:
     """Bytes of every key, in proportion to its rows."""
-    total = member_bytes(member)
-    assert member.rows is not None
+    total = collection_bytes(collection)
+    assert collection.rows is not None
     assert isinstance(total, int)
-    blocks = member.column_blocks
-    rows = np.repeat(member.rows, blocks)
+    blocks = collection.column_blocks
+    rows = np.repeat(collection.rows, blocks)
     return (rows * (total / max(1, int(rows.sum())))).astype(np.int64)
 
 
@@ -132,7 +134,7 @@ def _room(view: View) -> Float64s:
 
 def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     """By label, the worker of every key, where rows are known."""
-    open_ = [m for m in layout.members if _can_be_bound(m)]
+    open_ = [m for m in layout.collections if _can_be_bound(m)]
     if not open_ or not view.eligible_workers:
         return {}
     rows, home = _anchor(layout, open_[0], view, free)
@@ -144,9 +146,9 @@ def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     }
 
 
-def _can_be_bound(member: CollectionInfo) -> bool:
-    known = member.rows is not None and bool(member.rows.sum())
-    return known and not member.loaded and not member.derived
+def _can_be_bound(collection: CollectionInfo) -> bool:
+    known = collection.rows is not None and bool(collection.rows.sum())
+    return known and not collection.loaded and not collection.derived
 
 
 def _anchor(
@@ -154,16 +156,20 @@ def _anchor(
 ) -> tuple[Int64s, Int64s]:
     """Rows and workers of partitions: of loaded data, otherwise as placed here."""
     n_workers = len(view.now.workers)
-    for member in layout.members:
-        if member.loaded and member.rows is not None and member.column_blocks == 1:
-            only = Layout(label=layout.label, members=(member,))
+    for collection in layout.collections:
+        if (
+            collection.loaded
+            and collection.rows is not None
+            and collection.column_blocks == 1
+        ):
+            only = Layout(label=layout.label, collections=(collection,))
             home = layouts.homes(only, n_workers)
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
                 if not may[home].all():  # these partitions will be moved
-                    placed = _placed(layout, member.rows, view, free)
+                    placed = _placed(layout, collection.rows, view, free)
                     home = np.where(may[home], home, placed)
-                return member.rows, home
+                return collection.rows, home
     assert first.rows is not None
     return first.rows, _placed(layout, first.rows, view, free)
 

@@ -62,7 +62,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     for layout in view.layouts:
         if layout is not view.layouts[0] and view.goal.workload.eval_copies:
             continue  # replicate places it with the training data
-        keys = {key for m in layout.members for key in m.keys}
+        keys = {key for m in layout.collections for key in m.keys}
         # an eval set that is part of the training data is placed with it
         if not (layout.loaded and layout.aligned) or keys <= placed:
             continue
@@ -169,7 +169,7 @@ def _price(layout: Layout, view: View, placement: Placement) -> Price:
         nbytes=placement.moved,
         seconds=pricing.seconds(flow, view),
         # received bytes may arrive before sent bytes have left
-        peak=int(flow.into.max(initial=0)),
+        peak=int(flow.received.max(initial=0)),
     )
 
 

@@ -41,7 +41,7 @@ def steps(
 
     Without prefixes: all keys that only the caller holds, except those in ``kept``.
     """
-    holdings = [h for h in view.now.holdings or () if h.keys]
+    holdings = [h for h in view.now.key_groups or () if h.keys]
     by_prefix: dict[str, list[KeyGroup]] = {}
     for holding in holdings:
         by_prefix.setdefault(holding.prefix, []).append(holding)
@@ -52,9 +52,9 @@ def steps(
         if prefix in prefixes or (not prefixes and own):
             args = Release(
                 prefix=prefix,
-                kept=kept,
+                excluded=kept,
                 include_other_clients=include_other_clients,
-                together=tuple(prefixes),
+                all_prefixes=tuple(prefixes),
             )
             yield _step(args, own, others)
 

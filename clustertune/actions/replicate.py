@@ -47,7 +47,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     n_workers = len(view.now.workers)
     left = room(view) - held_bytes(view.layouts, n_workers)
     for layout in view.layouts[1:]:
-        labels = {m.label for m in layout.members}
+        labels = {m.label for m in layout.collections}
         if all(labels.isdisjoint(f.subject) for f in wrong):
             continue
         first = layouts.first_partitions(view)
@@ -77,7 +77,7 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
             conversion=m.conversion,
             **_parts(one, rows, owners=_holders(m.holders, len(m.keys))),
         )
-        for m in layout.members
+        for m in layout.collections
     )
     nbytes = layout.nbytes // layouts.copies(layout)
     recut = Rechunk(
@@ -87,13 +87,13 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
         cuts=cuts,
         copies=len(first),
     )
-    flow = pricing.of_recut(recut, layout.members, view)
+    flow = pricing.of_recut(recut, layout.collections, view)
     return Step(
         action="replicate",
         summary=f"copy all of {layout.label} ({bytes_text(nbytes)}) to each of "
         f"{plural(len(first), 'worker')}",
         price=Price(
-            nbytes=int(flow.into.sum()),
+            nbytes=int(flow.received.sum()),
             seconds=pricing.seconds(flow, view),
             peak=nbytes,
         ),
@@ -133,4 +133,4 @@ def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Replicate the eval set."""
     assert isinstance(step.args, Rechunk)
-    return await cluster.recut(step.args, notify)
+    return await cluster.rechunk(step.args, notify)

@@ -106,12 +106,12 @@ def steps(
     or a fraction of all) are away at the same time. Keys that an earlier restart left
     on a parking worker are brought back first.
     """
-    groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
+    groups = tuple(m.keys for x in view.layouts for m in x.collections if m.loaded)
     lines = {
         w.id: ceiling(w)
         for w in view.now.workers
         # a paused worker may run when another one needs its memory
-        if w.stays and not isinstance(w.thresholds, Unknown)
+        if w.is_counted and not isinstance(w.thresholds, Unknown)
     }
     free = {
         w.id: min(UNLIMITED, space(w, lines[w.id]))
@@ -120,7 +120,7 @@ def steps(
     }
     total = sum(free.values())
     for worker in view.now.workers:
-        if worker.parking and worker.burden is not None:
+        if worker.parking and worker.held_data is not None:
             yield _brought_back(worker, lines, groups, wait, view.now)
     real = [w for w in view.now.workers if not w.parking]
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
@@ -143,7 +143,7 @@ def steps(
 
 
 def _needed(worker: WorkerSnapshot) -> int:
-    nbytes = 0 if worker.burden is None else worker.burden.nbytes
+    nbytes = 0 if worker.held_data is None else worker.held_data.nbytes
     return needed_elsewhere(worker.status, worker.spilled, nbytes)
 
 
@@ -212,7 +212,7 @@ def _resized(step: Step, worker: WorkerSnapshot, size: WorkerSize) -> Step:
         args=replace(
             step.args,
             size=size,
-            lines=(0, 0) if limit is None else lines(worker, limit),
+            lowered_limits=(0, 0) if limit is None else lines(worker, limit),
         ),
     )
 
@@ -226,7 +226,7 @@ def _step(
     now: Snapshot,
     room: float = math.inf,
 ) -> Step:
-    burden = worker.burden
+    burden = worker.held_data
     nbytes = None if burden is None else 2 * burden.nbytes
     what = ""
     if burden is not None and burden.unique:
@@ -249,10 +249,10 @@ def _step(
         args=Restart(
             id=worker.id,
             address=worker.address,
-            ceilings=ceilings,
+            process_limits=ceilings,
             wait=wait,
             collections=groups,
-            beside=tuple(w.address for w in batch if w.id != worker.id),
+            simultaneous=tuple(w.address for w in batch if w.id != worker.id),
             parking=True,
         ),
     )
@@ -281,8 +281,8 @@ def _brought_back(
     others = Others(lines, frozenset((worker.id,)))
     step = _step(worker, others, groups, [worker], wait, now)
     assert isinstance(step.args, Restart)
-    assert worker.burden is not None
-    unique, nbytes = worker.burden.unique, worker.burden.nbytes
+    assert worker.held_data is not None
+    unique, nbytes = worker.held_data.unique, worker.held_data.nbytes
     return replace(
         step,
         summary=f"bring back {plural(unique, 'key')} ({bytes_text(nbytes)}) that an "

@@ -110,9 +110,9 @@ def _lacking_classes(
         f"{plural(names, 'class', 'classes')} in {classes.label}; "
         f"{workers_text([workers[worst].id])} lacks {int(lacking[worst].sum()):,}, for "
         f"example {printable(example, longest=40)}",
-        subject=tuple(m.label for m in layout.members) if needed else ids,
+        subject=tuple(m.label for m in layout.collections) if needed else ids,
         evidence={"classes": names, "workers": len(ids)},
-        fixed_by=("rebalance" if whole else view.goal.cutting) if needed else "",
+        fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",
     )
 
 
@@ -141,9 +141,9 @@ def row_order(view: View, *, most: float = 0.3) -> Iterator[Finding]:
     layout = _placed_training(view)
     if layout is None or view.goal.workload.random_order is False:
         return
-    for member in layout.members:
-        if member.label == "y" and member.contents is not None:
-            yield from _unlike(layout, member.contents.partitions, view, most)
+    for collection in layout.collections:
+        if collection.label == "y" and collection.contents is not None:
+            yield from _unlike(layout, collection.contents.partitions, view, most)
 
 
 def _unlike(

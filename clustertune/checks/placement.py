@@ -16,7 +16,7 @@ _ROUNDING = 1e-9
 
 
 def _placed(view: View) -> Iterator[Layout]:
-    """Layouts in memory, all members of which have the same rows per partition."""
+    """Layouts in memory, whose collections all have the same rows per partition."""
     return (x for x in view.layouts if x.loaded and x.aligned)
 
 
@@ -185,7 +185,7 @@ def separated_pairs(view: View) -> Iterator[Finding]:
             message=f"{count:,} of {total:,} partitions ({count / total:.0%}) of the "
             f"{layout.label} are split over several workers; a fit ships at least "
             f"{bytes_text(nbytes)} to join them",
-            subject=tuple(m.label for m in layout.members),
+            subject=tuple(m.label for m in layout.collections),
             evidence={"apart": count, "partitions": total, "bytes": nbytes},
         )
 
@@ -193,7 +193,7 @@ def separated_pairs(view: View) -> Iterator[Finding]:
 def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
     """Bytes of every partition that its main holder lacks."""
     spread = held(layout, n_workers)
-    most = np.zeros(layout.members[0].n_partitions, dtype=np.int64)
+    most = np.zeros(layout.collections[0].n_partitions, dtype=np.int64)
     np.maximum.at(most, spread.partition, spread.nbytes)
     return partition_bytes(layout) - most
 
@@ -211,13 +211,13 @@ def surplus_copies(view: View) -> Iterator[Finding]:
     ``scatter(broadcast=True)`` do not help training data.
     """
     for layout in _placed(view):
-        count, total = int(copied(layout).sum()), layout.members[0].n_partitions
+        count, total = int(copied(layout).sum()), layout.collections[0].n_partitions
         if count:
             yield Finding(
                 severity=Severity.info,
                 message=f"{count:,} of {total:,} partitions of the {layout.label} have "
                 "replicas on more than one worker; Dask will drop some, so their place "
                 "may change",
-                subject=tuple(m.label for m in layout.members),
+                subject=tuple(m.label for m in layout.collections),
                 evidence={"copied": count, "partitions": total},
             )

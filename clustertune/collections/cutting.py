@@ -48,7 +48,7 @@ def build(
     for cut in recut.cuts:
         kind = _Rows(collections[cut.label], cut.conversion, types.get(cut.label, ()))
         _cut(graph, cut, recut, kind)
-    if recut.freed:
+    if recut.released:
         _delay_copies(graph)
     for cut in recut.cuts if recut.copies == 1 else ():
         if getattr(collections[cut.label], "known_divisions", False):
@@ -67,7 +67,7 @@ def collections(
 
     ``ends`` are the results of ``graph.ends``.
     """
-    which = slice(0, len(recut.rows) - bool(recut.aside))
+    which = slice(0, len(recut.rows) - bool(recut.remainder))
     known = {label: divisions(own[which]) for label, own in ends.items()}
     return _collections(recut, given, graph, futures, which, known)
 

@@ -64,7 +64,9 @@ class Details:
     daemon: bool  # a daemonic process may not have children
     child_count: int  # child processes, and their children
     child_memory: int  # resident bytes of these processes
-    pools: tuple[ThreadPool, ...] | None  # None: threadpoolctl is not installed there
+    thread_pools: (
+        tuple[ThreadPool, ...] | None
+    )  # None: threadpoolctl is not installed there
     variables: Mapping[str, str]  # environment variables that set numbers of threads
     disk: str  # kind of file system to which the worker spills
     disk_total: int  # bytes
@@ -116,17 +118,19 @@ class WorkerSnapshot:
     bandwidth: float = 0.0
     #: sum of the sizes of keys in memory; data that keys share counts for each key
     counted: int = 0
-    silent: float = 0.0  # seconds since its last heartbeat
+    heartbeat_age: float = 0.0  # seconds since its last heartbeat
     loop_delay: float = 0.0  # seconds between two ticks of its event loop; idle: 0.02
     cpu: float = 0.0  # CPUs that its process used before its last heartbeat
     processing: int = 0  # tasks that the scheduler has assigned to it
     executing: int = 0  # running tasks, by its last heartbeat
     cancelled: int = 0  # running tasks that were cancelled and cannot be stopped
     details: Details | Unknown | None = None  # None: not read
-    burden: HeldData | None = None  # None: not read
+    held_data: HeldData | None = None  # None: not read
     parking: bool = False  # keeps the keys of a worker in its nanny during its restart
-    room: ParkingSpace | Unknown | None = None  # in its nanny; None: not read
-    least: int | None = None  # least bytes that its process has had; None: unknown
+    parking_space: ParkingSpace | Unknown | None = None  # in its nanny; None: not read
+    least_memory: int | None = (
+        None  # least bytes that its process has had; None: unknown
+    )
     #: prefixes and numbers of its running tasks; None: not read
     tasks: tuple[tuple[str, int], ...] | None = None
 
@@ -140,7 +144,7 @@ class WorkerSnapshot:
         return bool(self.executing or (self.processing and self.status != "paused"))
 
     @property
-    def stays(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether it counts as one of the workers that a user asks for."""
         return self.status in ("running", "paused")
 
@@ -163,7 +167,7 @@ class ClientFacts:
 
     id: str
     keys: int  # keys that it wants
-    silent: float  # seconds since its last heartbeat
+    heartbeat_age: float  # seconds since its last heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,12 +249,12 @@ class UnmetRestriction:
 class Survey:
     """Facts of the scheduler that only a diagnosis needs."""
 
-    me: str  # id of the asking client
+    client: str  # id of the asking client
     worker_ttl: float | None  # seconds of silence after which a worker is removed
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
     queued: int  # tasks that wait for any worker
     unrunnable: int  # tasks that no running worker may run
-    unmet: tuple[UnmetRestriction, ...] = ()  # their restrictions
+    unmet_restrictions: tuple[UnmetRestriction, ...] = ()  # their restrictions
     actors: int
     clients: tuple[ClientFacts, ...]
     published: tuple[PublishedDataset, ...]
@@ -282,17 +286,17 @@ class Snapshot:
     #: least and most workers of adaptive scaling; None: it is off
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: not read
-    holdings: tuple[KeyGroup, ...] | None = None  # None: not read
+    key_groups: tuple[KeyGroup, ...] | None = None  # None: not read
     #: seconds between two processes of a worker, in the last restarts on this cluster
     restarts: tuple[float, ...] = ()
-    holder: LeaseHolder | None = None  # None: there is none, or it was not read
+    lease_holder: LeaseHolder | None = None  # None: there is none, or it was not read
 
     @cached_property
     def by_address(self) -> Mapping[str, WorkerSnapshot]:
         return {w.address: w for w in self.workers}
 
     @cached_property
-    def on_host(self) -> Mapping[str, int]:
+    def workers_per_host(self) -> Mapping[str, int]:
         return Counter(w.host for w in self.workers)
 
 

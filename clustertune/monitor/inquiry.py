@@ -75,7 +75,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     asked = [
         w.address
         for w in snapshot.workers
-        if w.address in approved and w.silent < patience
+        if w.address in approved and w.heartbeat_age < patience
     ]
     answers, survey = await asyncio.gather(
         ship.on_workers(
@@ -119,7 +119,7 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
         daemon=answer["daemon"],
         child_count=count,
         child_memory=memory,
-        pools=None
+        thread_pools=None
         if pools is None
         else tuple(ThreadPool(api=a, library=name, threads=n) for a, name, n in pools),
         variables=dict(answer["variables"]),
@@ -137,15 +137,15 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
     names = ("name", "memory", "waiting", "processing", "erred", "finished")
     columns = (*names, "seconds", "nbytes", "inputs")
     return Survey(
-        me=answer["me"],
+        client=answer["me"],
         worker_ttl=answer["worker_ttl"],
         loop_delay=answer["loop_delay"],
         queued=answer["queued"],
         unrunnable=answer["unrunnable"],
-        unmet=read_unmet(answer["unmet"]),
+        unmet_restrictions=read_unmet(answer["unmet"]),
         actors=answer["actors"],
         clients=tuple(
-            ClientFacts(id=i, keys=n, silent=s) for i, n, s in answer["clients"]
+            ClientFacts(id=i, keys=n, heartbeat_age=s) for i, n, s in answer["clients"]
         ),
         published=tuple(
             PublishedDataset(name=name, keys=n, missing=m)
@@ -179,7 +179,7 @@ async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         workers=tuple(replace(w, tasks=tasks.get(w.address)) for w in snapshot.workers),
-        holder=holder
+        lease_holder=holder
         and LeaseHolder(
             label=holder["label"],
             client=holder["client"],
@@ -244,7 +244,9 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
     least = {a: n for a, n in answers.items() if isinstance(n, int)}
     return replace(
         snapshot,
-        workers=tuple(replace(w, least=least.get(w.address)) for w in snapshot.workers),
+        workers=tuple(
+            replace(w, least_memory=least.get(w.address)) for w in snapshot.workers
+        ),
     )
 
 
@@ -260,12 +262,13 @@ async def with_burdens(
     found = await monitor.ask(client, "burdens", workers=addresses)
     snapshot = await monitor.with_bandwidths(client, snapshot)
     workers = tuple(
-        replace(w, burden=_burden(found[w.address]) if w.address in found else None)
+        replace(w, held_data=_burden(found[w.address]) if w.address in found else None)
         for w in snapshot.workers
     )
     rooms = await _rooms(client, workers, limit)
     return replace(
-        snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
+        snapshot,
+        workers=tuple(replace(w, parking_space=rooms.get(w.address)) for w in workers),
     )
 
 
@@ -280,10 +283,10 @@ async def _rooms(
     client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
 ) -> dict[str, ParkingSpace | Unknown]:
     """Return the room in nannies by address of workers that may need it."""
-    there = [w for w in workers if w.nanny and w.burden and w.burden.nbytes]
+    there = [w for w in workers if w.nanny and w.held_data and w.held_data.nbytes]
     free = sorted(space(w, ceiling(w, limit)) for w in workers if w.running)
     # the emptiest worker, and others, may be restarted at the same time
-    short = sum(free[:-1]) < 2 * sum(w.burden.nbytes for w in there if w.burden)
+    short = sum(free[:-1]) < 2 * sum(w.held_data.nbytes for w in there if w.held_data)
     unsure = [w.address for w in there if short or is_parked_first(w.status, w.spilled)]
     approved = monitor.known(client).addresses
     answers = await ship.on_workers(

@@ -136,9 +136,9 @@ async def _enact(
 
 def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Outcome:
     """The outcome of a step; ``error`` has interrupted it."""
-    status = "partly" if result.undone else "done"
-    reason = result.undone or result.said
-    if result.undone and result.unchanged:
+    status = "partly" if result.not_done else "done"
+    reason = result.not_done or result.details
+    if result.not_done and result.unchanged:
         status, reason = "skipped", f"{error}, and undone" if error else reason
     return Outcome(
         step=step,

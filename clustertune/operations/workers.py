@@ -291,7 +291,7 @@ def scale(
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
         yield from adapting.exactly(view, wanted)
-        there = sum(w.stays for w in view.now.workers)
+        there = sum(w.is_counted for w in view.now.workers)
         if there < wanted:
             reason = managers.obstacle(client.cluster, wanted)
             if reason is not None:

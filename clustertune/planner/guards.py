@@ -81,8 +81,8 @@ def after(step: Step, view: View) -> View:
 def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
     # the memory of a new process is known only if the worker reported it
     process, data = worker.process, worker.counted + worker.spilled
-    if worker.least is not None:
-        process = min(process, worker.least + data)
+    if worker.least_memory is not None:
+        process = min(process, worker.least_memory + data)
     return replace(worker, status="running", process=process)
 
 
@@ -104,7 +104,7 @@ def _targets(step: Step) -> list[str]:
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
     elif isinstance(args, Rechunk) or (
-        isinstance(args, Shuffle) and args.whole is None
+        isinstance(args, Shuffle) and args.partition_order is None
     ):
         used = set(args.targets.tolist())
     elif isinstance(args, Load):
@@ -127,7 +127,7 @@ def partitions_are_in_memory(step: Step, view: View) -> str | None:
     if not isinstance(step.args, Moves | Rechunk | Shuffle):
         return None
     for layout in view.layouts:
-        for m in layout.members:
+        for m in layout.collections:
             there = set() if m.holders is None else set(m.holders[0].tolist())
             if m.loaded and len(there) < len(m.keys):
                 missing = plural(len(m.keys) - len(there), "partition")
@@ -154,7 +154,7 @@ def partitions_are_those_planned(step: Step, view: View) -> str | None:
         planned = {s.label: s.keys for s in step.args.sources}
     else:
         return None
-    now = {m.label: m.keys for x in view.layouts for m in x.members}
+    now = {m.label: m.keys for x in view.layouts for m in x.collections}
     other = [label for label, keys in planned.items() if now.get(label) != keys]
     return f"{', '.join(other)} has other partitions than planned" if other else None
 
@@ -179,7 +179,7 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
         return f"{names_text([step.args.id])} is gone, or was restarted in the meantime"
     if worker.nanny is None and not step.args.retire:
         return NO_NANNY
-    burden = worker.burden
+    burden = worker.held_data
     if burden is None:
         return "what it holds is unknown"
     if burden.actors:
@@ -191,13 +191,13 @@ def _no_place(
     restart: Restart, burden: HeldData, worker: WorkerSnapshot, view: View
 ) -> str | None:
     workers = view.now.by_address
-    batch = [workers[a] for a in restart.beside if a in workers]
-    needed = burden.nbytes + sum(w.burden.nbytes for w in batch if w.burden)
+    batch = [workers[a] for a in restart.simultaneous if a in workers]
+    needed = burden.nbytes + sum(w.held_data.nbytes for w in batch if w.held_data)
     free = None
     # workers restarted earlier in this plan have other addresses, so ids are compared
     for other in view.now.workers:
-        if other.running and other.id in restart.ceilings:
-            free = (free or 0.0) + memory.space(other, restart.ceilings[other.id])
+        if other.running and other.id in restart.process_limits:
+            free = (free or 0.0) + memory.space(other, restart.process_limits[other.id])
             if free >= needed:  # looking at all workers for each step takes long
                 return None
     in_memory = max(0, burden.nbytes - worker.spilled)
@@ -213,9 +213,12 @@ def _no_place(
 
 
 def _room(worker: WorkerSnapshot) -> Mapping[str, int] | str:
-    if isinstance(worker.room, ParkingSpace):
-        return {"memory": worker.room.memory, "disk": worker.room.disk}
-    return str(worker.room or "unknown")
+    if isinstance(worker.parking_space, ParkingSpace):
+        return {
+            "memory": worker.parking_space.memory,
+            "disk": worker.parking_space.disk,
+        }
+    return str(worker.parking_space or "unknown")
 
 
 def size_holds_what_is_there(step: Step, view: View) -> str | None:
@@ -240,7 +243,7 @@ def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | 
     most, _ = memory.lines(worker, limit)
     data = worker.counted + worker.spilled
     # a new process needs at most the unmanaged memory of the old one
-    fresh = worker.unmanaged if worker.least is None else worker.least
+    fresh = worker.unmanaged if worker.least_memory is None else worker.least_memory
     if target is not None and worker.counted > target * limit:
         why = (
             f"it holds {bytes_text(worker.counted)}, and would write some of it to "
@@ -270,8 +273,8 @@ def release_takes_from_nobody(step: Step, view: View) -> str | None:
         return None
     prefix = step.args.prefix
     if step.args.include_other_clients:
-        return divided_names(view, prefix, step.args.together) or None
-    found = [h for h in view.now.holdings or () if h.prefix == prefix]
+        return divided_names(view, prefix, step.args.all_prefixes) or None
+    found = [h for h in view.now.key_groups or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
     return f"{whose(found)}: {OTHERS}"
@@ -284,15 +287,17 @@ def drop_takes_from_nobody(step: Step, view: View) -> str | None:
     alone = [w.id for w in view.now.workers if w.nanny is None]
     if alone:
         return f"{workers_text(alone)}: {NO_NANNY}"
-    if view.now.holdings is None:
+    if view.now.key_groups is None:
         return "what is in memory is unknown"
-    actors = sum(w.burden.actors for w in view.now.workers if w.burden is not None)
+    actors = sum(
+        w.held_data.actors for w in view.now.workers if w.held_data is not None
+    )
     if actors:
         return f"the workers hold {plural(actors, 'actor')}, which would be lost"
-    others = [h for h in view.now.holdings if h.keys and not h.alone]
+    others = [h for h in view.now.key_groups if h.keys and not h.alone]
     if others and not step.args.include_other_clients:
         return (
-            f"what would be lost: {at_risk(view.now.holdings)}; {OTHERS}, and "
+            f"what would be lost: {at_risk(view.now.key_groups)}; {OTHERS}, and "
             "restart without drop_data loses nothing"
         )
     return None
@@ -334,7 +339,7 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
     if workers:
         longest = max(waits[w.address] for w in workers)
         found.append(f"{_running(workers, longest)}; {instead}")
-    holder = view.now.holder
+    holder = view.now.lease_holder
     if holder is not None:
         found.append(
             f"{printable(holder.label)} (client {printable(holder.client)}) has held "
@@ -365,7 +370,7 @@ def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
 
     Releasing removes the published name, and with it all keys that only the name holds.
     """
-    holdings = view.now.holdings or ()
+    holdings = view.now.key_groups or ()
     names = {n for h in holdings if h.prefix == prefix and h.keys for n in h.published}
     for name in sorted(names):
         other = {h.prefix for h in holdings if h.keys and name in h.published}

@@ -47,22 +47,22 @@ class Held:
 
 def partition_bytes(layout: Layout) -> Int64s:
     """Return the bytes of every partition of a loaded, aligned layout."""
-    total = np.zeros(layout.members[0].n_partitions, dtype=np.int64)
-    for member in layout.members:
-        if member.nbytes is not None:
-            total += member.nbytes
+    total = np.zeros(layout.collections[0].n_partitions, dtype=np.int64)
+    for collection in layout.collections:
+        if collection.nbytes is not None:
+            total += collection.nbytes
     return total
 
 
 def held(layout: Layout, n_workers: int) -> Held:
     """Sum what each worker holds of each partition over all collections."""
     codes, amounts = [], []
-    for member in layout.members:
-        if member.holders is None or member.nbytes is None:
+    for collection in layout.collections:
+        if collection.holders is None or collection.nbytes is None:
             continue
-        partition, worker = member.holders
+        partition, worker = collection.holders
         codes.append(partition * n_workers + worker)
-        amounts.append(member.nbytes[partition])
+        amounts.append(collection.nbytes[partition])
     if not codes:
         empty = np.zeros(0, dtype=np.int64)
         return Held(partition=empty, worker=empty, nbytes=empty)
@@ -74,18 +74,18 @@ def held(layout: Layout, n_workers: int) -> Held:
 
 def copied(layout: Layout) -> Bools:
     """Return for every partition whether several workers hold one of its keys."""
-    n_partitions = layout.members[0].n_partitions
+    n_partitions = layout.collections[0].n_partitions
     result = np.zeros(n_partitions, dtype=np.bool_)
-    for member in layout.members:
-        if member.holders is not None:
-            result |= np.bincount(member.holders[0], minlength=n_partitions) > 1
+    for collection in layout.collections:
+        if collection.holders is not None:
+            result |= np.bincount(collection.holders[0], minlength=n_partitions) > 1
     return result
 
 
 def homes(layout: Layout, n_workers: int) -> Int64s:
     """Return for every partition the worker that holds most of it; -1 means none."""
     spread = held(layout, n_workers)
-    home = np.full(layout.members[0].n_partitions, -1, dtype=np.int64)
+    home = np.full(layout.collections[0].n_partitions, -1, dtype=np.int64)
     # The last write of a repeated index wins. The sort puts the largest amount last,
     # and among equal amounts the first worker.
     order = np.lexsort((-spread.worker, spread.nbytes))
@@ -96,15 +96,16 @@ def homes(layout: Layout, n_workers: int) -> Int64s:
 def apart(layout: Layout, n_workers: int) -> Bools:
     """Return for every partition with rows whether no single worker holds all of it."""
     codes = [
-        member.holders[0] * n_workers + member.holders[1]  # each pair occurs once
-        for member in layout.members
-        if member.holders is not None
+        collection.holders[0] * n_workers
+        + collection.holders[1]  # each pair occurs once
+        for collection in layout.collections
+        if collection.holders is not None
     ]
-    result = np.ones(layout.members[0].n_partitions, dtype=np.bool_)
-    if len(codes) == len(layout.members):
+    result = np.ones(layout.collections[0].n_partitions, dtype=np.bool_)
+    if len(codes) == len(layout.collections):
         code, count = np.unique(np.concatenate(codes), return_counts=True)
         result[code[count == len(codes)] // n_workers] = False
-    rows = layout.members[0].rows
+    rows = layout.collections[0].rows
     return result if rows is None else result & (rows > 0)
 
 
@@ -155,8 +156,8 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
     known = layout.loaded and layout.aligned
     return LayoutSummary(
         label=layout.label,
-        members=tuple(m.label for m in layout.members),
-        partitions=layout.members[0].n_partitions,
+        collections=tuple(m.label for m in layout.collections),
+        partitions=layout.collections[0].n_partitions,
         loaded=layout.loaded,
         rows=int(layout.rows.sum()) if layout.aligned else None,
         nbytes=layout.nbytes if layout.loaded else None,
@@ -169,19 +170,19 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
 # --- bytes, as Dask counts them -------------------------------------------------------
 
 
-def member_bytes(member: CollectionInfo) -> int | Unknown:
+def collection_bytes(collection: CollectionInfo) -> int | Unknown:
     """Return the bytes of one collection."""
-    if member.nbytes is not None:
-        return int(member.nbytes.sum())
-    if member.total_bytes is not None:
-        return member.total_bytes
-    return Unknown(f"{member.label} is not loaded, so its size is unknown")
+    if collection.nbytes is not None:
+        return int(collection.nbytes.sum())
+    if collection.total_bytes is not None:
+        return collection.total_bytes
+    return Unknown(f"{collection.label} is not loaded, so its size is unknown")
 
 
-def sum_bytes(members: Iterable[CollectionInfo]) -> int | Unknown:
+def sum_bytes(collections: Iterable[CollectionInfo]) -> int | Unknown:
     """Return the bytes of several collections; unknown if one of them is unknown."""
     total = 0
-    for amount in map(member_bytes, members):
+    for amount in map(collection_bytes, collections):
         if isinstance(amount, Unknown):
             return amount
         total += amount
@@ -190,7 +191,7 @@ def sum_bytes(members: Iterable[CollectionInfo]) -> int | Unknown:
 
 def layout_bytes(layout: Layout) -> int | Unknown:
     """Return the bytes of all collections of a layout."""
-    return sum_bytes(layout.members)
+    return sum_bytes(layout.collections)
 
 
 def largest_partition(layout: Layout) -> int | Unknown:
@@ -198,35 +199,35 @@ def largest_partition(layout: Layout) -> int | Unknown:
     if layout.loaded and layout.aligned:
         return int(partition_bytes(layout).max(initial=0))
     largest = 0
-    for amount in map(_largest_of, layout.members):
+    for amount in map(_largest_of, layout.collections):
         if isinstance(amount, Unknown):
             return amount
         largest = max(largest, amount)
     return largest
 
 
-def _largest_of(member: CollectionInfo) -> int | Unknown:
-    if member.nbytes is not None:
-        return int(member.nbytes.max(initial=0))
-    total = member_bytes(member)
+def _largest_of(collection: CollectionInfo) -> int | Unknown:
+    if collection.nbytes is not None:
+        return int(collection.nbytes.max(initial=0))
+    total = collection_bytes(collection)
     if isinstance(total, Unknown):
         return total
-    if member.rows is None or not member.rows.sum():
-        return total // max(1, member.n_partitions)
-    return int(total * member.rows.max() / member.rows.sum())
+    if collection.rows is None or not collection.rows.sum():
+        return total // max(1, collection.n_partitions)
+    return int(total * collection.rows.max() / collection.rows.sum())
 
 
 def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
     """Return the bytes of these layouts on every worker, replicas included."""
     total = np.zeros(n_workers, dtype=np.int64)
-    for member in (m for layout in layouts for m in layout.members):
-        if member.holders is not None and member.nbytes is not None:
-            partition, worker = member.holders
-            np.add.at(total, worker, member.nbytes[partition])
+    for collection in (m for layout in layouts for m in layout.collections):
+        if collection.holders is not None and collection.nbytes is not None:
+            partition, worker = collection.holders
+            np.add.at(total, worker, collection.nbytes[partition])
     return total
 
 
-def part_bytes(member: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
+def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
     """Predict the bytes of row ranges of a loaded collection, after its conversion.
 
     The prediction is exact for numbers in arrays and frames, except for up to 8 bytes
@@ -235,17 +236,17 @@ def part_bytes(member: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
 
     Parameters
     ----------
-    member
+    collection
         A collection that is loaded and counted.
     key, n_rows : (parts,)
         Index into its keys, and the number of rows of that key.
     """
-    assert member.nbytes is not None
-    assert member.rows is not None
-    blocks, conversion = member.column_blocks, member.conversion
-    rows, nbytes = np.repeat(member.rows, blocks), member.nbytes
+    assert collection.nbytes is not None
+    assert collection.rows is not None
+    blocks, conversion = collection.column_blocks, collection.conversion
+    rows, nbytes = np.repeat(collection.rows, blocks), collection.nbytes
     if conversion is None or conversion.row_bytes is None:
-        fixed, each = member.fixed, np.maximum(0, nbytes - member.fixed)
+        fixed, each = collection.fixed, np.maximum(0, nbytes - collection.fixed)
     else:
         fixed = conversion.fixed
         whole = np.add.reduceat(nbytes, np.arange(0, len(nbytes), blocks))
@@ -269,25 +270,25 @@ def moves(layout: Layout, view: View, target: Targets) -> Moves:
     """Return the moves that bring the partitions of a layout to their targets."""
     return Moves(
         workers=tuple(w.address for w in view.now.workers),
-        ceilings=tuple(_pause_bytes(w) for w in view.now.workers),
+        process_limits=tuple(_pause_bytes(w) for w in view.now.workers),
         moves=tuple(_moves(layout, target)),
     )
 
 
 def _moves(layout: Layout, target: Targets) -> Iterator[Move]:
     """Yield the keys that are not held by their target alone."""
-    for member in layout.members:
-        if member.holders is None:
+    for collection in layout.collections:
+        if collection.holders is None:
             continue
-        partition, holder = member.holders
+        partition, holder = collection.holders
         stray = np.ones(len(target), dtype=bool)
         alone = np.bincount(partition, minlength=len(target)) == 1
         stray[partition[(holder == target[partition]) & alone[partition]]] = False
         which = np.flatnonzero(stray)
         if len(which):
             yield Move(
-                label=member.label,
-                keys=tuple(member.keys[i] for i in which),
+                label=collection.label,
+                keys=tuple(collection.keys[i] for i in which),
                 targets=target[which].astype(np.int64),
             )
 
@@ -358,16 +359,16 @@ def is_copied(layout: Layout) -> bool:
     """Return whether the collections are replicas that clustertune made."""
     return all(
         isinstance(key, tuple) and str(key[0]).startswith(f"{COPIED}-")
-        for m in layout.members
+        for m in layout.collections
         for key in m.keys
     )
 
 
 def copies(layout: Layout) -> int:
     """Return how often the layout contains each row."""
-    if not is_copied(layout) or layout.members[0].rows is None:
+    if not is_copied(layout) or layout.collections[0].rows is None:
         return 1
-    return max(1, int((layout.members[0].rows > 0).sum()))
+    return max(1, int((layout.collections[0].rows > 0).sum()))
 
 
 def original(layout: Layout) -> tuple[tuple[int, int, int], ...]:

@@ -132,7 +132,7 @@ def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
         return float(worker.memory_limit)
     if isinstance(worker.facts, Unknown):
         return worker.facts
-    return worker.facts.host_memory / view.now.on_host[worker.host]
+    return worker.facts.host_memory / view.now.workers_per_host[worker.host]
 
 
 def fixed_bytes(view: View) -> Float64s:
@@ -399,7 +399,7 @@ def restart_reason(worker: WorkerSnapshot, growth: int = 0) -> str:
     and a new process with the same keys is below it.
     """
     # the memory of a process without keys is known for the first hour only
-    fresh = (worker.least or 0) + worker.managed
+    fresh = (worker.least_memory or 0) + worker.managed
     text = f"its process has {bytes_text(worker.process)}"
     if growth:
         text += f" and grows by {bytes_text(growth)} in a run"

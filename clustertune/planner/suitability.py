@@ -44,7 +44,7 @@ def too_large(layout: Layout, view: View, fraction: float = LARGE) -> bool | Unk
 def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
     """Return whether each thread has too many partitions whose mean size is small."""
     threads = sum(w.nthreads for w in view.eligible_workers)
-    n_partitions = max(m.n_partitions for m in layout.members)
+    n_partitions = max(m.n_partitions for m in layout.collections)
     if (
         not threads
         or n_partitions <= view.goal.workload.max_partitions_per_thread * threads
@@ -141,7 +141,7 @@ def units(view: View) -> Units | None:
     layout = view.layouts[0] if view.layouts else None
     if layout is None or view.goal.workload.exact_rows:
         return None
-    counted = [m.rows for m in layout.members if m.rows is not None]
+    counted = [m.rows for m in layout.collections if m.rows is not None]
     found = []
     if counted:
         rows = int(counted[0].sum())
@@ -160,8 +160,8 @@ def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]
     groups = grouping.of(layout) if view.goal.workload.groups else None
     if groups is not None:
         return [Units(len(np.unique(groups.values)), "group")]
-    named = any(m.label.rpartition(".")[2] == "qid" for m in layout.members)
-    if view.goal.workload.groups or not named or len(counted) < len(layout.members):
+    named = any(m.label.rpartition(".")[2] == "qid" for m in layout.collections)
+    if view.goal.workload.groups or not named or len(counted) < len(layout.collections):
         return []
     # a library that does not use groups gets joined partitions, and none is cut
     ends = reduce(np.intersect1d, [np.cumsum(rows) for rows in counted])

@@ -83,7 +83,7 @@ def moves(before: View, after: View) -> tuple[str, ...]:
 def without_aside(view: View) -> View:
     """Return the view without the rows that were left out as a remainder."""
     layouts = tuple(
-        replace(x, members=tuple(replace(m, aside=0) for m in x.members))
+        replace(x, collections=tuple(replace(m, remainder=0) for m in x.collections))
         for x in view.layouts
     )
     return replace(view, layouts=layouts)
@@ -115,11 +115,11 @@ def _places(layout: Layout, view: View) -> list[str | int]:
 
 
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
-    before = {m.label: m for m in old.members}
-    for label in before.keys() - {m.label for m in new.members}:
+    before = {m.label: m for m in old.collections}
+    for label in before.keys() - {m.label for m in new.collections}:
         yield f"{label} is missing"
     times = layouts.copies(new) / layouts.copies(old)
-    for now in new.members:
+    for now in new.collections:
         was = before.get(now.label)
         if was is None:
             continue  # this call made it
@@ -133,7 +133,7 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
         if not there.all():
             lost = plural(int((~there).sum()), "partition")
             yield f"no worker holds {lost} of {now.label}"
-        if was.loaded and was.keys != now.keys and not now.ours:
+        if was.loaded and was.keys != now.keys and not now.made_here:
             yield f"{now.label} has other keys than before"
         yield from _other_rows(was, now, times)
 
@@ -150,8 +150,8 @@ def _other_rows(
     if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
         yield f"partitions of {now.label} have other rows than before"
         return
-    had = int((was.rows.sum() + was.aside) * times)
-    has = int(now.rows.sum() + now.aside)
+    had = int((was.rows.sum() + was.remainder) * times)
+    has = int(now.rows.sum() + now.remainder)
     if had != has:
         yield f"{now.label} had {had:,} rows and has {has:,}"
 
@@ -250,26 +250,26 @@ def fingerprint(scheduler: str, view: View) -> Fingerprint:
             for w in now.workers
             if not w.parking
         ),
-        data=tuple(_seen_data(m, view) for x in view.layouts for m in x.members),
+        data=tuple(_seen_data(m, view) for x in view.layouts for m in x.collections),
         overhead=now.overhead,
     )
 
 
-def _seen_data(member: CollectionInfo, view: View) -> SeenData:
+def _seen_data(collection: CollectionInfo, view: View) -> SeenData:
     holders = ""
-    if member.holders is not None:
-        partitions, workers = (side.tolist() for side in member.holders)
+    if collection.holders is not None:
+        partitions, workers = (side.tolist() for side in collection.holders)
         ids = [str(w.id) for w in view.now.workers]
         holders = _digest(
             sorted((p, ids[w]) for p, w in zip(partitions, workers, strict=True))
         )
-    known = member.nbytes is not None
+    known = collection.nbytes is not None
     return SeenData(
-        label=member.label,
-        partitions=member.n_partitions,
-        loaded=member.loaded,
-        keys=_digest([str(key) for key in member.keys]),
-        nbytes=_digest(np.asarray(member.nbytes).tolist()) if known else "",
+        label=collection.label,
+        partitions=collection.n_partitions,
+        loaded=collection.loaded,
+        keys=_digest([str(key) for key in collection.keys]),
+        nbytes=_digest(np.asarray(collection.nbytes).tolist()) if known else "",
         holders=holders,
     )
 

@@ -164,7 +164,7 @@ def test_many_short_ones():
 
 
 def find_stuck_tasks(*unmet):
-    seen = snapshot([worker(0)], survey=survey(unmet=unmet))
+    seen = snapshot([worker(0)], survey=survey(unmet_restrictions=unmet))
     return list(stuck_tasks(view(snapshots=[seen])))
 
 
@@ -376,7 +376,7 @@ def test_names_that_lead_nowhere():
 
 
 def find_other_clients(*clients):
-    some = [ClientFacts(id=i, keys=n, silent=s) for i, n, s in clients]
+    some = [ClientFacts(id=i, keys=n, heartbeat_age=s) for i, n, s in clients]
     return list(other_clients(view(survey=survey(clients=tuple(some)))))
 
 

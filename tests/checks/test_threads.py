@@ -161,7 +161,7 @@ def find_thread_pools(
             i,
             nthreads=nthreads,
             address=address.format(i),
-            details=details(pools=pools),
+            details=details(thread_pools=pools),
         )
         for i in range(workers)
     ]
@@ -190,7 +190,7 @@ def test_too_many_threads():
 
 def test_without_threadpoolctl():
     """What the environment says is no answer, but it is told."""
-    blind = details(pools=None, variables={"OMP_NUM_THREADS": "4"})
+    blind = details(thread_pools=None, variables={"OMP_NUM_THREADS": "4"})
     (finding,) = thread_pools(view([worker(0, details=blind)]))
     assert finding.severity is Severity.unknown
     assert "the environment sets OMP_NUM_THREADS=4" in finding.message

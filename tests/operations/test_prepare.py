@@ -506,7 +506,7 @@ async def test_given_twice_it_is_one(c, s, a, b):
     assert p.eval_set == [(X, y)]
     assert where(s, X) == where(s, y)
     assert len(p.report.before) == 1
-    assert p.report.before[0].members == ("X", "eval_set[0].y")
+    assert p.report.before[0].collections == ("X", "eval_set[0].y")
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)

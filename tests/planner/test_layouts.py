@@ -16,20 +16,20 @@ from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.layouts import (
     Held,
+    collection_bytes,
     held_bytes,
     in_runs,
     largest_partition,
     layout_bytes,
     list_bytes,
-    member_bytes,
 )
-from clustertune.testing import layout, member, view, worker
+from clustertune.testing import collection, layout, view, worker
 
 # --- layouts --------------------------------------------------------------------------
 
 
 Spread = dict[str, list[list[int]]]
-"""By label of member, for every partition the workers that hold it."""
+"""By label of collection, for every partition the workers that hold it."""
 
 
 @st.composite
@@ -40,9 +40,9 @@ def cases(draw: Any, *, whole: bool = False) -> tuple[Layout, View, Spread]:
     holders = st.lists(
         st.integers(0, n_workers - 1), unique=True, min_size=whole, max_size=3
     )
-    one_member = st.lists(holders, min_size=len(rows), max_size=len(rows))
+    one_collection = st.lists(holders, min_size=len(rows), max_size=len(rows))
     labels = ["X", "y", "w"][: draw(st.integers(1, 3))]
-    spread = {label: draw(one_member) for label in labels}
+    spread = {label: draw(one_collection) for label in labels}
     widths = {label: draw(st.integers(1, 3)) for label in labels}
     workers = [
         worker(
@@ -58,7 +58,7 @@ def cases(draw: Any, *, whole: bool = False) -> tuple[Layout, View, Spread]:
 
 def bytes_by_holder(data: Layout, spread: Spread) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
-    for m in data.members:
+    for m in data.collections:
         for partition, workers in enumerate(spread[m.label]):
             for w in workers:
                 found[partition, w] = found.get((partition, w), 0) + int(
@@ -75,7 +75,7 @@ def home_of(partition: int, held: dict[tuple[int, int], int]) -> int:
 
 @given(cases())
 def test_held(case: tuple[Layout, View, Spread]) -> None:
-    """Bytes of all members add up for each partition on each of its holders."""
+    """Bytes of all collections add up for each partition on each of its holders."""
     data, seen, spread = case
     found = layouts.held(data, len(seen.now.workers))
     triples = zip(
@@ -90,7 +90,7 @@ def test_copied(case: tuple[Layout, View, Spread]) -> None:
     """A partition has surplus replicas if several workers hold one of its keys."""
     data, _, _ = case
     expected = [
-        any((m.holders[0] == i).sum() > 1 for m in data.members)
+        any((m.holders[0] == i).sum() > 1 for m in data.collections)
         for i in range(len(data.rows))
     ]
     assert layouts.copied(data).tolist() == expected
@@ -107,11 +107,11 @@ def test_homes(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_apart(case: tuple[Layout, View, Spread]) -> None:
-    """A partition is together exactly if some worker holds all its members."""
+    """A partition is together exactly if some worker holds all its collections."""
     data, seen, spread = case
     expected = [
         rows > 0
-        and not set.intersection(*(set(spread[m.label][i]) for m in data.members))
+        and not set.intersection(*(set(spread[m.label][i]) for m in data.collections))
         for i, rows in enumerate(data.rows.tolist())
     ]
     assert layouts.apart(data, len(seen.now.workers)).tolist() == expected
@@ -130,7 +130,9 @@ def test_shares(case: tuple[Layout, View, Spread]) -> None:
         assert share.worker == workers[i].id
         assert share.partitions == len(here)
         assert share.rows == rows
-        assert share.nbytes == sum(int(m.nbytes[p]) for m in data.members for p in here)
+        assert share.nbytes == sum(
+            int(m.nbytes[p]) for m in data.collections for p in here
+        )
         expected = rows / due if workers[i].running and due else 0.0
         assert share.share == pytest.approx(expected)
 
@@ -190,15 +192,15 @@ def test_nothing_is_held_of_what_is_not_loaded() -> None:
 
 def test_loaded_data_has_the_bytes_of_its_partitions():
     """What is in memory is measured, whatever the collection said before."""
-    loaded = member("X", [10, 20], [0, 1], row_bytes=8, total_bytes=1)
-    assert member_bytes(loaded) == 240
+    loaded = collection("X", [10, 20], [0, 1], row_bytes=8, total_bytes=1)
+    assert collection_bytes(loaded) == 240
 
 
 def test_data_that_is_not_loaded_tells_its_size_or_does_not():
     """Before loading the collection's own figure is taken; without one, unknown."""
-    assert member_bytes(member("X", [10, 20], None)) == 240
-    silent = member("X", [10, 20], None, total_bytes=None)
-    assert "X is not loaded" in str(member_bytes(silent))
+    assert collection_bytes(collection("X", [10, 20], None)) == 240
+    silent = collection("X", [10, 20], None, total_bytes=None)
+    assert "X is not loaded" in str(collection_bytes(silent))
 
 
 def test_sizes_add_up_over_members():
@@ -215,16 +217,16 @@ def test_the_largest_partition_has_all_members_of_an_aligned_layout():
 
 def test_the_largest_partition_of_data_not_loaded_is_in_proportion_to_rows():
     """The bytes of a lazy array are spread by rows, of others evenly."""
-    assert largest_partition(layout([10, 30], None, members=["X"])) == 30 * 80
+    assert largest_partition(layout([10, 30], None, collections=["X"])) == 30 * 80
     keys = (("X", 0), ("X", 1))
-    blind = layout(None, None, members=["X"], keys=keys, total_bytes=100)
+    blind = layout(None, None, collections=["X"], keys=keys, total_bytes=100)
     assert largest_partition(blind) == 50
     assert isinstance(largest_partition(layout(None, None, keys=keys)), Unknown)
 
 
 def test_held_bytes_count_every_copy():
     """Bytes on a worker include copies, and of data not loaded there are none."""
-    copied = layout([10, 10], [[0, 1], 1], members=["X"], row_bytes={"X": 8})
+    copied = layout([10, 10], [[0, 1], 1], collections=["X"], row_bytes={"X": 8})
     lazy = layout([10], None)
     np.testing.assert_array_equal(held_bytes([copied, lazy], 3), [80, 160, 0])
 
@@ -297,11 +299,11 @@ def evals(rows, homes, *, copied=False):
     valid = layout(rows, homes, ("Xv", "yv"), label="eval_set[0]")
     if not copied:
         return valid
-    members = [
+    collections = [
         replace(m, keys=tuple((f"copied-{m.label}", i) for _, i in m.keys))
-        for m in valid.members
+        for m in valid.collections
     ]
-    return replace(valid, members=tuple(members))
+    return replace(valid, collections=tuple(collections))
 
 
 def seen(valid, **overrides):
@@ -349,7 +351,7 @@ def test_what_is_in_place():
 
 
 def test_the_step():
-    """All rows of each member in the first partition of each worker, none in others."""
+    """Each worker's first partition gets all rows of each collection, others none."""
     valid = evals([3, 4], [0, 1])
     (step,) = replicate.propose((WRONG,), seen(valid))
     recut = step.args
@@ -367,7 +369,7 @@ def test_the_step():
             (3, 0, 0, 3, 0),
             (3, 1, 0, 4, 1),
         ]
-    # of both members three rows, four, and none for the empty partition, each in a list
+    # of both collections three rows, four rows, and none, each in a list
     (one,) = list_bytes(np.array([1]))
     assert step.price.nbytes == 7 * 88 + 6 * one
     assert step.price.peak == 7 * 88
