@@ -79,7 +79,7 @@ def test_what_stays_as_it_is_comes_along() -> None:
     assert outcome.nbytes == 40 * 88
     assert outcome.step.price.nbytes == 40 * 88 + 4 * one
     assert outcome.step.price.peak == 80 * 8 + 40 * 80 - 40 * 8
-    assert not layouts.apart(now(cluster).layouts[0], 2).any()
+    assert not layouts.separated(now(cluster).layouts[0], 2).any()
 
 
 def test_what_lies_evenly_enough_stays() -> None:

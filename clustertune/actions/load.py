@@ -36,7 +36,7 @@ from clustertune.planner.layouts import (
     layout_bytes,
     sum_bytes,
 )
-from clustertune.planner.memory import lines_known, room
+from clustertune.planner.memory import free_memory, thresholds_known
 from clustertune.planner.placement import AIM, place
 
 
@@ -88,7 +88,7 @@ def _amount(
     if not isinstance(size, Unknown):
         memory.refuse_too_much(labels, size, free)
         return bytes_text(size), None
-    if not len(free) or not lines_known(view):
+    if not len(free) or not thresholds_known(view):
         return "of unknown size", None
     return f"of unknown size; no more than {bytes_text(free.sum())}", free
 
@@ -126,7 +126,7 @@ def _free(view: View) -> Float64s:
 
 def _room(view: View) -> Float64s:
     """Free bytes on every worker, minus loaded data that may still move there."""
-    return room(view) - held_bytes(view.layouts, len(view.now.workers))
+    return free_memory(view) - held_bytes(view.layouts, len(view.now.workers))
 
 
 # --- placement ------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def _anchor(
             and collection.column_blocks == 1
         ):
             only = Layout(label=layout.label, collections=(collection,))
-            home = layouts.homes(only, n_workers)
+            home = layouts.home_workers(only, n_workers)
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
                 if not may[home].all():  # these partitions will be moved

@@ -42,8 +42,8 @@ from clustertune.planner import (
     layouts,
     pricing,
 )
-from clustertune.planner.layouts import Held, held_bytes, part_bytes
-from clustertune.planner.memory import room
+from clustertune.planner.layouts import HeldBytes, held_bytes, part_bytes
+from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place
 
 REQUESTED = frozenset(("other_number", "other_type"))  # checks
@@ -282,7 +282,7 @@ def _targets(
         nbytes += collection.nbytes
         held.append((*collection.holders, collection.nbytes[collection.holders[0]]))
     partition, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
-    there = Held(partition=partition, worker=worker, nbytes=amounts)
+    there = HeldBytes(partition=partition, worker=worker, nbytes=amounts)
     trained = _trained(layout, rows, view)
     tolerance = view.goal.tolerance
     staying = replace(layout, collections=tuple(collections.values()))
@@ -314,7 +314,7 @@ def _targets(
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
     may = layouts.weights(view) > 0
     if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
-        target = layouts.in_runs(len(rows), there, may)
+        target = layouts.in_contiguous_runs(len(rows), there, may)
     covering = None
     if present is not None:
         covering = coverage.spread(
@@ -343,7 +343,9 @@ def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
     return shared
 
 
-def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) -> Int64s:
+def _by_neighbours(
+    target: Int64s, rows: Int64s, nbytes: Int64s, there: HeldBytes
+) -> Int64s:
     """Exchange the targets of equal partitions, so neighbours have the same target.
 
     Whole old partitions then leave a worker, and their memory is free before any part
@@ -414,7 +416,7 @@ def _budget(
     its parts are in memory, or the parts of one new partition.
     """
     n_workers = len(view.now.workers)
-    left = room(view) - taken
+    left = free_memory(view) - taken
     for other in view.layouts:
         for collection in other.collections:
             if other is layout and collection.label not in largest:
@@ -451,7 +453,7 @@ def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> s
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
     # a new worker is empty
-    whole = room(view)[layouts.weights(view) > 0].mean()
+    whole = free_memory(view)[layouts.weights(view) > 0].mean()
     enough = len(rooms) + max(1, math.ceil((nbytes.sum() - rooms.sum()) / whole))
     return (
         f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"

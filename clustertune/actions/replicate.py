@@ -32,7 +32,7 @@ from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts, pricing
 from clustertune.planner.layouts import held_bytes
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -45,13 +45,13 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """
     wrong = [f for f in findings if f.fixed_by == "replicate"]
     n_workers = len(view.now.workers)
-    left = room(view) - held_bytes(view.layouts, n_workers)
+    left = free_memory(view) - held_bytes(view.layouts, n_workers)
     for layout in view.layouts[1:]:
         labels = {m.label for m in layout.collections}
         if all(labels.isdisjoint(f.subject) for f in wrong):
             continue
         first = layouts.first_partitions(view)
-        home = layouts.homes(view.layouts[0], n_workers)
+        home = layouts.home_workers(view.layouts[0], n_workers)
         nbytes = layout.nbytes // layouts.copies(layout)
         lacking = [i for i in home[first].tolist() if left[i] < nbytes]
         if lacking:

@@ -33,7 +33,7 @@ from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner import chunking, grouping, layouts
 from clustertune.planner.layouts import held_bytes
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import place
 
 OVERHEAD = 0.2  # seconds for two graphs
@@ -63,7 +63,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 def _partitions(layout: Layout, view: View) -> Step:
     order = np.random.default_rng(view.goal.seed).permutation(len(layout.rows))
-    home = layouts.homes(layout, len(view.now.workers))
+    home = layouts.home_workers(layout, len(view.now.workers))
     return Step(
         action="shuffle",
         summary=f"shuffle {plural(len(order), 'partition')} of the {layout.label}",
@@ -185,7 +185,7 @@ def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
     """
     total = max(1, int(rows.sum()))
     nbytes = (rows * (layout.nbytes / total)).astype(np.int64)
-    free = room(view) - held_bytes(view.layouts, len(view.now.workers))
+    free = free_memory(view) - held_bytes(view.layouts, len(view.now.workers))
     none = np.zeros(0, dtype=np.int64)
     try:
         found = place(

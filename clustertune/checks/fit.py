@@ -266,7 +266,7 @@ def missing_evals(view: View) -> Iterator[Finding]:
 
 def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     workers = view.now.workers
-    held, may = layouts.homes(layout, len(workers)), layouts.weights(view) > 0
+    held, may = layouts.home_workers(layout, len(workers)), layouts.weights(view) > 0
     filled = np.zeros(len(workers), dtype=bool)
     filled[held[(layout.rows > 0) & (held >= 0)]] = True
     empty = tuple(workers[i].id for i in np.flatnonzero(may & ~filled).tolist())

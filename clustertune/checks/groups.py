@@ -17,7 +17,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.planner import grouping, layouts
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 
 
 def group_order(view: View) -> Iterator[Finding]:
@@ -190,7 +190,7 @@ def large_groups(view: View) -> Iterator[Finding]:
     memory_limit="16 GiB")``. Or make the data smaller, for example with
     ``dtype="float32"``. Or leave out rows of that group.
     """
-    rooms = room(view)[layouts.weights(view) > 0]
+    rooms = free_memory(view)[layouts.weights(view) > 0]
     for layout in view.layouts if view.goal.workload.groups else ():
         groups = grouping.of(layout)
         if groups is None or not layout.loaded or not len(rooms):

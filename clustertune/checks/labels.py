@@ -19,7 +19,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import plural, printable, workers_text
 from clustertune.planner import coverage
 from clustertune.planner.coverage import Classes
-from clustertune.planner.layouts import homes, weights
+from clustertune.planner.layouts import home_workers, weights
 
 #: by whether the workload needs all classes on every worker; None: unknown
 _SEVERITIES = {True: Severity.critical, None: Severity.warning, False: Severity.info}
@@ -61,7 +61,7 @@ def missing_classes(view: View) -> Iterator[Finding]:
     if needed and classes.totals[rare] < len(view.eligible_workers):
         yield _too_rare(classes, rare, view)
         return
-    home, claim = homes(layout, len(view.now.workers)), weights(view)
+    home, claim = home_workers(layout, len(view.now.workers)), weights(view)
     # other checks report workers without rows
     held = np.bincount(home[home >= 0], layout.rows[home >= 0], len(claim)) > 0
     may = (claim > 0) & (held | needed)
@@ -150,7 +150,7 @@ def _unlike(
     layout: Layout, partitions: Sequence[Mapping[str, Any]], view: View, most: float
 ) -> Iterator[Finding]:
     workers = view.now.workers
-    home = homes(layout, len(workers))
+    home = home_workers(layout, len(workers))
     shift = np.zeros(len(workers))
     for sums in _sums(partitions):
         shift = np.maximum(shift, _shifts(home, sums, len(workers)))

@@ -9,7 +9,13 @@ import numpy as np
 
 from clustertune.core.model import Finding, Int64s, Layout, Severity, View
 from clustertune.core.wording import are, bytes_text, plural, times_text, workers_text
-from clustertune.planner.layouts import apart, copied, held, partition_bytes, shares
+from clustertune.planner.layouts import (
+    held_bytes_by_worker,
+    partition_bytes,
+    replicated,
+    separated,
+    shares,
+)
 from clustertune.planner.suitability import attainable, units
 
 _ROUNDING = 1e-9
@@ -175,7 +181,7 @@ def separated_pairs(view: View) -> Iterator[Finding]:
     n_workers = len(view.now.workers)
     for layout in _placed(view):
         filled = layout.rows > 0
-        torn = apart(layout, n_workers) & filled
+        torn = separated(layout, n_workers) & filled
         count, total = int(torn.sum()), int(filled.sum())
         if not count:
             continue
@@ -192,7 +198,7 @@ def separated_pairs(view: View) -> Iterator[Finding]:
 
 def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
     """Bytes of every partition that its main holder lacks."""
-    spread = held(layout, n_workers)
+    spread = held_bytes_by_worker(layout, n_workers)
     most = np.zeros(layout.collections[0].n_partitions, dtype=np.int64)
     np.maximum.at(most, spread.partition, spread.nbytes)
     return partition_bytes(layout) - most
@@ -211,7 +217,7 @@ def surplus_copies(view: View) -> Iterator[Finding]:
     ``scatter(broadcast=True)`` do not help training data.
     """
     for layout in _placed(view):
-        count, total = int(copied(layout).sum()), layout.collections[0].n_partitions
+        count, total = int(replicated(layout).sum()), layout.collections[0].n_partitions
         if count:
             yield Finding(
                 severity=Severity.info,

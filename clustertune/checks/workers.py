@@ -136,7 +136,7 @@ def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
         return ""
     at = f"{pause.fraction:.0%} of its limit of {bytes_text(worker.memory_limit)}"
     which = "it" if n_paused == 1 else f"{workers_text([worker.id])}, the fullest,"
-    if pause.room > 0:
+    if pause.headroom > 0:
         return (
             f"; by its last heartbeat {which} has {bytes_text(worker.process)} in "
             f"memory, below {at}: it has just paused, will soon resume, or was paused "

@@ -35,7 +35,7 @@ from clustertune.core.report import Report
 from clustertune.core.rules import is_parked_first
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
-from clustertune.planner.memory import ceiling, space
+from clustertune.planner.memory import free_below, process_limit
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import survey
 from clustertune.remote.worker import park, probe, process
@@ -207,7 +207,7 @@ async def past_runs(client: Client) -> tuple[Run, ...]:
 # --- memory ---------------------------------------------------------------------------
 
 
-async def hear(client: Client) -> None:
+async def refresh_memory(client: Client) -> None:
     """Have all workers send their memory to the scheduler.
 
     Unresponsive workers keep the values of their last heartbeat.
@@ -250,7 +250,7 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
     )
 
 
-async def with_burdens(
+async def with_held_data(
     client: Client, snapshot: Snapshot, limit: int | None = None
 ) -> Snapshot:
     """Add the data that a restart of each worker has to save, and its room.
@@ -262,29 +262,32 @@ async def with_burdens(
     found = await monitor.ask(client, "burdens", workers=addresses)
     snapshot = await monitor.with_bandwidths(client, snapshot)
     workers = tuple(
-        replace(w, held_data=_burden(found[w.address]) if w.address in found else None)
+        replace(
+            w,
+            held_data=_read_held_data(found[w.address]) if w.address in found else None,
+        )
         for w in snapshot.workers
     )
-    rooms = await _rooms(client, workers, limit)
+    rooms = await _parking_spaces(client, workers, limit)
     return replace(
         snapshot,
         workers=tuple(replace(w, parking_space=rooms.get(w.address)) for w in workers),
     )
 
 
-def _burden(numbers: Sequence[int]) -> HeldData:
+def _read_held_data(numbers: Sequence[int]) -> HeldData:
     count, unique, nbytes, scattered, actors = numbers
     return HeldData(
         keys=count, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
     )
 
 
-async def _rooms(
+async def _parking_spaces(
     client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
 ) -> dict[str, ParkingSpace | Unknown]:
     """Return the room in nannies by address of workers that may need it."""
     there = [w for w in workers if w.nanny and w.held_data and w.held_data.nbytes]
-    free = sorted(space(w, ceiling(w, limit)) for w in workers if w.running)
+    free = sorted(free_below(w, process_limit(w, limit)) for w in workers if w.running)
     # the emptiest worker, and others, may be restarted at the same time
     short = sum(free[:-1]) < 2 * sum(w.held_data.nbytes for w in there if w.held_data)
     unsure = [w.address for w in there if short or is_parked_first(w.status, w.spilled)]
@@ -296,10 +299,13 @@ async def _rooms(
         timeout=monitor.PATIENCE,
         nanny=True,
     )
-    return {a: _room(answers[a]) if a in answers else NO_VERSIONS for a in unsure}
+    return {
+        a: _read_parking_space(answers[a]) if a in answers else NO_VERSIONS
+        for a in unsure
+    }
 
 
-def _room(answer: Any) -> ParkingSpace | Unknown:
+def _read_parking_space(answer: Any) -> ParkingSpace | Unknown:
     if isinstance(answer, BaseException):
         return Unknown(f"its nanny did not answer: {answer!r}")
     return ParkingSpace(memory=answer["memory"], disk=answer["disk"])

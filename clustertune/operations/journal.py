@@ -23,7 +23,7 @@ from clustertune.core.model import (
 from clustertune.core.report import Report, WorkerMemory
 from clustertune.planner import forecast, layouts
 from clustertune.planner.layouts import held_bytes
-from clustertune.planner.memory import ceiling
+from clustertune.planner.memory import process_limit
 
 
 @dataclass
@@ -160,7 +160,7 @@ def memory_of(
     views: Sequence[View], outcomes: Sequence[Outcome]
 ) -> tuple[WorkerMemory, ...]:
     """Memory of each worker that a step has measured, in the order of the steps."""
-    lines = {w.id: ceiling(w) or None for view in views for w in view.now.workers}
+    lines = {w.id: process_limit(w) or None for view in views for w in view.now.workers}
     rows: dict[str | int, WorkerMemory] = {}
     for outcome in outcomes:
         for m in outcome.measured:

@@ -225,7 +225,9 @@ async def _settled(cluster: LiveCluster) -> View:
 def _drops_replicas(view: View) -> bool:
     """Whether Dask's memory manager is about to drop replicas of the data."""
     known = [x for x in view.layouts if x.loaded and x.aligned]
-    return bool(view.now.memory_manager) and any(layouts.copied(x).any() for x in known)
+    return bool(view.now.memory_manager) and any(
+        layouts.replicated(x).any() for x in known
+    )
 
 
 # --- the public functions -------------------------------------------------------------

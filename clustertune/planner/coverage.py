@@ -136,7 +136,7 @@ def shared(
     """
     claim = layouts.weights(view)
     if start is None:
-        home = layouts.homes(layout, len(claim))
+        home = layouts.home_workers(layout, len(claim))
         stays = (home >= 0) & (claim[home] > 0)
         start = np.where(stays, home, (claim > 0).argmax())
     return spread(

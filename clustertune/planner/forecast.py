@@ -29,7 +29,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner.layouts import collection_bytes, held_bytes, weights
-from clustertune.planner.layouts import held as partitions_held
+from clustertune.planner.layouts import held_bytes_by_worker as partitions_held
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
 
 _ROUNDING = 0.5  # bytes

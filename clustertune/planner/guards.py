@@ -184,10 +184,10 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
         return "what it holds is unknown"
     if burden.actors:
         return f"it holds {plural(burden.actors, 'actor')}, which cannot be moved"
-    return _no_place(step.args, burden, worker, view) if burden.nbytes else None
+    return _no_space(step.args, burden, worker, view) if burden.nbytes else None
 
 
-def _no_place(
+def _no_space(
     restart: Restart, burden: HeldData, worker: WorkerSnapshot, view: View
 ) -> str | None:
     workers = view.now.by_address
@@ -197,12 +197,14 @@ def _no_place(
     # workers restarted earlier in this plan have other addresses, so ids are compared
     for other in view.now.workers:
         if other.running and other.id in restart.process_limits:
-            free = (free or 0.0) + memory.space(other, restart.process_limits[other.id])
+            free = (free or 0.0) + memory.free_below(
+                other, restart.process_limits[other.id]
+            )
             if free >= needed:  # looking at all workers for each step takes long
                 return None
     in_memory = max(0, burden.nbytes - worker.spilled)
     why = rules.problem(
-        needed, in_memory, free, _room(worker) if restart.parking else None
+        needed, in_memory, free, _parking_bytes(worker) if restart.parking else None
     )
     if not why:
         return None
@@ -212,7 +214,7 @@ def _no_place(
     return f"{why}: {instead}"
 
 
-def _room(worker: WorkerSnapshot) -> Mapping[str, int] | str:
+def _parking_bytes(worker: WorkerSnapshot) -> Mapping[str, int] | str:
     if isinstance(worker.parking_space, ParkingSpace):
         return {
             "memory": worker.parking_space.memory,
@@ -221,7 +223,7 @@ def _room(worker: WorkerSnapshot) -> Mapping[str, int] | str:
     return str(worker.parking_space or "unknown")
 
 
-def size_holds_what_is_there(step: Step, view: View) -> str | None:
+def limit_fits_data(step: Step, view: View) -> str | None:
     """Refuse a memory limit that is too low for a new process and the worker's data.
 
     A worker above its limit spills, pauses, or is killed by its nanny.
@@ -229,7 +231,7 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
     if not isinstance(step.args, Restart):
         return None
     worker = view.now.by_address.get(step.args.address)
-    limit = None if worker is None else memory.lowered(worker, step.args.size)
+    limit = None if worker is None else memory.lower_limit(worker, step.args.size)
     if worker is None or limit is None:
         return None
     if isinstance(worker.thresholds, Unknown):
@@ -240,7 +242,7 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
 
 def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | None:
     """Return why a limit is too low, and the lowest limit that is enough."""
-    most, _ = memory.lines(worker, limit)
+    most, _ = memory.lowered_limits(worker, limit)
     data = worker.counted + worker.spilled
     # a new process needs at most the unmanaged memory of the old one
     fresh = worker.unmanaged if worker.least_memory is None else worker.least_memory
@@ -267,7 +269,7 @@ def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | 
     return f"{why}: release data, or set at least {enough // MIB} MiB"
 
 
-def release_takes_from_nobody(step: Step, view: View) -> str | None:
+def release_spares_other_clients(step: Step, view: View) -> str | None:
     """Refuse to release data of other clients, unless the caller includes them."""
     if not isinstance(step.args, Release):
         return None
@@ -277,10 +279,10 @@ def release_takes_from_nobody(step: Step, view: View) -> str | None:
     found = [h for h in view.now.key_groups or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
-    return f"{whose(found)}: {OTHERS}"
+    return f"{owners_text(found)}: {OTHERS}"
 
 
-def drop_takes_from_nobody(step: Step, view: View) -> str | None:
+def drop_spares_other_clients(step: Step, view: View) -> str | None:
     """Refuse to drop data of other clients, or to stop workers that cannot restart."""
     if not isinstance(step.args, Drop):
         return None
@@ -304,12 +306,12 @@ def drop_takes_from_nobody(step: Step, view: View) -> str | None:
 
 
 GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
-    drop_takes_from_nobody,
-    release_takes_from_nobody,
+    drop_spares_other_clients,
+    release_spares_other_clients,
     memory_is_enough,
     manager_allows_restarts,
     restart_loses_nothing,
-    size_holds_what_is_there,
+    limit_fits_data,
     targets_still_run,
     partitions_are_those_planned,
     partitions_are_in_memory,
@@ -384,12 +386,12 @@ def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
     return ""
 
 
-def nbytes_text(holdings: Collection[KeyGroup]) -> str:
+def key_bytes_text(holdings: Collection[KeyGroup]) -> str:
     """Return the bytes of these holdings in words."""
     return bytes_text(sum(h.nbytes for h in holdings))
 
 
-def whose(holdings: Collection[KeyGroup]) -> str:
+def owners_text(holdings: Collection[KeyGroup]) -> str:
     """Return who else wants the data, in words that follow "which"."""
     clients = sorted({c for h in holdings for c in h.others})
     published = sorted({n for h in holdings for n in h.published})
@@ -409,13 +411,17 @@ def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
     most = sorted(holdings, key=lambda h: -h.nbytes)
     prefixes = list(dict.fromkeys(h.prefix for h in most if h.prefix))
     text = (
-        f"{plural(sum(h.keys for h in holdings), 'key')} ({nbytes_text(holdings)}), "
+        f"{plural(sum(h.keys for h in holdings), 'key')} ({key_bytes_text(holdings)}), "
         f"named {names_text(prefixes, most=5)}"
     )
     scattered = sum(h.scattered for h in holdings)
     text += f"; {scattered:,} of them were scattered" if scattered else ""
     others = [h for h in holdings if not h.alone]
-    text += f"; {nbytes_text(others)} are those which {whose(others)}" if others else ""
+    text += (
+        f"; {key_bytes_text(others)} are those which {owners_text(others)}"
+        if others
+        else ""
+    )
     names = sorted({n for h in holdings for n in h.published})
     if names:
         text += f"; the published {names_text(names, most=5)} will be unpublished"

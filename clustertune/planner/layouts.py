@@ -34,7 +34,7 @@ Targets = npt.NDArray[np.intp] | Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
+class HeldBytes:
     """Bytes of partitions on the workers that hold some of them, as coordinates."""
 
     partition: Int64s
@@ -54,7 +54,7 @@ def partition_bytes(layout: Layout) -> Int64s:
     return total
 
 
-def held(layout: Layout, n_workers: int) -> Held:
+def held_bytes_by_worker(layout: Layout, n_workers: int) -> HeldBytes:
     """Sum what each worker holds of each partition over all collections."""
     codes, amounts = [], []
     for collection in layout.collections:
@@ -65,14 +65,16 @@ def held(layout: Layout, n_workers: int) -> Held:
         amounts.append(collection.nbytes[partition])
     if not codes:
         empty = np.zeros(0, dtype=np.int64)
-        return Held(partition=empty, worker=empty, nbytes=empty)
+        return HeldBytes(partition=empty, worker=empty, nbytes=empty)
     code, index = np.unique(np.concatenate(codes), return_inverse=True)
     nbytes = np.zeros(len(code), dtype=np.int64)
     np.add.at(nbytes, index.reshape(-1), np.concatenate(amounts))
-    return Held(partition=code // n_workers, worker=code % n_workers, nbytes=nbytes)
+    return HeldBytes(
+        partition=code // n_workers, worker=code % n_workers, nbytes=nbytes
+    )
 
 
-def copied(layout: Layout) -> Bools:
+def replicated(layout: Layout) -> Bools:
     """Return for every partition whether several workers hold one of its keys."""
     n_partitions = layout.collections[0].n_partitions
     result = np.zeros(n_partitions, dtype=np.bool_)
@@ -82,9 +84,9 @@ def copied(layout: Layout) -> Bools:
     return result
 
 
-def homes(layout: Layout, n_workers: int) -> Int64s:
+def home_workers(layout: Layout, n_workers: int) -> Int64s:
     """Return for every partition the worker that holds most of it; -1 means none."""
-    spread = held(layout, n_workers)
+    spread = held_bytes_by_worker(layout, n_workers)
     home = np.full(layout.collections[0].n_partitions, -1, dtype=np.int64)
     # The last write of a repeated index wins. The sort puts the largest amount last,
     # and among equal amounts the first worker.
@@ -93,7 +95,7 @@ def homes(layout: Layout, n_workers: int) -> Int64s:
     return home
 
 
-def apart(layout: Layout, n_workers: int) -> Bools:
+def separated(layout: Layout, n_workers: int) -> Bools:
     """Return for every partition with rows whether no single worker holds all of it."""
     codes = [
         collection.holders[0] * n_workers
@@ -123,7 +125,7 @@ def weights(view: View) -> Float64s:
 def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
     """Compare what each worker holds of an aligned, loaded layout with its share."""
     n_workers = len(view.now.workers)
-    home = homes(layout, n_workers)
+    home = home_workers(layout, n_workers)
     known = home >= 0
     rows = np.bincount(home[known], layout.rows[known], minlength=n_workers)
     nbytes = np.bincount(
@@ -161,7 +163,7 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
         loaded=layout.loaded,
         rows=int(layout.rows.sum()) if layout.aligned else None,
         nbytes=layout.nbytes if layout.loaded else None,
-        separated=int(apart(layout, n_workers).sum()) if known else None,
+        separated=int(separated(layout, n_workers).sum()) if known else None,
         imbalance=imbalance(layout, view) if known else None,
         workers=shares(layout, view) if known else (),
     )
@@ -301,23 +303,23 @@ def _pause_bytes(worker: WorkerSnapshot) -> int:
     return int(thresholds.pause * worker.memory_limit)
 
 
-def travelling(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
+def transfers(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
     """Return the bytes that every worker receives, and that every worker sends."""
     n_workers = len(view.now.workers)
     total = partition_bytes(layout)
-    there = held(layout, n_workers)
+    there = held_bytes_by_worker(layout, n_workers)
     present = np.zeros(len(target), dtype=np.int64)
     stays = there.worker == target[there.partition]
     present[there.partition[stays]] = there.nbytes[stays]
     travels = total - present
-    home = homes(layout, n_workers)
+    home = home_workers(layout, n_workers)
     known = home >= 0
     into = np.bincount(target, travels, minlength=n_workers)
     out = np.bincount(home[known], travels[known], minlength=n_workers)
     return into.astype(np.int64), out.astype(np.int64)
 
 
-def in_runs(n_partitions: int, held: Held, may: Bools) -> Int64s:
+def in_contiguous_runs(n_partitions: int, held: HeldBytes, may: Bools) -> Int64s:
     """Choose targets that give each worker one run of equally many partitions.
 
     The run with the largest saving is placed first, on the worker that holds most of
@@ -337,7 +339,11 @@ def in_runs(n_partitions: int, held: Held, may: Bools) -> Int64s:
     each = max(1, n_partitions // len(workers))
     run = np.minimum(np.arange(n_partitions) // each, len(workers) - 1)
     saved = np.zeros((len(workers), len(may)))
-    np.add.at(saved, (run[held.partition], held.worker), held.nbytes)
+    np.add.at(
+        saved,
+        (run[held.partition], held.worker),
+        held.nbytes,
+    )
     saved = saved[:, workers]
     target = np.full(len(workers), -1, dtype=np.int64)
     free = np.ones(len(workers), dtype=bool)
@@ -383,7 +389,7 @@ def original(layout: Layout) -> tuple[tuple[int, int, int], ...]:
 def first_partitions(view: View) -> Int64s:
     """Return each worker's first partition with rows of the training data."""
     training = view.layouts[0]
-    home = homes(training, len(view.now.workers))
+    home = home_workers(training, len(view.now.workers))
     real = np.flatnonzero((training.rows > 0) & (home >= 0))
     _, index = np.unique(home[real], return_index=True)
     return np.sort(real[index]).astype(np.int64)
@@ -402,6 +408,8 @@ def are_in_place(layout: Layout, view: View) -> bool:
         and len(full) == 1
         and (is_copied(layout) or len(real) == 1)
         # an empty partition elsewhere would pull its training partition with it
-        and np.array_equal(homes(training, n_workers), homes(layout, n_workers))
-        and not apart(layout, n_workers).any()
+        and np.array_equal(
+            home_workers(training, n_workers), home_workers(layout, n_workers)
+        )
+        and not separated(layout, n_workers).any()
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clustertune.core.model import CollectionInfo, Flow, Int64s, Layout, Rechunk, View
-from clustertune.planner.layouts import Targets, list_bytes, part_bytes, travelling
+from clustertune.planner.layouts import Targets, list_bytes, part_bytes, transfers
 
 #: bytes per second that one thread copies, page faults included
 COPYING = 1e9
@@ -33,7 +33,7 @@ def seconds(flow: Flow, view: View) -> float | None:
 
 def of_moves(layout: Layout, view: View, target: Targets) -> Flow:
     """Return the flow of moving the partitions of a layout to their targets."""
-    into, out = travelling(layout, view, target)
+    into, out = transfers(layout, view, target)
     return Flow(received=into, sent=out, produced=np.zeros_like(into), seconds=MOVE)
 
 

@@ -73,7 +73,7 @@ def attainable(layout: Layout, view: View) -> float:
     spare = view.goal.tolerance * smallest_share
     if rows.max() <= spare:
         return 1.0 + float(rows.max() / smallest_share)
-    there = layouts.held(layout, len(claim))
+    there = layouts.held_bytes_by_worker(layout, len(claim))
     found = place(
         rows,
         (there.partition, there.worker, np.zeros_like(there.nbytes)),
@@ -180,7 +180,7 @@ def chosen(view: View) -> View:
     layout = view.layouts[0]
     rows: Float64s = np.zeros(len(view.now.workers))
     if layout.loaded and layout.aligned:
-        home = layouts.homes(layout, len(rows))
+        home = layouts.home_workers(layout, len(rows))
         np.add.at(rows, home[home >= 0], layout.rows[home >= 0])
     held = dict(zip((w.id for w in view.now.workers), rows.tolist(), strict=True))
     best = sorted(able, key=lambda w: (-held[w.id], -w.nthreads))[: found.workers]

@@ -16,7 +16,7 @@ import numpy as np
 from clustertune.core.model import CollectionInfo, Layout, View
 from clustertune.core.wording import are, bytes_text, plural, printable, workers_text
 from clustertune.planner import layouts
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 
 # --- problems -------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def without_aside(view: View) -> View:
 
 def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
     """Return (partition, id of a worker that holds all of it)."""
-    there = layouts.held(layout, len(view.now.workers))
+    there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
     whole = there.nbytes == layouts.partition_bytes(layout)[there.partition]
     ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
     return set(zip(there.partition[whole].tolist(), ids, strict=True))
@@ -110,7 +110,7 @@ def _lacking(layout: Layout, was: list[str | int], stay: set[int]) -> Iterator[s
 
 def _places(layout: Layout, view: View) -> list[str | int]:
     """Return the id of the home of each partition."""
-    home = layouts.homes(layout, len(view.now.workers)).tolist()
+    home = layouts.home_workers(layout, len(view.now.workers)).tolist()
     return [view.now.workers[i].id if i >= 0 else "none" for i in home]
 
 
@@ -159,9 +159,9 @@ def _other_rows(
 def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:
     if not (new.loaded and new.aligned):
         return
-    apart = int(layouts.apart(new, len(after.now.workers)).sum())
+    apart = int(layouts.separated(new, len(after.now.workers)).sum())
     known = old.loaded and old.aligned
-    was = int(layouts.apart(old, len(before.now.workers)).sum()) if known else 0
+    was = int(layouts.separated(old, len(before.now.workers)).sum()) if known else 0
     if apart > was:
         yield f"{new.label}: {apart} pairs are separated, {was} were before"
 
@@ -184,7 +184,7 @@ def _over_budget(before: View, after: View) -> Iterator[str]:
         )
     )
     has = layouts.held_bytes(after.layouts, len(after.now.workers))
-    for worker, most, n in zip(after.now.workers, room(after), has, strict=True):
+    for worker, most, n in zip(after.now.workers, free_memory(after), has, strict=True):
         if n > most and n > had.get(worker.id, 0):
             yield f"worker {worker.id} holds {n:,} bytes, but only {int(most):,} fit"
 

@@ -180,7 +180,7 @@ def _promised(cluster: Struck, journal: Journal) -> Iterator[str]:
     for x in last.layouts:
         if not (x.loaded and x.aligned) or last.goal.permitted:
             continue
-        apart = int(layouts.apart(x, len(last.now.workers)).sum())
+        apart = int(layouts.separated(x, len(last.now.workers)).sum())
         if apart:
             yield f"{x.label}: {apart} pairs are apart in the end"
     yield from _worse(struck, first, last)

@@ -380,7 +380,7 @@ async def test_who_has_gone_is_not_waited_for(c, s, a, b, gone, monkeypatch):
         return await ask(client, function, workers, **options)
 
     monkeypatch.setattr(ship, "on_workers", listen)
-    await inquiry.hear(c)
+    await inquiry.refresh_memory(c)
     assert sorted(asked) == sorted([a.address, b.address])
 
 

@@ -15,10 +15,10 @@ from clustertune.core.model import Finding, Layout, Severity, Unknown, View
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.layouts import (
-    Held,
+    HeldBytes,
     collection_bytes,
     held_bytes,
-    in_runs,
+    in_contiguous_runs,
     largest_partition,
     layout_bytes,
     list_bytes,
@@ -77,7 +77,7 @@ def home_of(partition: int, held: dict[tuple[int, int], int]) -> int:
 def test_held(case: tuple[Layout, View, Spread]) -> None:
     """Bytes of all collections add up for each partition on each of its holders."""
     data, seen, spread = case
-    found = layouts.held(data, len(seen.now.workers))
+    found = layouts.held_bytes_by_worker(data, len(seen.now.workers))
     triples = zip(
         found.partition.tolist(), found.worker.tolist(), found.nbytes.tolist()
     )
@@ -93,7 +93,7 @@ def test_copied(case: tuple[Layout, View, Spread]) -> None:
         any((m.holders[0] == i).sum() > 1 for m in data.collections)
         for i in range(len(data.rows))
     ]
-    assert layouts.copied(data).tolist() == expected
+    assert layouts.replicated(data).tolist() == expected
 
 
 @given(cases())
@@ -102,7 +102,7 @@ def test_homes(case: tuple[Layout, View, Spread]) -> None:
     data, seen, spread = case
     held = bytes_by_holder(data, spread)
     expected = [home_of(i, held) for i in range(len(data.rows))]
-    assert layouts.homes(data, len(seen.now.workers)).tolist() == expected
+    assert layouts.home_workers(data, len(seen.now.workers)).tolist() == expected
 
 
 @given(cases())
@@ -114,7 +114,7 @@ def test_apart(case: tuple[Layout, View, Spread]) -> None:
         and not set.intersection(*(set(spread[m.label][i]) for m in data.collections))
         for i, rows in enumerate(data.rows.tolist())
     ]
-    assert layouts.apart(data, len(seen.now.workers)).tolist() == expected
+    assert layouts.separated(data, len(seen.now.workers)).tolist() == expected
 
 
 @given(cases())
@@ -181,10 +181,10 @@ def test_more_bytes_than_a_float_counts() -> None:
 def test_nothing_is_held_of_what_is_not_loaded() -> None:
     """Data that is not in memory has no holder, no copy and no home."""
     data = layout([3, 3], None)
-    assert layouts.held(data, 2).partition.tolist() == []
-    assert layouts.copied(data).tolist() == [False, False]
-    assert layouts.homes(data, 2).tolist() == [-1, -1]
-    assert np.all(layouts.apart(data, 2))
+    assert layouts.held_bytes_by_worker(data, 2).partition.tolist() == []
+    assert layouts.replicated(data).tolist() == [False, False]
+    assert layouts.home_workers(data, 2).tolist() == [-1, -1]
+    assert np.all(layouts.separated(data, 2))
 
 
 # --- sizes ----------------------------------------------------------------------------
@@ -237,35 +237,35 @@ def test_held_bytes_count_every_copy():
 def held(*entries):
     """From (partition, worker, bytes)."""
     partition, worker, nbytes = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-    return Held(partition=partition, worker=worker, nbytes=nbytes)
+    return HeldBytes(partition=partition, worker=worker, nbytes=nbytes)
 
 
 def test_each_run_goes_where_most_of_it_is():
     """Neighbours stay together; bytes on the target do not travel."""
     there = held((0, 1, 5), (1, 1, 5), (2, 0, 5), (3, 1, 5))
     may = np.array([True, True])
-    assert in_runs(4, there, may).tolist() == [1, 1, 0, 0]
+    assert in_contiguous_runs(4, there, may).tolist() == [1, 1, 0, 0]
 
 
 def test_the_largest_saving_comes_first():
     """A run that has less on a worker leaves it to one that has more."""
     there = held((0, 0, 3), (1, 0, 9), (2, 2, 1))
     may = np.array([True, False, True, True])
-    assert in_runs(3, there, may).tolist()[1] == 0
-    assert in_runs(3, there, may).tolist()[2] == 2
+    assert in_contiguous_runs(3, there, may).tolist()[1] == 0
+    assert in_contiguous_runs(3, there, may).tolist()[2] == 2
 
 
 def test_a_rest_is_with_the_last_run():
     """Rows that are left over go nowhere else."""
     there = held((4, 0, 100))
-    target = in_runs(5, there, np.array([True, True]))
+    target = in_contiguous_runs(5, there, np.array([True, True]))
     assert target[0] == target[1]
     assert target[2] == target[3] == target[4]
 
 
 def test_fewer_partitions_than_workers():
     """One each, and some get none; which is an error of others to say."""
-    assert len(set(in_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
+    assert len(set(in_contiguous_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
 
 
 @given(st.data())
@@ -280,7 +280,7 @@ def test_any_bytes(data):
     there = held(*data.draw(st.lists(entries, max_size=12)))
     may = np.ones(n_workers + 1, dtype=bool)
     may[data.draw(st.integers(0, n_workers))] = False
-    target = in_runs(n_partitions, there, may)
+    target = in_contiguous_runs(n_partitions, there, may)
     assert set(target.tolist()) == set(np.flatnonzero(may).tolist())
     changes = np.flatnonzero(np.diff(target)) + 1
     assert changes.tolist() == [each * i for i in range(1, n_workers)]

@@ -51,7 +51,7 @@ def test_members_can_lie_on_different_workers():
     """Homes by label place X and y on different workers."""
     torn = layout([5, 5], {"X": [0, 0], "y": [0, 1]})
     assert torn.aligned
-    np.testing.assert_array_equal(layouts.apart(torn, 2), [False, True])
+    np.testing.assert_array_equal(layouts.separated(torn, 2), [False, True])
 
 
 def test_a_view_takes_snapshots_and_the_goals_fields():

@@ -45,7 +45,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import names_text
 from clustertune.monitor import inquiry
 from clustertune.planner import grouping
-from clustertune.planner.layouts import homes
+from clustertune.planner.layouts import home_workers
 from clustertune.planner.memory import refuse_overfull
 
 
@@ -285,7 +285,7 @@ class DataActions:
                 continue
             assert info.contents is not None
             sizes = [partition["counts"] for partition in info.contents.partitions]
-            home = homes(layout, len(view.now.workers)).tolist()
+            home = home_workers(layout, len(view.now.workers)).tolist()
             workers = [view.now.workers[i].address for i in home]
             graph = graphs.constants(info.label, sizes, workers)
             futures = await self._computing.partitions(

@@ -35,7 +35,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
 from clustertune.monitor import inquiry, monitor, overhead
-from clustertune.planner.layouts import homes
+from clustertune.planner.layouts import home_workers
 from clustertune.remote import keys
 
 #: statuses of workers that can be restarted, or that another plan restarts
@@ -151,7 +151,7 @@ class LiveCluster(WorkerActions, DataActions):
         if self._computes:
             await self._computing.settle(futures, notify, "loading", meanwhile=renew)
         if self._looked:  # actions followed that look
-            await inquiry.hear(self.client)
+            await inquiry.refresh_memory(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(
             self.client, collections, by_task=self.options.read_spilled
@@ -177,7 +177,7 @@ class LiveCluster(WorkerActions, DataActions):
             )
         runs = None
         if self.options.held_data:
-            snapshot = await inquiry.with_burdens(
+            snapshot = await inquiry.with_held_data(
                 self.client, snapshot, self.options.limit
             )
             snapshot = await inquiry.with_work(self.client, snapshot)
@@ -279,7 +279,7 @@ def _places(view: View) -> list[tuple[Any, bytes]]:
     for layout in view.layouts:
         if not (layout.loaded and layout.aligned):
             continue
-        home = homes(layout, len(view.now.workers))
+        home = home_workers(layout, len(view.now.workers))
         known = np.flatnonzero(home >= 0)
         for collection in layout.collections:
             packed = keys.pack([collection.keys[i] for i in known.tolist()])
